@@ -35,8 +35,21 @@ RECIPES = dict(_recipes())
 
 
 def test_every_row_of_the_paper_has_its_recipe() -> None:
-    rows = {"pi0: ManiSkill with GRPO", "pi0: RoboCasa with PPO"}
-    assert RECIPES.keys() == rows | {"groot_n1d5: LIBERO with PPO", "openvla_oft: LIBERO with GRPO"}
+    assert RECIPES.keys() == {"groot_n1d5: LIBERO with PPO", "openvla_oft: LIBERO with GRPO"}
+
+
+@pytest.mark.parametrize("name", ["maniskill_pi05", "robocasa_pi0"])
+def test_a_papers_recipe_is_in_order_but_for_its_weights_and_simulator(name: str) -> None:
+    """With Meta-World in place of a simulator that is not installed."""
+    config = load_config(name)
+    found = list(check_unstarted(config.model_copy(update={"env": settings_class("env", "metaworld")(**_ENV)})))
+    assert [finding for _, finding in found if finding.state == "failed"] == []
+    missing = [finding.detail for _, finding in found if finding.state == "missing"]
+    assert f"checkpoint = {config.policy.checkpoint}: there is no such folder" in missing
+    assert {"policy", "objective", "memory by station"} <= {finding.name for _, finding in found}
+    tiny = load_config(f"{name}_tiny")
+    assert (tiny.training.versions, tiny.env.type, tiny.policy.type) == (2, config.env.type, config.policy.type)
+    assert tiny.algorithm == config.algorithm
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -5,7 +5,7 @@ Nothing here prints: runs write to `logging` and to their folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,19 +100,22 @@ def evaluate(
     seed: int | None = None,
     greedy: bool = True,
     swap_instructions: bool = False,
+    variants: Sequence[str] = (),
     video: str | Path | None = None,
     video_episodes: int = 9,
 ) -> EvaluationResult:
     """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
 
     episodes, seed: default to the run's own evaluation; greedy: act without noise; swap_instructions: show each task
-    another's instruction, so that a policy that follows instructions fails; video: a .gif or .mp4 file to write with
+    another's instruction, so that a policy that follows instructions fails; variants: of the environment, by name, or
+    `all`, in which the same episodes are played too; video: a .gif or .mp4 file to write with
     the first `video_episodes` episodes.
     """
     if video_episodes < 1:
         raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
     shown = None if video is None else evaluating.Video(Path(video), video_episodes)
-    found = evaluating.evaluate(_path(run), episodes, seed, greedy, swap_instructions, video=shown)
+    conditions = evaluating.Conditions(swap_instructions, tuple(variants))
+    found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown)
     return EvaluationResult.of("evaluation", found)
 
 

@@ -211,7 +211,7 @@ def test_a_question_on_stdin_gets_no_answer(probe_with):
         ({"tasks": ("TwoRobotPickCube-v1",)}, ConfigError, "its action is no vector but Dict"),
         ({"backend": "gpu", "renderer": "cpu"}, MissingError, "env.backend = gpu: there is no CUDA device"),
         ({"tasks": ("Empty-v1",)}, ConfigError, "this one has no reward"),
-        ({"tasks": ("nowhere:A-v1",)}, ConfigError, "importing nowhere raised ModuleNotFoundError"),
+        ({"tasks": ("nowhere:A-v1",)}, MissingError, "there is no module nowhere here; install the package"),
     ],
 )
 def test_what_cannot_run_is_one_sentence_and_asks_nothing(maniskill, monkeypatch, capfd, settings, kind, problem):

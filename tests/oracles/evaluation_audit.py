@@ -2,7 +2,8 @@
 
 Reserved rows run background evaluations and nothing else; those evaluations run nowhere else. Pinned batches hold
 all their requests and no others, and only the evaluator serves them. All episodes of an evaluation have one version.
-Nobody waits who could go on: reserved rows, the evaluator, or a generator that may take weights.
+Nobody waits who could go on: reserved rows, the evaluator, or a generator that may take weights. What is set aside
+(`EpisodeSetAside`) is not started any more, training's episodes included.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     Command,
+    EpisodeSetAside,
     Evaluate,
     EvaluationDone,
     Event,
@@ -41,7 +43,8 @@ class EvaluationAudit:
     """Kept from events and commands, from the first one on.
 
     open: evaluations that have not ended, by name; background: names of all those in the background; tickets: theirs;
-    names: ticket of an evaluation → its name; reserved: names of the reserved slots.
+    names: ticket of an evaluation → its name; reserved: names of the reserved slots; set_aside: (background, task,
+    seed) that get no ticket any more.
     """
 
     settings: SchedulerSettings
@@ -50,6 +53,7 @@ class EvaluationAudit:
     tickets: set[int] = field(default_factory=set)
     names: dict[int, str] = field(default_factory=dict)
     reserved: set[str] = field(default_factory=set)
+    set_aside: set[tuple[bool, int, int]] = field(default_factory=set)
 
     def note(self, event: Event, commands: list[Command]) -> str:
         """What is wrong with this decision, in words, or nothing."""
@@ -81,6 +85,8 @@ class EvaluationAudit:
         evaluator = self.settings.evaluator
         if isinstance(command, StartRows):
             return self._start(command)
+        if isinstance(command, EpisodeSetAside):
+            self.set_aside.add((command.background, command.task, command.seed))
         if isinstance(command, Serve):
             return self._serve(command)
         if isinstance(command, ApplyWeights):
@@ -99,6 +105,8 @@ class EvaluationAudit:
 
     def _start(self, command: StartRows) -> str:
         for ticket in (grant.ticket for grant in command.grants):
+            if (command.slot in self.reserved, ticket.task, ticket.seed) in self.set_aside:
+                return f"task {ticket.task} with seed {ticket.seed} is set aside, but there is {command}"
             if ticket.evaluation in self.background:
                 self.tickets.add(ticket.number)
             if (ticket.evaluation in self.background) != (command.slot in self.reserved):

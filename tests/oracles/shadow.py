@@ -19,6 +19,7 @@ from polyrhythm.scheduler.records import (
     BatchDone,
     CancelRow,
     Command,
+    EpisodeSetAside,
     Evaluate,
     EvaluationDone,
     Event,
@@ -121,6 +122,8 @@ class TrainingOnlyConductor:
             return command.batch.pinned
         if isinstance(command, ApplyWeights):
             return command.pinned
+        if isinstance(command, EpisodeSetAside):
+            return command.background
         if isinstance(command, SampleEvaluated | EvaluationDone):
             return command.name in self._book.background
         if isinstance(command, ReleasePayloads) and isinstance(event, SampleFinished):

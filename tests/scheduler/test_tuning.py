@@ -110,7 +110,7 @@ def test_others_than_auto_learn_nothing_and_say_nothing() -> None:
         conductor = Conductor(replace(AUTO, batching=batching))
         assert conductor.serving.tuning is None
         assert conductor.serving.limits == conductor.settings.limits
-        assert conductor.summary() == {"groups": {}}
+        assert conductor.summary() == {"groups": {}, "set_aside": []}
 
 
 def test_the_summary_has_the_last_choice_and_why() -> None:

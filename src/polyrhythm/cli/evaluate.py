@@ -10,6 +10,9 @@ from pathlib import Path
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count, whole
 
+#: Not in the text: the first line says whether success is reported, and the variants have a table of their own.
+_LEFT_OUT = frozenset({"reports_success", "per_episode", "variants", "kinds"})
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -37,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show each task another's instruction: a policy that follows instructions fails",
     )
+    parser.add_argument(
+        "--variants",
+        default="",
+        metavar="NAME,...",
+        help="play the same episodes in these variants of the environment too (all: in each that it has)",
+    )
     parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episodes to FILE.gif or FILE.mp4")
     parser.add_argument(
         "--video-episodes", type=count, default=9, metavar="N", help="episodes in the video (default: 9)"
@@ -46,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.evaluation.episodes import without_success
-    from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
+    from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
 
     with live_terminal(sys.stderr) as live:
@@ -55,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.episodes,
             arguments.seed,
             arguments.greedy,
-            arguments.swap_instructions,
+            Conditions(arguments.swap_instructions, tuple(filter(None, arguments.variants.split(",")))),
             live,
             Video(arguments.video, arguments.video_episodes) if arguments.video else None,
             arguments.folders,
@@ -65,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
-        del result["reports_success"]  # the first line says so
-        del result["per_episode"]
-        print(show.lines(show.flat(result)))
+        shown = {name: value for name, value in result.items() if name not in _LEFT_OUT}
+        print(show.lines(show.flat(shown)))
+        if result.get("variants"):
+            print(f"\n{show.variants(result)}")
     return 0

@@ -2,8 +2,9 @@
 
 It keeps its settings. Some may be changed: training.versions, learning rates, evaluation, checkpoint, where and how it
 runs (launcher, placement, data_plane, supervision, shutdown_s), and what ends it (rollout.max_attempts,
-rollout.max_dropped, training.on_nonfinite_gradient, training.max_skipped_steps), and where its released folders are, if
-they were moved (policy.checkpoint, policy.tokenizer); such a change is recorded in the folder and marked in the report.
+rollout.max_dropped, rollout.quarantine_after, training.on_nonfinite_gradient, training.max_skipped_steps), and where
+its released folders are, if they were moved (policy.checkpoint, policy.tokenizer); such a change is recorded in the
+folder and marked in the report.
 """
 
 from __future__ import annotations

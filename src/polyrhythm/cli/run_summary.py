@@ -8,6 +8,8 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.observe.intervals import deciding, measures_success
 
+#: So many of a list are named.
+_NAMED = 3
 _EVALUATIONS = {
     "before": "before",
     "after": "after",
@@ -43,6 +45,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "faults", _faults(summary["faults"])
         if failed := summary.get("failed_samples"):
             yield "failed samples", ", ".join(f"{count} by {kind}" for kind, count in failed.items())
+        if set_aside := summary.get("set_aside"):
+            yield "set aside", _set_aside(set_aside)
         if dropped := summary.get("dropped_messages"):
             yield "dropped messages", ", ".join(f"{count} {kind}" for kind, count in dropped.items())
 
@@ -63,6 +67,12 @@ def _leases(stations: Mapping[str, Mapping[str, float]]) -> str:
     """`generator-0 24 switches in 1.3 s, trainer 25 switches in 2.0 s`."""
     told = (f"{name} {own['switches']:.0f} switches in {own['switch_s']:.1f} s" for name, own in stations.items())
     return ", ".join(told)
+
+
+def _set_aside(found: list[Mapping[str, Any]]) -> str:
+    """`2: open-v3 with seed 7 (environment raised), …`."""
+    named = [f"{one['task']} with seed {one['seed']} ({one['reason']})" for one in found[:_NAMED]]
+    return f"{len(found)}: {', '.join(named)}{', …' if len(found) > _NAMED else ''}"
 
 
 def _faults(faults: list[Mapping[str, Any]]) -> str:

@@ -119,8 +119,23 @@ def _plain(value: Any) -> str:
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with each of its `tasks`, if any, as a top-level entry."""
-    return {**{name: value for name, value in result.items() if name != "tasks"}, **result.get("tasks", {})}
+    """The result with each of its `suites` and `tasks`, if any, as a top-level entry."""
+    whole = {name: value for name, value in result.items() if name not in ("suites", "tasks")}
+    return {**whole, **result.get("suites", {}), **result.get("tasks", {})}
+
+
+def variants(result: Mapping[str, Any]) -> str:
+    """A table of the success in the usual environment, in each variant, and by kind of variant."""
+    rows = [("in distribution", result, "as in training")]
+    rows += [(f"{one['kind']}: {name}", one, one["what"]) for name, one in result["variants"].items()]
+    rows += [(f"{kind}, all", one, "") for kind, one in result.get("kinds", {}).items()]
+    found = [one for _, one, _ in rows]
+    succeeded = result["rate"] is not None and measures_success(
+        (one["successes"] for one in found), (one["mean_return"] for one in found)
+    )
+    cells = [(name, rate(one) if succeeded else mean_return(one), what) for name, one, what in rows]
+    first, second = (max(len(row[place]) for row in cells) for place in (0, 1))
+    return "\n".join(f"{name:{first}}  {value:{second}}  {what}".rstrip() for name, value, what in cells)
 
 
 def _is_rate(value: Any) -> bool:

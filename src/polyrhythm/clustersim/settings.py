@@ -94,7 +94,7 @@ class SimulatorGroup(StationGroup):
     episode_time: duration of a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step
     takes as long as that of its slowest row.
     segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
-    raises: probability that a row's chunk step fails.
+    raises: probability that a row's chunk step fails. broken: share of initial states from which each one does.
     solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
     succeed. The return of an episode is 1 or 0.
     """
@@ -112,6 +112,7 @@ class SimulatorGroup(StationGroup):
     episode_time: CostText | None = None
     segment_steps: int = Field(default=0, ge=0)
     raises: float = Field(default=0.0, ge=0, lt=1)
+    broken: float = Field(default=0.0, ge=0, lt=1)
     solved: float = Field(default=0.0, ge=0, le=1)
     hopeless: float = Field(default=0.0, ge=0, le=1)
 

@@ -141,6 +141,7 @@ def scheduler_settings(
         seed=config.seed,
         episode_deadline_s=rollout.episode_deadline_s,
         max_attempts=rollout.max_attempts,
+        quarantine_after=rollout.quarantine_after,
         max_dropped=rollout.max_dropped,
         lease=lease,
         **limits,
@@ -195,7 +196,9 @@ def build_pipeline(
         elif not trainer:
             weights.publish(version, _state(initial, settings, spec, config.seed))
         failures = SampleFailureLog(
-            folder / LOGS if folder and config.launcher != "inline" else None, _sources_of_numbers(config)
+            folder / LOGS if folder and config.launcher != "inline" else None,
+            _sources_of_numbers(config),
+            [task.name for task in spec.tasks],
         )
         loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
         _offer_weights(loop, version, there=weights.newest >= 0 or not placed.seats[TRAINER].leases)

@@ -26,7 +26,8 @@ class EvaluationResult:
 
     name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation;
     version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
-    mean_return; metrics: means of the environment's own metrics; tasks: the same by task, if there are several;
+    mean_return; metrics: means of the environment's own metrics; tasks, suites: the same by task and by suite, if there
+    are several; variants, kinds: by variant of the environment that was asked for, and by kind of variant;
     dropped: episodes that failed and are missing; greedy: without noise; video: its file, episodes and successes, if
     one was requested.
     """
@@ -41,6 +42,9 @@ class EvaluationResult:
     episodes: int
     mean_return: float
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    suites: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     video: Mapping[str, Any] | None = None
     dropped: int = 0

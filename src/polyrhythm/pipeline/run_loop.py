@@ -34,7 +34,7 @@ _MOST_LATE = 10_000
 
 _FOR_THE_RUN = (
     *(records.SampleEvaluated, records.EvaluationDone, records.TargetReached),
-    *(records.FilterExhausted, records.BatchingChosen, records.Halt),
+    *(records.EpisodeSetAside, records.FilterExhausted, records.BatchingChosen, records.Halt),
 )
 
 

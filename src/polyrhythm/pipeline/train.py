@@ -207,6 +207,7 @@ class _Run:
         ledger = self._balanced()
         _warn_of_dropped(ledger)
         counts = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.summary()}
+        counts["set_aside"] = [{**one, "task": pipeline.spec.tasks[one["task"]].name} for one in counts["set_aside"]]
         counts |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
         progress.commit("rl", {**totals, **counts})
 

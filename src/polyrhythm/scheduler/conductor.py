@@ -105,10 +105,15 @@ class Conductor:
         return self.stations.refused
 
     def summary(self) -> dict[str, Any]:
-        """For a run's summary. groups: `RolloutScheduler.summary`; batching: the last choice of `auto`, if any."""
+        """For a run's summary. groups: `RolloutScheduler.summary`; set_aside: the tasks and seeds, with the reason of
+        their last failure; batching: the last choice of `auto`, if any."""
         tuning = self.serving.tuning
         chosen = {"batching": asdict(tuning.choice)} if tuning is not None and tuning.choice is not None else {}
-        return {"groups": self.rollout.summary(), **chosen}
+        set_aside = [
+            {"task": task, "seed": seed, "reason": reason.value}
+            for (task, seed), reason in self.rollout.set_aside().items()
+        ]
+        return {"groups": self.rollout.summary(), "set_aside": set_aside, **chosen}
 
     # ------------------------------------------------------------ saving
 
@@ -375,7 +380,7 @@ class Conductor:
         return []
 
     def _on_evaluate(self, event: records.Evaluate, _now: float) -> list[Command]:
-        self.rollout.evaluations.add(event.name, event.episodes, background=event.background)
+        self.rollout.add_evaluation(event.name, event.episodes, background=event.background)
         return []
 
     def _on_wake(self, _event: records.Wake, now: float) -> list[Command]:

@@ -77,6 +77,11 @@ class Ticket:
     greedy: bool = False
     evaluation: str = ""
 
+    @property
+    def start(self) -> tuple[int, int]:
+        """Task and seed: the initial state."""
+        return self.task, self.seed
+
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
@@ -528,6 +533,19 @@ class TargetReached:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeSetAside:
+    """Episodes of this task and seed failed so often that none is started any more; reason: of the last failure.
+
+    background: in the background evaluations, which count apart."""
+
+    task: int
+    seed: int
+    failures: int
+    reason: DropReason
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class FilterExhausted:
     """So many groups were filtered for one update that its remaining ones are kept whatever their return."""
 
@@ -570,6 +588,7 @@ Command = (
     | SampleEvaluated
     | EvaluationDone
     | TargetReached
+    | EpisodeSetAside
     | FilterExhausted
     | BatchingChosen
     | Halt

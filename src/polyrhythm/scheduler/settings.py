@@ -54,6 +54,7 @@ class SchedulerSettings:
     tasks: number of tasks, dealt round robin over groups; segments: simulators cut episodes, which excludes groups.
     episode_deadline_s: a ticket that runs longer is cancelled and re-issued; after max_attempts tries it is dropped
     and replaced.
+    quarantine_after: failures of one task and seed after which it is set aside (`quarantine`); 0 for never.
     max_dropped: samples dropped by faults since the run began, or was resumed, after which it halts; surplus and
     filtered ones do not count.
     min_return, max_return: a complete group whose mean return lies outside is dropped and replaced. After max_filtered
@@ -85,6 +86,7 @@ class SchedulerSettings:
     seed: int = 0
     episode_deadline_s: float = math.inf
     max_attempts: int = 3
+    quarantine_after: int = 0
     max_dropped: int = 1000
     min_return: float = -math.inf
     max_return: float = math.inf
@@ -122,6 +124,7 @@ class SchedulerSettings:
             ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
             ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
             ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),
+            ("quarantine_after", self.quarantine_after, self.quarantine_after >= 0, "at least 0"),
             (
                 "min_return",
                 self.min_return,

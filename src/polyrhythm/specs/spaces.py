@@ -78,10 +78,12 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task: its name in the simulator, and its instruction for the policy."""
+    """A task: its name in the simulator, its instruction for the policy, and the suite that it belongs to, if any:
+    evaluations count by suite too."""
 
     name: str
     instruction: str
+    suite: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> Run
             f"launcher = {asked.launcher}: its stations are not processes, so they cannot be killed; set launcher=local"
         )
     patience = (
+        "rollout.quarantine_after=0",  # simulators are lost on purpose, and their episodes are innocent
         f"rollout.max_attempts={max(asked.rollout.max_attempts, faults + 1)}",
         f"supervision.max_failures={max(asked.supervision.max_failures, 2 * faults)}",
     )

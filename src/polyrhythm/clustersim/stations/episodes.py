@@ -46,12 +46,12 @@ class VirtualEpisodes:
     def advance(self, slot: VirtualSlot, version: int) -> None:
         """Finish the active rows' chunk step with actions of weights `version`; remove rows whose sample ended."""
         group, measures, rng = self._group, self._station.measures, self._station.rng
-        chunk, segment, raises = group.chunk, group.segment_steps, group.raises
+        chunk, segment, raises, broken = group.chunk, group.segment_steps, group.raises, group.broken
         measures.chunk_steps += len(slot.active)
         ended = False
         for row in slot.active:
             measures.transitions += row.advance(chunk, version)
-            if raises and rng.random() < raises:
+            if (raises and rng.random() < raises) or (broken and self._is_broken(row, broken)):
                 self.fail(row, DropReason.ENVIRONMENT_RAISED)
             elif row.left <= 0:
                 self._finish(row, SampleEnd.TERMINATED)
@@ -92,6 +92,11 @@ class VirtualEpisodes:
                 float(success),
             )
         )
+
+    @staticmethod
+    def _is_broken(row: VirtualRow, share: float) -> bool:
+        """Whether no episode gets on from the row's initial state."""
+        return row.ticket is not None and mix(row.ticket.seed, 2) / 2**63 < share
 
     def _succeeds(self, ticket: Ticket) -> bool:
         """The outcome: fixed for solved and hopeless initial states, otherwise by the noise."""

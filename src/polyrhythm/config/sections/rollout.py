@@ -80,6 +80,8 @@ class RolloutSettings(Section):
     """Seconds after which a ticket is cancelled and issued again."""
     max_attempts: Count = 3
     """Attempts before a ticket (with its group) is dropped and replaced."""
+    quarantine_after: Whole = 3
+    """Failures of one task and seed after which it is set aside, with its whole group; 0 for never."""
     max_dropped: Whole = 1000
     """Samples dropped by faults, since the run began or was resumed, after which the run halts."""
 

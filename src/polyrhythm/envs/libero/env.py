@@ -14,12 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import Finding
+from polyrhythm.envs.appearance import VISION, AppearanceSettings
 from polyrhythm.envs.libero.instance import ACTION_DIM, PROPRIO_DIM, LiberoInstance
 from polyrhythm.envs.libero.library import check_robosuite, find_assets, initial_states, make, package_folder
 from polyrhythm.envs.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.robosuite.batch import RobosuiteBatch
 from polyrhythm.envs.robosuite.instance import Instance
+from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -65,6 +67,8 @@ class LiberoSettings(BaseModel):
     """Edge of the square images in pixels; the papers' data have 256."""
     render: Literal["cheap", "full"] = "full"
     """`full`: as LIBERO draws. `cheap`: no multisampling, shadows, reflections, sky, haze or fog."""
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Env steps after which an episode ends; 0: the papers' of the task's suite (spatial 220, object 280, goal 300, 10
     520, 90 400)."""
@@ -132,11 +136,17 @@ class LiberoSettings(BaseModel):
         return EnvSpec(
             observation={**dict.fromkeys(self.image_names, image), "proprio": ArraySpec((PROPRIO_DIM,), "float32")},
             action=ActionSpec("continuous", ACTION_DIM, low=(-1.0,) * ACTION_DIM, high=(1.0,) * ACTION_DIM),
-            tasks=tuple(Task(task, self.instructions.get(task) or INSTRUCTIONS[task]) for task in self.tasks),
+            tasks=tuple(
+                Task(task, self.instructions.get(task) or INSTRUCTIONS[task], TASKS[task].suite) for task in self.tasks
+            ),
             max_steps=max(map(self.step_limit, self.tasks)),
             reports_success=True,
             initial_states=INITIAL_STATES if self.initial_states == "fixed" else 0,
         )
+
+    def variants(self) -> dict[str, Variant]:
+        """Variants for an evaluation out of distribution: of pictures."""
+        return VISION
 
     def build(self, rows: int) -> RobosuiteBatch:
         """A batch of `rows` rows, with the first environment made and stepped once."""

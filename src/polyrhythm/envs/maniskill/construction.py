@@ -66,6 +66,11 @@ def find_registered(task: str) -> Any:
     if module:
         try:
             importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise MissingError(
+                f"env.tasks = {task}: there is no module {error.name} here; install the package that registers the "
+                "task, or add its folder to PYTHONPATH"
+            ) from error
         except Exception as error:  # a user's module may raise anything
             raise ConfigError(
                 f"env.tasks = {task}: importing {module} {raised(error)}; correct it, or its name"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-#: Task id → instruction of the policy. The first six need no assets besides those in ManiSkill's package.
+#: Task id → instruction of the policy. The first six need no assets besides those in ManiSkill's package; the last one
+#: is registered by RLinf's code.
 INSTRUCTIONS: dict[str, str] = {
     "PickCube-v1": "take the red cube and hold it at the goal",
     "PushCube-v1": "push the blue cube forward onto the round target",
@@ -23,14 +24,16 @@ INSTRUCTIONS: dict[str, str] = {
     "TurnFaucet-v1": "turn the handle of the faucet",
     "OpenCabinetDrawer-v1": "pull the drawer open",
     "OpenCabinetDoor-v1": "pull the door of the cabinet open",
+    "PutOnPlateInScene25Main-v3": "put the object on the plate",
 }
 
 
 def instruction_of(task: str) -> str:
     """The task's instruction; for a task that is not listed, the words of its id: `RotateValveLevel0-v1` gives
     "rotate valve level 0". A module before the id, `module:ID`, is left out."""
-    if task in INSTRUCTIONS:
-        return INSTRUCTIONS[task]
-    name = re.sub(r"-v\d+$", "", task.rpartition(":")[2])
+    identifier = task.rpartition(":")[2]
+    if identifier in INSTRUCTIONS:
+        return INSTRUCTIONS[identifier]
+    name = re.sub(r"-v\d+$", "", identifier)
     words = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", name)
     return " ".join(words).lower() or task

@@ -12,12 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from polyrhythm.config.base import InvalidSetting
+from polyrhythm.envs.appearance import VISION, Appearance, AppearanceSettings
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import Camera, choose_gl_backend
 from polyrhythm.envs.metaworld.scene import STATE_DIM, Instance, TaskScene
-from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS, TASK_SETS
+from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS, TASK_SETS
+from polyrhythm.envs.variants import Variant
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _ACTION_DIM = 4
@@ -70,6 +73,13 @@ class MetaWorldSettings(BaseModel):
     reward: Literal["sparse", "dense"] = "sparse"
     """`sparse`: 1 at the first success of an episode, else 0. `dense`: Meta-World's shaped reward, scaled to 0..1."""
 
+    placement: Literal["usual", "beyond"] = "usual"
+    """Where objects and goals begin: in Meta-World's range, or around it, up to a quarter of it further out."""
+    wording: Literal["usual", "other"] = "usual"
+    """Instructions: the usual sentences, or the same tasks in other words."""
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones."""
+
     @field_validator("tasks", mode="before")
     @classmethod
     def _spelled_out(cls, tasks: Any) -> Any:
@@ -89,6 +99,22 @@ class MetaWorldSettings(BaseModel):
                 raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
         return tasks
 
+    @model_validator(mode="after")
+    def _is_seen(self) -> MetaWorldSettings:
+        if self.observation == "state" and not self.appearance.is_usual:
+            raise InvalidSetting(
+                "appearance", self.appearance, "observation: state has no pictures; leave it out, or observe pixels"
+            )
+        return self
+
+    def variants(self) -> dict[str, Variant]:
+        """Variants for an evaluation out of distribution; those of pictures only where the policy sees any."""
+        return {
+            **(VISION if self.observation == "pixels" else {}),
+            "position": Variant("position", "objects and goals around Meta-World's range", {"placement": "beyond"}),
+            "instruction": Variant("semantic", "instructions in other words", {"wording": "other"}),
+        }
+
     def check(self) -> None:
         """Raise RenderingUnavailable if images are needed and this machine cannot render."""
         if self.observation == "pixels":
@@ -97,11 +123,12 @@ class MetaWorldSettings(BaseModel):
     def spec(self) -> EnvSpec:
         """The spec of a batch; starts no simulator."""
         image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
+        words = INSTRUCTIONS if self.wording == "usual" else OTHER_WORDS
         pixels = {"image": image, "proprio": ArraySpec((4,), "float32")}
         return EnvSpec(
             observation=pixels if self.observation == "pixels" else {"state": ArraySpec((STATE_DIM,), "float32")},
             action=ActionSpec("continuous", _ACTION_DIM, low=(-1.0,) * _ACTION_DIM, high=(1.0,) * _ACTION_DIM),
-            tasks=tuple(Task(name, INSTRUCTIONS[name]) for name in self.tasks),
+            tasks=tuple(Task(name, words[name]) for name in self.tasks),
             max_steps=self.max_steps,
             reports_success=True,
         )
@@ -127,6 +154,7 @@ class MetaWorldBatch:
             instance = self._instance_for(row, task)  # what fails here fails for every row
             try:
                 instance.reset(seed, self.settings.settle_steps)
+                instance.appearance = Appearance.draw(self.settings.appearance, int(seed))
             except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
                 failed[int(row)] = error
                 self._held[row] = None  # the next reset takes another instance
@@ -193,7 +221,8 @@ class MetaWorldBatch:
         if task not in self._scenes:
             name = self.spec.tasks[task].name
             quality = self.settings.render if self.settings.observation == "pixels" else None
-            self._scenes[task] = TaskScene(name, self.settings.image_size, quality, self.settings.camera)
+            beyond = self.settings.placement == "beyond"
+            self._scenes[task] = TaskScene(name, self.settings.image_size, quality, self.settings.camera, beyond=beyond)
         instance = self._scenes[task].check_out()
         self._held[row] = (task, instance)
         return instance

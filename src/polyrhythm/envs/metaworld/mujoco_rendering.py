@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.appearance import Appearance, background_of
+from polyrhythm.envs.maniskill.drivers import count_gpus
+from polyrhythm.envs.metaworld.gl_probe import fastest
 from polyrhythm.errors import StartError
 
 if TYPE_CHECKING:
@@ -45,7 +48,8 @@ class RenderingUnavailable(StartError):
 
 
 def choose_gl_backend() -> None:
-    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library loads.
+    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library loads; with an NVIDIA GPU and both
+    libraries the faster one, measured once (`gl_probe`).
 
     The window backend is never chosen, even with a display, since it does not allow rendering from other threads.
     Raises RenderingUnavailable with the missing library and the command that installs it.
@@ -58,14 +62,21 @@ def choose_gl_backend() -> None:
         if not is_loadable(chosen):
             raise RenderingUnavailable(f"{_VARIABLE}={chosen}, but its library is missing; run: {_INSTALL[chosen]}")
         return
-    found = next((backend for backend in _LIBRARIES if is_loadable(backend)), None)
-    if found is None:
+    able = tuple(backend for backend in _LIBRARIES if is_loadable(backend))
+    if not able:
         raise RenderingUnavailable(f"no GL library to render with (tried osmesa and egl); run: {_INSTALL['osmesa']}")
+    found = preferred(able)
     if "mujoco" in sys.modules:
         raise RenderingUnavailable(
             f"mujoco was imported before the GL backend was chosen; set {_VARIABLE}={found} in the environment"
         )
     os.environ[_VARIABLE] = found
+
+
+def preferred(able: tuple[str, ...]) -> str:
+    """Of the backends whose library loads the first one; with an NVIDIA GPU the faster one, which is measured."""
+    measured = len(able) > 1 and count_gpus() > 0 and "mujoco" not in sys.modules
+    return fastest(able) if measured else able[0]
 
 
 def is_loadable(backend: str) -> bool:
@@ -121,10 +132,13 @@ class FrameRenderer:
         if quality == "cheap":
             for name in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
                 self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
+        self._background = background_of(model)
 
-    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
+    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None = None) -> None:
         """Draw `data` (kinematics up to date) into `out` uint8 [size,size,3], row 0 on top."""
         self._renderer.update_scene(data, self._camera, self._option)
+        if appearance is not None:
+            appearance.apply(self._renderer.scene, self._background)
         if not self._turned:
             self._renderer.render(out=out)
             return

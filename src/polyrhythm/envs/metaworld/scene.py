@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.appearance import Appearance
 from polyrhythm.envs.metaworld.mujoco_rendering import (
     Camera,
     FrameRenderer,
@@ -21,6 +22,7 @@ from polyrhythm.envs.metaworld.mujoco_rendering import (
     make_cheap,
     move_corner,
 )
+from polyrhythm.envs.metaworld.placement import place_beyond
 from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS
 
 if TYPE_CHECKING:
@@ -50,9 +52,12 @@ Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class TaskScene:
-    """Model, renderer and instances of one task; used by one thread. quality: None without rendering."""
+    """Model, renderer and instances of one task; used by one thread. quality: None without rendering; beyond: objects
+    are placed outside of Meta-World's range."""
 
-    def __init__(self, task: str, image_size: int, quality: Quality | None, camera: Camera = "free") -> None:
+    def __init__(
+        self, task: str, image_size: int, quality: Quality | None, camera: Camera = "free", *, beyond: bool = False
+    ) -> None:
         if quality is not None:
             choose_gl_backend()
         from metaworld.env_dict import ENV_CLS_MAP
@@ -68,13 +73,14 @@ class TaskScene:
         self.initial_placement: Placement = self.placement()
         self.expert = ENV_POLICY_MAP[task]()
         self._env_class = _sharing(type(first), self.model)
-        self._idle = [Instance(self, first)]
+        self._beyond = beyond
+        self._idle = [Instance(self, first, beyond=beyond)]
         self._image_size, self._quality, self._camera = image_size, quality, camera
         self._renderer: FrameRenderer | None = None
 
     def check_out(self) -> Instance:
         """An idle instance, made if there is none."""
-        return self._idle.pop() if self._idle else Instance(self, self._env_class())
+        return self._idle.pop() if self._idle else Instance(self, self._env_class(), beyond=self._beyond)
 
     def check_in(self, instance: Instance) -> None:
         """Take back an instance whose row has changed to another task."""
@@ -88,12 +94,12 @@ class TaskScene:
         """Set the positions of the model's bodies and sites."""
         self.model.body_pos[:], self.model.site_pos[:] = placement
 
-    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8]) -> None:
+    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None) -> None:
         """Render a state of this task; the first call makes the GL context, in the thread that steps."""
         if self._renderer is None:
             assert self._quality is not None, "this scene has no renderer"
             self._renderer = FrameRenderer(self.model, self._image_size, self._quality, self._camera)
-        self._renderer.draw(data, out)
+        self._renderer.draw(data, out, appearance)
 
     def close(self) -> None:
         """Free the GL context."""
@@ -102,15 +108,18 @@ class TaskScene:
 
 
 class Instance:
-    """One state of a task: physics data and Meta-World's own attributes."""
+    """One state of a task: physics data and Meta-World's own attributes. appearance: of the present episode."""
 
-    def __init__(self, scene: TaskScene, env: Any) -> None:
+    def __init__(self, scene: TaskScene, env: Any, *, beyond: bool = False) -> None:
         # Unlimited seeded goals, and a goal that is visible to the expert.
         env._set_task_called = True
         env._partially_observable = False
         env._freeze_rand_vec = False
         env.seeded_rand_vec = True
         vars(env).pop("sawyer_observation_space", None)
+        if beyond:
+            place_beyond(env)
+        self.appearance: Appearance | None = None
         self._scene, self._env = scene, env
         self._initial_attributes = dict(vars(env))
         self._placement: Placement | None = None
@@ -164,7 +173,7 @@ class Instance:
         return action
 
     def draw(self, out: NDArray[np.uint8]) -> None:
-        self._scene.draw(self._env.data, out)
+        self._scene.draw(self._env.data, out, self.appearance)
 
 
 def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:

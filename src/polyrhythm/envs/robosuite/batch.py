@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.appearance import Appearance, AppearanceSettings
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.robosuite.cameras import CameraRenderer, Quality
@@ -51,6 +52,8 @@ class BatchSettings(Protocol):
     @property
     def kept_environments(self) -> int: ...
     @property
+    def appearance(self) -> AppearanceSettings: ...
+    @property
     def reward(self) -> str: ...
     @property
     def end_on_success(self) -> bool: ...
@@ -86,6 +89,7 @@ class RobosuiteBatch:
         self._limits = [settings.step_limit(task.name) for task in self.spec.tasks]
         self._steps = [0] * rows
         self._succeeded = [False] * rows
+        self._appearance: list[Appearance | None] = [None] * rows
         #: By task, or by (row, task) where resets make new models, and image size.
         self._renderers: dict[tuple[object, int], CameraRenderer] = {}
         self._low, self._high = np.array(self.spec.action.low), np.array(self.spec.action.high)
@@ -109,6 +113,7 @@ class RobosuiteBatch:
             self._steps[row], self._succeeded[row] = 0, False
             try:
                 instance.reset(int(seed))
+                self._appearance[int(row)] = Appearance.draw(self.settings.appearance, int(seed))
             except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
                 failed[int(row)] = error
                 self._discard(int(row))
@@ -175,7 +180,8 @@ class RobosuiteBatch:
                 f"env.cameras = {camera}: the cameras of {self.spec.tasks[task].name} are {', '.join(names)}"
             )
         found = self._renderer(row, size)
-        found.draw(instance.model, instance.data, names.index(camera), out)  # type: ignore[arg-type]
+        appearance = self._appearance[row]
+        found.draw(instance.model, instance.data, names.index(camera), out, appearance)  # type: ignore[arg-type]
         if self.settings.mirrored:
             out[:] = out[:, ::-1].copy()
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.appearance import Appearance, background_of
+
 if TYPE_CHECKING:
     import mujoco
 
@@ -41,9 +43,17 @@ class CameraRenderer:
         if quality == "cheap":
             for name in _COSTLY:
                 self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
+        self._background = background_of(model)
         self._leave()
 
-    def draw(self, model: mujoco.MjModel, data: mujoco.MjData, camera: int, out: NDArray[np.uint8]) -> None:
+    def draw(
+        self,
+        model: mujoco.MjModel,
+        data: mujoco.MjData,
+        camera: int,
+        out: NDArray[np.uint8],
+        appearance: Appearance | None = None,
+    ) -> None:
         """Draw a state (kinematics up to date) of a model equal to this renderer's: uint8 [size,size,3], row 0 on
         top. camera: index in the model."""
         import mujoco
@@ -51,6 +61,9 @@ class CameraRenderer:
         self._camera.fixedcamid = camera
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(model, data, self._option, None, self._camera, everything, self._renderer.scene)
+        if appearance is not None:
+            stands = model.body_weldid[model.cam_bodyid[camera]] == 0
+            appearance.apply(self._renderer.scene, self._background, moves_camera=bool(stands))
         self._renderer.render(out=out)
         self._leave()
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
+from polyrhythm.envs.appearance import VISION, AppearanceSettings
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.robosuite.batch import RobosuiteBatch
 from polyrhythm.envs.robosuite.instance import Instance
@@ -27,7 +28,8 @@ from polyrhythm.envs.robosuite.library import (
     unknown_arguments,
 )
 from polyrhythm.envs.robosuite.sizes import Sizes, sizes_of
-from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS, KNOWN, words_of
+from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, words_of
+from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -111,6 +113,8 @@ class RobosuiteSettings(BaseModel):
     hard_reset: bool = False
     """Make the model anew at each reset from its seed, so that object sizes vary too; takes about a second instead of
     milliseconds. RoboCasa's kitchens always do."""
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones."""
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the environments, such as RoboCasa's `layout_ids`."""
 
@@ -157,6 +161,22 @@ class RobosuiteSettings(BaseModel):
                 f"robosuite has no such task; {nearest(task, KNOWN)}RoboCasa's need the package robocasa, which is not "
                 "installed, other packages' need registered_by",
             )
+
+    @model_validator(mode="after")
+    def _is_seen(self) -> RobosuiteSettings:
+        if self.observation == "state" and not self.appearance.is_usual:
+            raise InvalidSetting(
+                "appearance", self.appearance, "observation: state has no pictures; leave it out, or observe pixels"
+            )
+        return self
+
+    def variants(self) -> dict[str, Variant]:
+        """Variants for an evaluation out of distribution: of pictures where the policy sees any, and of the wording of
+        known tasks that have no instruction of the recipe's own."""
+        usual = [task for task in self.tasks if task in OTHER_WORDS and task not in self.instructions]
+        words = {task: OTHER_WORDS[task] for task in usual}
+        worded = {"instruction": Variant("semantic", "instructions in other words", {"instructions": words})}
+        return {**(VISION if self.observation == "pixels" else {}), **(worded if words else {})}
 
     def check(self) -> None:
         """Raise MissingError or RenderingUnavailable if this machine lacks RoboCasa, its assets, or a renderer."""

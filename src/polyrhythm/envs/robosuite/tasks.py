@@ -59,6 +59,29 @@ KNOWN = {
 
 INSTRUCTIONS = {name: task.instruction for name, task in KNOWN.items()}
 
+#: The same tasks in other words, for a policy that was not trained on them.
+OTHER_WORDS = {
+    "Lift": "raise the crimson block",
+    "Stack": "pile the crimson block onto the jade one",
+    "NutAssembly": "slip every ring over the rod that fits it",
+    "NutAssemblySingle": "slip the ring over the rod that fits it",
+    "NutAssemblySquare": "slip the angular ring over the angular rod",
+    "NutAssemblyRound": "slip the circular ring over the circular rod",
+    "PickPlace": "sort all items into their bins",
+    "PickPlaceSingle": "sort the item into its bin",
+    "PickPlaceMilk": "sort the milk into its bin",
+    "PickPlaceBread": "sort the loaf into its bin",
+    "PickPlaceCereal": "sort the muesli into its bin",
+    "PickPlaceCan": "sort the tin into its bin",
+    "Door": "turn the latch and swing the door wide",
+    "Wipe": "clean the dirty spots of the desk",
+    "ToolHang": "fit the rack into its base and hook the tool onto it",
+    "TwoArmLift": "raise the bucket by its two grips",
+    "TwoArmPegInHole": "bring the rod of one robot into the other's opening",
+    "TwoArmHandover": "give the tool to the other robot",
+    "TwoArmTransport": "give the tool to the other robot and throw the rubbish away",
+}
+
 #: Entries of a Panda's action without the gripper, for part controllers whose actions lie in -1..1.
 PANDA_ARM = {"OSC_POSE": 6, "OSC_POSITION": 3, "JOINT_POSITION": 7, "JOINT_VELOCITY": 7, "JOINT_TORQUE": 7}
 

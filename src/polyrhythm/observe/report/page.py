@@ -82,7 +82,7 @@ def page(runs: Sequence[Run]) -> str:
     if wall is not None:
         parts.append(_figure(wall))
     parts.append(_section("Ledger", tables.ledger(runs)))
-    parts.append(_section("Faults", *(_named(run, tables.faults(run), runs) for run in runs)))
+    parts.append(_section("Faults", *(_named(run, tables.faults(run) + tables.set_aside(run), runs) for run in runs)))
     parts.append(_section("Weights", *(_named(run, tables.weights(run), runs) for run in runs)))
     parts.append(_section("Settings that were changed", *(_named(run, tables.changes(run), runs) for run in runs)))
     parts.append(_section("Settings that differ", tables.settings(runs)))

@@ -146,6 +146,13 @@ def faults(run: Run) -> str:
     return table(["station", "it …", "after transitions"], rows, "Stations that were lost and replaced.")
 
 
+def set_aside(run: Run) -> str:
+    """Tasks and seeds whose episodes kept failing."""
+    rows = [[one["task"], str(one["seed"]), one["reason"]] for one in run.summary.get("set_aside", [])]
+    caption = "Tasks and seeds whose episodes kept failing (rollout.quarantine_after); they were not started again."
+    return table(["task", "seed", "last failure"], rows, caption) if rows else ""
+
+
 def weights(run: Run) -> str:
     """How the weights of each version travelled, by station and way."""
     rows = [

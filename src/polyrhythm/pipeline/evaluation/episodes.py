@@ -49,8 +49,8 @@ def _beginning_in(seed: int, state: int, initial_states: int) -> int:
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:
     """successes, episodes, rate, low, high (Wilson 95%), mean_return; `metrics`: means of the environment's own
-    metrics, if any; `tasks`: the same by task name if there are several; `dropped`: how many of the `requested`
-    episodes failed and are missing, if any.
+    metrics, if any; `tasks`, `suites`: the same by task name and by `Task.suite`, if there are several; `dropped`: how
+    many of the `requested` episodes failed and are missing, if any.
 
     Raises RunHalted if every episode was dropped, or a return is not finite.
     """
@@ -63,12 +63,15 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: 
             f"an evaluation episode of {tasks[odd.task].name} has return {odd.episode_return}: the environment's "
             "reward is NaN or infinite; check what its step returns"
         )
-    total = _tally(listed)
+    total = tally_all(listed)
     if requested > len(listed):
         total["dropped"] = requested - len(listed)
     if len(tasks) > 1:
         by_task = {task.name: [r for r in listed if r.task == index] for index, task in enumerate(tasks)}
-        total["tasks"] = {name: _tally(part) for name, part in by_task.items() if part}
+        total["tasks"] = {name: tally_all(part) for name, part in by_task.items() if part}
+    if len(suites := dict.fromkeys(task.suite for task in tasks)) > 1:
+        by_suite = {suite: [r for r in listed if tasks[r.task].suite == suite] for suite in suites}
+        total["suites"] = {suite or "others": tally_all(part) for suite, part in by_suite.items() if part}
     return total
 
 
@@ -93,7 +96,8 @@ def per_episode(
     ]
 
 
-def _tally(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
+def tally_all(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
+    """The result of one or more episodes, without parts of it."""
     interval = wilson(sum(result.success for result in results), len(results))
     mean_return = sum(result.episode_return for result in results) / len(results)
     means = mean_metrics(result.metrics for result in results)
@@ -113,8 +117,8 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
 def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
     """The result of `tally` with None for successes, rate and interval, in its tasks and single episodes too."""
     rest: dict[str, Any] = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
-    if "tasks" in rest:
-        rest["tasks"] = {name: without_success(part) for name, part in rest["tasks"].items()}
+    for parts in {"tasks", "suites", "variants", "kinds"} & rest.keys():
+        rest[parts] = {name: without_success(part) for name, part in rest[parts].items()}
     if "per_episode" in rest:
         rest["per_episode"] = [{**one, "success": None} for one in rest["per_episode"]]
     return rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
@@ -17,15 +17,16 @@ from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
-from polyrhythm.pipeline.evaluation.episodes import held_out, per_episode, tally
+from polyrhythm.pipeline.evaluation.episodes import held_out, per_episode, tally, tally_all
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
+from polyrhythm.pipeline.evaluation.variants import with_variants
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
 from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders, with_moved_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
-from polyrhythm.scheduler.records import Episode
+from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 
 #: Maximum number of pictures of an episode in a video, not counting the last.
@@ -40,13 +41,25 @@ class Video(NamedTuple):
     file: Path
     episodes: int = 9
 
+    def of_variant(self, name: str | None) -> Video:
+        """That of a variant: its name is added to the file's; None for the usual environment."""
+        return self if name is None else self._replace(file=self.file.with_stem(f"{self.file.stem}-{name}"))
+
+
+class Conditions(NamedTuple):
+    """swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
+    variants: names of the environment's, or `all`; the same episodes are played in each of them too."""
+
+    swap_instructions: bool = False
+    variants: tuple[str, ...] = ()
+
 
 def evaluate(
     path: Path,
     episodes: int | None = None,
     seed: int | None = None,
     greedy: bool = True,
-    swap_instructions: bool = False,
+    conditions: Conditions | None = None,
     live: LiveDisplay | None = None,
     video: Video | None = None,
     overrides: Sequence[str] = (),
@@ -55,27 +68,68 @@ def evaluate(
 
     episodes: distributed over the tasks, with initial states derived from `seed` and never seen in training; both
     default to the run's own evaluation, which reproduces a finished run's `after`.
-    swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
+    conditions: under which else it is evaluated. `variants` then has a result for each variant, with its kind and what
+    differs; `kinds` the results by kind, where one has several variants.
     `per_episode`: each episode's outcome (`episodes.per_episode`). `reports_success`: as the environment's spec says;
     where it is False, successes are 0 and mean nothing.
-    live: progress display; video: of the first episodes. overrides: where the run's checkpoint and tokenizer are
-    now, `policy.checkpoint=FOLDER`. Raises RunFolderError if there is no such policy.
+    live: progress display; video: of the first episodes, each variant's in a file of its own. overrides: where the
+    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`. RunFolderError: there is no such policy.
     """
     config, weights, version = load_policy(path)
     config = with_moved_folders(config, overrides)
     refuse_missing_folders(config, "eval", path)
+    swap, variants = conditions or Conditions()
+    varied = with_variants(config, variants)
     if video:
         check_format(video.file)
-        take_file(video.file)
-    _, spec, policy = validate_run(config, trainer=False)
-    if swap_instructions:
-        refuse_swapping(spec)
-    episodes = episodes or config.evaluation.episodes or EPISODES
+        for name in (None, *varied):
+            take_file(video.of_variant(name).file)
     seed = config.evaluation.seed if seed is None else seed
+    count = episodes or config.evaluation.episodes or EPISODES
+
+    def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
+        choice = _Choice(count, seed, greedy, swap)
+        return _measure(config, weights, path, choice, live, video.of_variant(name) if video else None)
+
+    found, _ = measure(config, None)
+    by_kind: dict[str, list[list[SampleEvaluated]]] = {}
+    for name, (variant, changed) in varied.items():
+        result, results = measure(changed, name)
+        by_kind.setdefault(variant.kind, []).append(results)
+        own = {key: value for key, value in result.items() if key != "reports_success"}
+        found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **own}
+    several = {kind: [one for part in parts for one in part] for kind, parts in by_kind.items() if len(parts) > 1}
+    if several:
+        found["kinds"] = {kind: tally_all(results) for kind, results in several.items()}
+    return {**found, "greedy": greedy, "seed": seed, "version": version}
+
+
+class _Choice(NamedTuple):
+    """Which held-out episodes, and how the policy acts in them."""
+
+    episodes: int
+    seed: int
+    greedy: bool
+    swap: bool
+
+
+def _measure(
+    config: RunConfig,
+    weights: Mapping[str, Any],
+    path: Path,
+    choice: _Choice,
+    live: LiveDisplay | None,
+    video: Video | None,
+) -> tuple[dict[str, Any], list[SampleEvaluated]]:
+    """The result of these episodes in this environment, and the episodes' own. path: of the weights, for errors."""
+    _, spec, policy = validate_run(config, trainer=False)
+    if choice.swap:
+        refuse_swapping(spec)
     try:
         apply_state(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
+    episodes, seed, greedy, swap_instructions = choice
     wanted = held_out(
         episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions, initial_states=spec.initial_states
     )
@@ -86,7 +140,7 @@ def evaluate(
         if live:
             live.watch(pipeline)
         results = pipeline.evaluate("evaluation", wanted)
-    found = {**tally(results, spec.tasks, len(wanted)), "greedy": greedy, "seed": seed, "version": version}
+    found = tally(results, spec.tasks, len(wanted))
     found["per_episode"] = per_episode(wanted, results, spec.tasks)
     found["reports_success"] = spec.reports_success
     measured = spec.reports_success
@@ -97,7 +151,7 @@ def evaluate(
         found["video"] = {"file": str(video.file), "episodes": len(played)}
         if measured:
             found["video"]["successes"] = sum(one.success for one in played)
-    return found
+    return found, results
 
 
 def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[PlayedEpisode]:

@@ -1,4 +1,4 @@
-"""An observer that tells of samples that failed and optimizer steps that were skipped, before the run halts for it."""
+"""An observer that tells of samples that failed, tasks and seeds set aside, and optimizer steps that were skipped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from polyrhythm.observe.intervals import counted
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.processes.manager import log_file
@@ -23,13 +24,14 @@ class SampleFailureLog(Observer):
     """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on.
 
     logs: where the stations' logs with the tracebacks are; None where the stations log here. types: the setting that
-    names a culprit (`specs.finite`), by culprit. counts: failures by kind; last: the last one, in words.
+    names a culprit (`specs.finite`), by culprit. tasks: their names. counts: failures by kind; last: the last one, in
+    words.
     """
 
-    hears: ClassVar[tuple[type, ...]] = (records.SampleFailed,)
+    hears: ClassVar[tuple[type, ...]] = (records.SampleFailed, records.EpisodeSetAside)
 
-    def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None) -> None:
-        self._logs, self._types = logs, types or {}
+    def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None, tasks: Sequence[str] = ()) -> None:
+        self._logs, self._types, self._tasks = logs, types or {}, tasks
         self._skipped = 0
         self.counts: Counter[str] = Counter()
         self.last = "it ran out of attempts"
@@ -45,6 +47,14 @@ class SampleFailureLog(Observer):
             self.last = f"{f'{known}: {what}' if known else event.what}{detail}"
             if _is_told(count):
                 self._warn(event, count, traceback=known is None)
+        for command in commands:
+            if isinstance(command, records.EpisodeSetAside):
+                self._tell_set_aside(command)
+
+    def _tell_set_aside(self, command: records.EpisodeSetAside) -> None:
+        name = self._tasks[command.task] if self._tasks else command.task
+        said = "task %s, seed %d is set aside after %s (rollout.quarantine_after), the last one: %s"
+        log.warning(said, name, command.seed, counted(command.failures, "failure"), command.reason)
 
     def _warn(self, event: records.SampleFailed, count: int, *, traceback: bool) -> None:
         file = log_file(self._logs, event.simulator, event.incarnation) if self._logs and traceback else None

@@ -29,7 +29,7 @@ _FREE = frozenset(
         *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
         *("training.versions", "evaluation"),
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
-        *("rollout.max_attempts", "rollout.max_dropped", "rollout.reset_ahead"),
+        *("rollout.max_attempts", "rollout.max_dropped", "rollout.quarantine_after", "rollout.reset_ahead"),
         *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
         *("training.optimizer.offload", "training.precomputed_mib"),
     }

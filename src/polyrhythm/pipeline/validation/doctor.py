@@ -232,13 +232,13 @@ def _messages() -> Finding:
 
 
 def _backends() -> dict[str, bool]:
-    """GL backend to try → whether the quickstart would use it: MUJOCO_GL, else the first whose library loads."""
+    """GL backend to try → whether the quickstart would use it: MUJOCO_GL, else as `choose_gl_backend` chooses."""
     chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
     try:
-        from polyrhythm.envs.metaworld.mujoco_rendering import BACKENDS, is_loadable
+        from polyrhythm.envs.metaworld.mujoco_rendering import BACKENDS, is_loadable, preferred
     except ImportError:
         return {chosen or "osmesa": True}
-    chosen = chosen or next((name for name in BACKENDS if is_loadable(name)), BACKENDS[0])
+    chosen = chosen or preferred(tuple(filter(is_loadable, BACKENDS)) or BACKENDS[:1])
     return {chosen: True} | {name: False for name in BACKENDS if name != chosen}
 
 

@@ -54,6 +54,13 @@ class EvaluationQueue:
         waiting = deque(self._ticket(name, episode) for episode in episodes)
         (self.background if background else self.queue).append(EvaluationState(name, len(waiting), waiting))
 
+    def set_aside(self, start: tuple[int, int], *, background: bool) -> None:
+        """Drop the waiting episodes of this task and seed."""
+        for evaluation in self.background if background else self.queue:
+            left = deque(ticket for ticket in evaluation.waiting if (ticket.task, ticket.seed) != start)
+            evaluation.dropped += len(evaluation.waiting) - len(left)
+            evaluation.waiting = left
+
     def _ticket(self, name: str, episode: Episode) -> Ticket:
         self.tickets += 1
         return Ticket(

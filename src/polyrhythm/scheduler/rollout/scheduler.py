@@ -1,8 +1,9 @@
 """Grants tickets to rows and follows them until their samples are buffered or dropped.
 
 A ticket goes running → buffered, or running → reissuing → running … → dropped after `max_attempts`: with its group, or
-alone if the group has extra members. In any of these states it may also be dropped because others finished first
-(`redundancy`) or because its group is filtered (`filtering`). A row waits for a new ticket as soon as its ticket ends.
+alone if the group has extra members. When its task and seed is set aside (`quarantine`) the group goes at once. In any
+of these states it may also be dropped because others finished first (`redundancy`) or because its group is filtered
+(`filtering`). A row waits for a new ticket as soon as its ticket ends.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -22,6 +23,7 @@ from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
     DropReason,
+    Episode,
     EvaluationDone,
     Grant,
     ReleasePayloads,
@@ -40,6 +42,7 @@ from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
+from polyrhythm.scheduler.samples.quarantine import Quarantine
 from polyrhythm.scheduler.samples.selection_bias import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -56,6 +59,8 @@ class RolloutScheduler:
     ledger: SampleLedger
     evaluations: EvaluationQueue
     filter: ReturnFilter
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    background_quarantine: Quarantine = field(default_factory=lambda: Quarantine(background=True))
     selection: SelectionStats = field(default_factory=SelectionStats)
     samples: dict[int, Sample] = field(default_factory=dict)
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
@@ -84,6 +89,10 @@ class RolloutScheduler:
         if settings.extra_groups or settings.extra_members:
             result["selection"] = self.selection.as_dict()
         return result
+
+    def set_aside(self) -> dict[tuple[int, int], DropReason]:
+        """Tasks and seeds that are set aside, with the reason of the last failure of each."""
+        return self.background_quarantine.set_aside | self.quarantine.set_aside
 
     # ------------------------------------------------------------ granting
 
@@ -145,6 +154,7 @@ class RolloutScheduler:
         sample = self._vacate(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
         if sample is None:
             return [ReleasePayloads((event.payload_id,))]
+        self._quarantine_of(sample.ticket).note_finished(sample.ticket.start)
         if sample.ticket.evaluation:
             return self._finish_evaluation(sample, event)
         self.ledger.move(SampleState.RUNNING, SampleState.BUFFERED)
@@ -200,7 +210,9 @@ class RolloutScheduler:
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
         sample = self._vacate(event.ticket, event.attempt, parked=False)
-        return [] if sample is None else self._lose(sample, event.reason, now)
+        if sample is None:
+            return []
+        return [*self._note_failure(sample, event.reason), *self._lose(sample, event.reason, now)]
 
     def expire(self, now: float) -> list[Command]:
         """Cancel what ran past its deadline and let it go out again."""
@@ -209,7 +221,8 @@ class RolloutScheduler:
             _, number, attempt = self.expiries.popleft()
             sample = self._running(number, attempt)
             if sample is not None:
-                commands += [self._cancel(sample), *self._lose(sample, DropReason.DEADLINE, now)]
+                commands += [self._cancel(sample), *self._note_failure(sample, DropReason.DEADLINE)]
+                commands += self._lose(sample, DropReason.DEADLINE, now)
         return commands
 
     def abandon(
@@ -218,13 +231,22 @@ class RolloutScheduler:
         """These slots are lost, and their running samples with them. blame: each counts as an attempt."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
+        held = [(slot.name, self.samples.get(number)) for slot in gone for number in slot.tickets.values()]
+        lost = [s for name, s in held if s is not None and s.state is SampleState.RUNNING and s.slot == name]
         commands: list[Command] = []
-        for slot in gone:
-            for number in slot.tickets.values():
-                sample = self.samples.get(number)
-                if sample is not None and sample.state is SampleState.RUNNING and sample.slot == slot.name:
-                    commands += self._lose(sample, reason, now, blame=blame)
+        if blame:
+            for sample in {(self._quarantine_of(s.ticket).background, s.ticket.start): s for s in lost}.values():
+                commands += self._note_failure(sample, reason)
+        for sample in lost:
+            if sample.ticket.number in self.samples:  # else it was dropped with another one's group
+                commands += self._lose(sample, reason, now, blame=blame)
         return commands
+
+    def add_evaluation(self, name: str, episodes: Sequence[Episode], *, background: bool) -> None:
+        """An evaluation is requested; its episodes that are set aside are dropped from the start."""
+        self.evaluations.add(name, episodes, background=background)
+        for start in (self.background_quarantine if background else self.quarantine).set_aside:
+            self.evaluations.set_aside(start, background=background)
 
     def begin_evaluation(self) -> None:
         """No training episode runs: the evaluation asked for first may take the rows."""
@@ -300,9 +322,23 @@ class RolloutScheduler:
         self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
         return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
 
+    def _note_failure(self, sample: Sample, reason: DropReason) -> list[Command]:
+        """An attempt failed: the notice if its task and seed is set aside for it. Waiting episodes of evaluations are
+        then dropped; whoever has failed is given to `_lose` next."""
+        quarantine, start = self._quarantine_of(sample.ticket), sample.ticket.start
+        notices: list[Command] = [*quarantine.note_failure(start, reason, self.settings.quarantine_after)]
+        if notices:
+            self.evaluations.set_aside(start, background=quarantine.background)
+        return notices
+
+    def _quarantine_of(self, ticket: Ticket) -> Quarantine:
+        background = ticket.evaluation and self.evaluations.find(ticket) is self.evaluations.current_background
+        return self.background_quarantine if background else self.quarantine
+
     def _lose(self, sample: Sample, reason: DropReason, now: float, *, blame: bool = True) -> list[Command]:
         """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
-        exhausted = blame and sample.ticket.attempt >= self.settings.max_attempts
+        set_aside = sample.ticket.start in self._quarantine_of(sample.ticket).set_aside
+        exhausted = set_aside or (blame and sample.ticket.attempt >= self.settings.max_attempts)
         if sample.ticket.evaluation:
             del self.samples[sample.ticket.number]
             evaluation = self.evaluations.find(sample.ticket)
@@ -314,7 +350,7 @@ class RolloutScheduler:
             return []
         if exhausted:
             group = self.admission.groups[sample.ticket.group]
-            if len(group.members) > group.size:
+            if len(group.members) > group.size and not set_aside:
                 group.members.remove(sample.ticket.number)
                 return self._give_up(sample, reason, now, off_row=True)
             return self.drop(group, reason, now, already_off_row=sample)

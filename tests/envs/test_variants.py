@@ -1,0 +1,121 @@
+"""Variants out of distribution: pictures, positions and words differ as declared, the rest does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyrhythm.envs.appearance import Appearance, AppearanceSettings
+from polyrhythm.envs.metaworld.env import MetaWorldSettings
+from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS
+from polyrhythm.envs.robosuite.env import RobosuiteSettings
+from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS as ROBOSUITE
+from polyrhythm.envs.robosuite.tasks import OTHER_WORDS as OTHER_ROBOSUITE
+from polyrhythm.envs.variants import Varied
+
+TASKS = ("door-close-v3", "coffee-button-v3")
+needs_metaworld = pytest.mark.skipif(importlib.util.find_spec("metaworld") is None, reason="needs the extra metaworld")
+needs_robosuite = pytest.mark.skipif(importlib.util.find_spec("robosuite") is None, reason="needs the extra robosuite")
+
+
+def seen(settings: Any, tasks: tuple[int, ...], seeds: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """The first observation of each of these episodes."""
+    batch = settings.build(len(seeds))
+    try:
+        batch.reset(range(len(seeds)), tasks, seeds)
+        out = {name: np.zeros((len(seeds), *a.shape), a.dtype) for name, a in settings.spec().observation.items()}
+        batch.observe(range(len(seeds)), out)
+    finally:
+        batch.close()
+    return out
+
+
+def test_an_appearance_follows_from_its_seed_and_is_as_far_away_as_the_settings_say() -> None:
+    settings = AppearanceSettings(camera_shift=10, light_change=0.5, colour_change=0.3)
+    drawn = [Appearance.draw(settings, seed) for seed in range(40)]
+    assert drawn == [Appearance.draw(settings, seed) for seed in range(40)]
+    assert len({one.colour for one in drawn if one}) == 40
+    for one in drawn:
+        assert one is not None
+        assert np.degrees(np.hypot(one.azimuth, one.elevation)) == pytest.approx(10)
+        assert one.brightness in (0.5, 1.5)
+    assert {one.brightness for one in drawn if one} == {0.5, 1.5}
+    assert Appearance.draw(AppearanceSettings(), 3) is None
+
+
+def test_every_task_has_other_words_that_a_policy_of_eight_words_can_read() -> None:
+    assert OTHER_WORDS.keys() == INSTRUCTIONS.keys()
+    assert OTHER_ROBOSUITE.keys() == ROBOSUITE.keys()
+    for usual, other in ((INSTRUCTIONS, OTHER_WORDS), (ROBOSUITE, OTHER_ROBOSUITE)):
+        assert len({*usual.values(), *other.values()}) == len(set(usual.values())) + len(other)
+        assert all(words(other[name]) <= max(8, words(usual[name])) for name in usual)
+
+
+def words(sentence: str) -> int:
+    return len(re.findall(r"\w+", sentence))
+
+
+def test_only_what_a_policy_can_notice_is_a_variant() -> None:
+    pixels = MetaWorldSettings(tasks=TASKS)
+    assert isinstance(pixels, Varied)
+    assert [*pixels.variants()] == ["camera", "lighting", "texture", "position", "instruction"]
+    assert [*MetaWorldSettings(tasks=TASKS, observation="state").variants()] == ["position", "instruction"]
+    assert [*RobosuiteSettings(tasks=("Lift",)).variants()] == ["camera", "lighting", "texture", "instruction"]
+    assert [*RobosuiteSettings(tasks=("Lift",), observation="state", instructions={"Lift": "up"}).variants()] == []
+    for settings in (MetaWorldSettings, RobosuiteSettings):
+        with pytest.raises(ValueError, match="observation: state has no pictures"):
+            settings(tasks=("Lift",) if settings is RobosuiteSettings else TASKS, observation="state",
+                     appearance={"light_change": 0.5})
+
+
+@needs_metaworld
+def test_metaworlds_pictures_differ_and_the_state_does_not() -> None:
+    usual = MetaWorldSettings(tasks=TASKS, image_size=32)
+    tasks, seeds = (0, 1, 0), (5, 5, 6)
+    before, found = seen(usual, tasks, seeds), {}
+    for name in ("camera", "lighting", "texture"):
+        varied = usual.model_validate({**usual.model_dump(), **usual.variants()[name].settings})
+        found[name] = seen(varied, tasks, seeds)
+        assert np.array_equal(found[name]["proprio"], before["proprio"]), "physics is the same"
+        change = np.abs(found[name]["image"].astype(int) - before["image"]).mean(axis=(1, 2, 3))
+        assert (change > 4).all(), f"{name} is seen in every episode: {change}"
+        assert np.array_equal(seen(varied, tasks, seeds)["image"], found[name]["image"])
+    mean = found["lighting"]["image"].mean(axis=(1, 2, 3)) / before["image"].mean(axis=(1, 2, 3))
+    assert (np.abs(mean - 1) > 0.15).all(), f"brighter or darker: {mean}"
+
+
+@needs_metaworld
+def test_metaworlds_objects_are_placed_around_its_range() -> None:
+    inside, beyond = (
+        MetaWorldSettings(tasks=("coffee-button-v3",), observation="state", placement=placement)
+        for placement in ("usual", "beyond")
+    )
+    seeds = tuple(range(12))
+    at = [seen(one, (0,) * 12, seeds)["state"][:, 4:6] for one in (inside, beyond)]
+    low, high = at[0].min(axis=0), at[0].max(axis=0)
+    out = (at[1] < low - 1e-3) | (at[1] > high + 1e-3)
+    assert out.any(axis=1).sum() >= 8, "beyond what twelve usual episodes show"
+    assert (np.abs(at[1] - at[0].mean(axis=0)) < 0.2).all(), "and not far away"
+
+
+def test_metaworlds_instructions_in_other_words() -> None:
+    other = MetaWorldSettings(tasks=TASKS, wording="other").spec().tasks
+    assert [task.instruction for task in other] == [OTHER_WORDS[name] for name in TASKS]
+
+
+@needs_robosuite
+def test_robosuites_pictures_differ_and_the_state_does_not() -> None:
+    usual = RobosuiteSettings(tasks=("Lift",), image_size=32, cameras=("agentview", "robot0_eye_in_hand"))
+    before = seen(usual, (0, 0), (5, 6))
+    for name in ("camera", "lighting", "texture"):
+        varied = usual.model_validate({**usual.model_dump(), **usual.variants()[name].settings})
+        found = seen(varied, (0, 0), (5, 6))
+        assert np.array_equal(found["proprio"], before["proprio"])
+        change = np.abs(found["image"].astype(int) - before["image"]).mean(axis=(1, 2, 3))
+        assert (change > 3).all(), f"{name}: {change}"
+        if name == "camera":
+            assert np.array_equal(found["robot0_eye_in_hand"], before["robot0_eye_in_hand"]), "it moves with the robot"

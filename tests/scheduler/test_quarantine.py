@@ -1,0 +1,115 @@
+"""A task and seed whose episodes keep failing is set aside, with its whole group."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.clustersim.clusters import run, settings
+from tests.scheduler.test_conductor import Script
+
+from polyrhythm.scheduler import records as r
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import DropReason
+
+
+def fails(
+    script: Script, number: int, attempt: int = 1, reason: DropReason = DropReason.ENVIRONMENT_RAISED
+) -> list[r.Command]:
+    return script.say(r.SampleFailed("sim", 0, number, attempt, reason, "env: raised"))
+
+
+def finishes(script: Script, number: int, attempt: int = 1) -> list[r.Command]:
+    version = script.tickets[number].version
+    return script.say(
+        r.SampleFinished(
+            *("sim", 0, number, attempt, f"p{number}", r.SampleEnd.TERMINATED), *(1, 1, version, version, True, 1.0)
+        )
+    )
+
+
+def notices(commands: list[r.Command]) -> list[r.EpisodeSetAside]:
+    return [command for command in commands if isinstance(command, r.EpisodeSetAside)]
+
+
+def group_of_three(**settings: object) -> Script:
+    return Script(slots=3, max_lag=0, batch_size=3, group_size=3, max_attempts=9, **settings)
+
+
+def test_failures_of_all_members_count_together_and_the_group_goes_whole() -> None:
+    script = group_of_three(quarantine_after=3)
+    start = script.tickets[0].start
+    finishes(script, 0)
+    assert not notices(fails(script, 1) + fails(script, 2))
+    said = fails(script, 1, attempt=2)
+    assert notices(said) == [r.EpisodeSetAside(*start, 3, DropReason.ENVIRONMENT_RAISED)]
+    assert script.conductor.ledger.dropped == {"environment raised": 3}, "the finished one and the running one too"
+    assert r.ReleasePayloads(("p0",)) in said
+    assert [command.ticket for command in said if isinstance(command, r.CancelRow)] == [2]
+    assert script.conductor.summary()["set_aside"] == [
+        {"task": start[0], "seed": start[1], "reason": "environment raised"}
+    ]
+    assert {script.tickets[number].group for number in script.tickets if number > 2} == {1}, "another group replaces it"
+
+
+def test_an_episode_that_finishes_clears_the_count() -> None:
+    script = group_of_three(quarantine_after=3)
+    fails(script, 0)
+    fails(script, 1)
+    finishes(script, 2)
+    assert not notices(fails(script, 0, attempt=2) + fails(script, 1, attempt=2))
+    assert notices(fails(script, 0, attempt=3))
+
+
+@pytest.mark.parametrize("reason", [DropReason.POLICY_NOT_FINITE, DropReason.REFUSED])
+def test_failures_that_are_not_the_environments_do_not_count(reason: DropReason) -> None:
+    script = group_of_three(quarantine_after=1)
+    assert not notices(fails(script, 0, reason=reason))
+    assert script.conductor.ledger.dropped == {}
+
+
+def test_a_lost_simulator_counts_once_for_each_task_and_seed() -> None:
+    script = group_of_three(quarantine_after=2)
+    assert not notices(script.say(r.StationLost("sim", 0, "killed")))
+
+
+def test_without_the_setting_only_attempts_count() -> None:
+    script = group_of_three(quarantine_after=0)
+    assert not notices([c for attempt in range(1, 9) for c in fails(script, 0, attempt)])
+    assert script.conductor.ledger.dropped == {}
+
+
+def test_an_extra_member_does_not_save_its_group() -> None:
+    script = Script(slots=2, max_lag=0, batch_size=1, group_size=1, extra_members=1, max_attempts=9, quarantine_after=2)
+    assert [script.tickets[number].group for number in (0, 1)] == [0, 0]
+    fails(script, 0)
+    fails(script, 1)
+    assert script.conductor.ledger.dropped == {"environment raised": 2}
+
+
+def test_an_evaluation_drops_what_is_set_aside_and_the_next_one_does_not_start_it() -> None:
+    script = Script(slots=1, max_lag=0, batch_size=1, max_attempts=9, quarantine_after=2)
+    finishes(script, 0)
+    bad, good = r.Episode(0, 0, 7, greedy=True), r.Episode(0, 0, 8, greedy=True)
+    script.say(r.Evaluate("one", (bad, good, bad)))
+    fails(script, -1)
+    finishes(script, -2)
+    assert r.EvaluationDone("one", 1, 2) in fails(script, -3), "the first one waited for another attempt"
+    said = script.say(r.Evaluate("two", (bad,)))
+    assert r.EvaluationDone("two", 0, 1) in said, "nothing is left to wait for"
+    resumed = Conductor.restore(script.conductor.settings, json.loads(json.dumps(script.conductor.save())))
+    assert resumed.summary()["set_aside"] == [{"task": 0, "seed": 7, "reason": "environment raised"}]
+
+
+def test_a_cluster_with_states_that_never_work_trains_on_the_others() -> None:
+    _, summary = run(
+        settings(
+            scheduler={"batch_size": 8, "group_size": 4, "max_attempts": 50, "quarantine_after": 3, "max_lag": 1.0},
+            simulators={"slots": 8, "broken": 0.3},
+            versions=12,
+        )
+    )
+    ledger = summary["ledger"]
+    assert ledger["trained"] == 96
+    assert ledger["dropped"]["environment raised"] % 4 == 0, "groups go whole"
+    assert ledger["dropped"]["environment raised"] > 0
