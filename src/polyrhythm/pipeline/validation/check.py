@@ -37,8 +37,8 @@ from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
-from polyrhythm.runtime.memory.weights import shared_nbytes
 from polyrhythm.runtime.processes.limits import check_limits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function

@@ -7,12 +7,13 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationList, pack
 from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.hosts.questions import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import process_address
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -36,11 +37,11 @@ _REAP_S = 10.0
 class ProcessManager:
     """Keeps the processes of `stations`, by station in their order. main: the endpoint of main's inbox.
 
-    groups: each station's present incarnation. progress: rises while a station works or is being started. updates: that
-    the trainer has reported.
+    views: of the hosts, by station, where there are several. groups: each station's present incarnation. progress:
+    rises while a station works or is being started. updates: that the trainer has reported.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what every process is told
         self,
         stations: StationList,
         layout: ArenaLayout,
@@ -51,12 +52,13 @@ class ProcessManager:
         limits: SupervisionLimits,
         logs: Path,
         spawn: Spawn = start_child,
+        views: Mapping[str, HostView] | None = None,
     ) -> None:
         self.groups: dict[str, RankGroup] = {}
         self.progress = self.updates = 0
         self._stations = {factory.name: (factory, seats) for factory, *seats in stations}
         self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
-        self._limits, self._logs, self._spawn_child = limits, logs, spawn
+        self._limits, self._logs, self._spawn_child, self._views = limits, logs, spawn, views or {}
         self._failures = FailureTracker()
         self._measuring = False
         self._parts: dict[str, int] = {}
@@ -98,6 +100,7 @@ class ProcessManager:
         """What the processes of an incarnation get at their start, by rank."""
         factory, seats = self._stations[name]
         kind, content = pack(factory)
+        view = self._views.get(name)
         for rank, resources in enumerate(seats):
             yield ChildSpec(
                 station=name,
@@ -107,13 +110,14 @@ class ProcessManager:
                 resources=resources,
                 layout=self._layout,
                 weights=self._weights,
-                folder=self._sockets.folder,
+                folder=view.folder if view is not None else self._sockets.folder,
                 main=self._main,
                 transport=self._sockets.transport,
                 keys=self._sockets.keys,
                 parent=os.getpid(),
                 rank=rank,
                 ranks=len(seats),
+                host=view,
             )
 
     @property
