@@ -1,0 +1,146 @@
+"""Runs on several hosts without a cluster: hosts are apart by memory, some by network too."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.process.networks import HERE, apart_by_setting, behind_a_link
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, children, config, orphaned_folders
+
+from polyrhythm.errors import StartError
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.runtime.memory.traffic import read_traffic
+from polyrhythm.scheduler import records
+
+VERSIONS = 4
+
+
+@contextmanager
+def running(folder: Path, nodes: Sequence[LocalNode] = (), base: dict = ASYNCHRONOUS, **changes) -> Iterator[Pipeline]:
+    pipeline = build_pipeline(config(base, **changes), folder=folder, record=True, nodes=nodes)
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+        assert not children()
+        assert not orphaned_folders()
+
+
+def check_complete(pipeline: Pipeline) -> None:
+    """Every sample is trained once, none is left, and nothing that was said was dropped."""
+    commands = [command for decision in pipeline.loop.trace for command in decision.commands]
+    lent = Counter(t for command in commands if isinstance(command, records.StartUpdate) for t in command.tickets)
+    ledger = pipeline.loop.conductor.ledger
+    assert ledger.as_dict()["trained"] == len(lent)
+    assert set(lent.values()) == {1}
+    assert (ledger.imbalance, ledger.running, pipeline.launcher.pool.finished()) == (0, 0, ())
+    assert pipeline.launcher.dropped() == {}
+    assert pipeline.weights.read()[0] == VERSIONS == pipeline.weights.newest
+
+
+def ways(pipeline: Pipeline) -> dict[str, set[str]]:
+    """By which ways weights came to each generator."""
+    statistics = pipeline.launcher.statistics()
+    return {name: set(read_traffic(statistics[name])) - {"apply"} for name in ("generator-0", "generator-1")}
+
+
+def test_a_run_on_two_hosts_is_complete_and_leaves_nothing(tmp_path: Path) -> None:
+    """Each host has a simulator and a generator; the trainer is on the first."""
+    nodes = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", nodes) as pipeline:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"tcp"}}
+    assert [list((tmp_path / f"memory-{i}").iterdir()) for i in range(2)] == [[], []]
+
+
+@pytest.mark.slow
+def test_a_version_crosses_to_a_host_once_and_its_processes_share_it(tmp_path: Path) -> None:
+    """Both generators are on the second host."""
+    one, two = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", [one, one, two, two, one]) as pipeline:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        statistics = pipeline.launcher.statistics()
+        moved = [read_traffic(statistics[f"generator-{i}"]) for i in range(2)]
+        crossed = sum(each["tcp"].versions for each in moved if "tcp" in each)
+        taken = sum(each["apply"].versions for each in moved)
+    assert crossed <= VERSIONS + 1 < taken
+
+
+def test_lockstep_gives_the_same_weights_on_three_hosts_as_on_one(tmp_path: Path) -> None:
+    """Requests, samples and weights all cross: the simulator, the generator and the trainer are each on their own."""
+    found = []
+    for name, nodes in (("one", ()), ("three", apart_by_setting(tmp_path, 3))):
+        with running(tmp_path / name, nodes, LOCKSTEP) as pipeline:
+            pipeline.loop.train_until(2)
+            found.append(pipeline.weights.read()[1])
+    one, three = found
+    assert all(torch.equal(one[name], three[name]) for name in one)
+
+
+def test_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:
+    nodes = [LocalNode("a"), LocalNode("b")]
+    with running(tmp_path / "run", nodes) as pipeline:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"host"}}
+
+
+def test_main_reads_what_another_host_holds(tmp_path: Path) -> None:
+    (there,) = apart_by_setting(tmp_path, 1)
+    read = 0
+    with running(tmp_path / "run", [there]) as pipeline:
+        for version in range(1, VERSIONS + 1):
+            pipeline.loop.train_until(version)
+            for sample in pipeline.loop.conductor.rollout.samples.values():
+                if sample.payload_id:
+                    assert pipeline.launcher.payloads.read(sample.payload_id).ticket == sample.number
+                    read += 1
+    assert read > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["simulator-1", "generator-1", "trainer"])
+def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path) -> None:
+    one, two = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", [one, two, one, two, two]) as pipeline:
+        pipeline.loop.train_until(1)
+        os.kill(pipeline.launcher.processes()[lost], signal.SIGKILL)
+        pipeline.loop.train_until(VERSIONS)
+        assert pipeline.weights.newest == VERSIONS
+        assert pipeline.loop.conductor.ledger.imbalance == 0
+
+
+LINKS = {
+    "free": (),
+    "200-mbit": ("tbf", "rate", "200mbit", "burst", "64kb", "latency", "50ms"),
+    "delay-and-loss": ("netem", "delay", "5ms", "loss", "0.5%"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quality", LINKS.values(), ids=LINKS.keys())
+def test_a_run_crosses_a_link_between_network_namespaces(quality: tuple[str, ...], tmp_path: Path) -> None:
+    with behind_a_link(tmp_path, *quality) as (here, there):
+        assert here.address == HERE
+        with running(tmp_path / "run", [here, there]) as pipeline:
+            pipeline.loop.train_until(VERSIONS)
+            check_complete(pipeline)
+            assert ways(pipeline)["generator-1"] == {"tcp"}
+
+
+def test_a_host_without_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    nodes = [LocalNode("far", environment={"POLYRHYTHM_SHARED_MEMORY": str(tmp_path / "nowhere")})]
+    with pytest.raises(StartError, match=r"far: POLYRHYTHM_SHARED_MEMORY = .*nowhere is no folder"):
+        build_pipeline(config(), folder=tmp_path / "run", nodes=nodes)
+    assert not children()
+    assert not orphaned_folders()
