@@ -255,6 +255,20 @@ def _launcher(
         return build_inline_launcher(stations, layout, weights)
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
+    if config.launcher == "ray":
+        from polyrhythm.runtime.ray.launch import build_ray_launcher  # ray
+
+        return build_ray_launcher(
+            stations,
+            layout,
+            weights,
+            config.supervision,
+            logs,
+            settings=config.ray,
+            slots=slots_of(stations),
+            trainer=TRAINER,
+            check_report=check_metrics,
+        )
     if nodes:
         places = Places(nodes[0].address, spread_over(nodes, stations), slots_of(stations), TRAINER)
         return build_hosts_launcher(

@@ -41,12 +41,13 @@ MAIN = "main"
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where the stations of a run are. address: of this machine for other hosts; nodes: of each station; slots: of each
-    simulator; trainer: the station that publishes, "" for none."""
+    simulator; trainer: the station that publishes, "" for none; leave: called when everything there has ended."""
 
     address: str
     nodes: Mapping[str, Node]
     slots: Mapping[str, Sequence[str]]
     trainer: str = ""
+    leave: Callable[[], None] = lambda: None
 
 
 class _Hosts:
@@ -99,10 +100,11 @@ def build_hosts_launcher(
     """
     keys, names = make_keys(), [factory.name for factory, *_ in stations]
     with ExitStack() as undo:
+        agents = undo.enter_context(ExitStack())
+        agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
-        hosts, agents = _Hosts(layout, weights, keys), ExitStack()
-        undo.push(agents)
+        hosts = _Hosts(layout, weights, keys)
         views = _find_hosts(hosts, folder, places, names, agents)
         own = views[""]
         hosting = LocalHosting(
