@@ -34,6 +34,5 @@ def check_launcher(config: RunConfig) -> None:
     if problems:
         raise ConfigError(*problems)
     if importlib.util.find_spec("ray") is None:
-        raise MissingError(
-            f"launcher = ray: the package ray is not installed; install it: {pip_install("'polyrhythm[ray]'")}"
-        )
+        command = pip_install("'polyrhythm[ray]'")
+        raise MissingError(f"launcher = ray: the package ray is not installed; install it: {command}")

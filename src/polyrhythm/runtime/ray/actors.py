@@ -22,9 +22,12 @@ from polyrhythm.runtime.processes.process import start_child
 
 
 class StationActor:
-    """The process of a station, from its packed spec. Its log is a file of this node, which `read_log` shows."""
+    """The process of a station, from its packed spec, in `folder` if that is here too. Its log is a file of this node,
+    which `read_log` shows."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, folder: str) -> None:
+        if Path(folder).is_dir():
+            os.chdir(folder)  # paths in settings are relative to it
         spec = replace(msgspec.msgpack.decode(content, type=ChildSpec), parent=os.getpid())
         with tempfile.NamedTemporaryFile(prefix="polyrhythm-log-", delete=False) as log:
             self._log = Path(log.name)

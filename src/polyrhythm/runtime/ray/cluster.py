@@ -68,7 +68,8 @@ class Cluster:
     folder: of the run. StartError: there is no such cluster, or too little room in it; then nothing is left."""
 
     def __init__(self, settings: RaySection, stations: dict[str, int], folder: Path) -> None:
-        self._settings, self._folder = settings, folder
+        self._settings, self._folder = settings, folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         self._own = not ray.is_initialized()
         self._temporary: str | None = None
         if self._own:
@@ -157,7 +158,7 @@ class Cluster:
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         options = {"num_cpus": self._settings.cpus_per_station, "max_concurrency": 4, "max_restarts": 0}
         actor = ray.remote(StationActor).options(scheduling_strategy=place, **options)
-        process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec)), file)
+        process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), os.getcwd()), file)
         self._watcher.add(process)
         return process
 
