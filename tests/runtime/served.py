@@ -6,8 +6,6 @@ import threading
 import weakref
 from pathlib import Path
 
-import zmq
-
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.server import DataServer
@@ -27,25 +25,24 @@ def served(folder: Path, arena: Arena, weights: PublishedMemory | None = None, h
     """A client of a server that has this arena and these weights, over an authenticated connection."""
     keys = make_keys()
     sockets = [Sockets("tcp", str(folder), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
-    socket = sockets[0].answering(q.LARGEST_QUESTION)
-    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    server, over = DataServer(socket, arena, weights), threading.Event()
+    end = sockets[0].answering(q.LARGEST_QUESTION)
+    server, over = DataServer(end, arena, weights), threading.Event()
 
     def serve() -> None:
         while not over.is_set():
             server.serve(_LOOK_S)
-        socket.close(0)
+        end.close()
 
     thread = threading.Thread(target=serve, name="server", daemon=True)
     thread.start()
     largest = q.PART_BYTES + q.HEAD_BYTES
-    client = DataClient(host, lambda: sockets[1].asking(endpoint, largest), answer_s=10.0)
+    client = DataClient(host, lambda: sockets[1].asking(end.endpoint, largest), answer_s=10.0)
 
-    def end() -> None:
+    def close() -> None:
         over.set()
         thread.join()
         for own in sockets:
             own.close()
 
-    weakref.finalize(client, end)
+    weakref.finalize(client, close)
     return client

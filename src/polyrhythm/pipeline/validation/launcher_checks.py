@@ -17,8 +17,8 @@ def check_launcher(config: RunConfig) -> None:
         return
     placement = config.placement
     problems = [
-        f"placement.{kind}.devices = {devices}: with launcher = ray stations work on CPUs; set it to cpu, or launcher to "
-        "local"
+        f"placement.{kind}.devices = {devices}: with launcher = ray stations work on CPUs; set it to cpu, or launcher "
+        "to local"
         for kind in _KINDS
         if (devices := getattr(placement, kind).devices) not in (None, "cpu")
     ]

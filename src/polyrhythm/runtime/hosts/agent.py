@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
-import zmq
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.hosts import questions as q
@@ -94,13 +93,12 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None]:
         folder, token = made.folder, write_identity(made.folder)
     sockets = Sockets("tcp", str(folder), spec.keys, _note_stranger, q.LARGEST_QUESTION, address=spec.address)
     stack.callback(sockets.close)
-    socket = sockets.answering(q.LARGEST_QUESTION)
+    end = sockets.answering(q.LARGEST_QUESTION)
     arena = Arena(spec.layout, memoryview(open_segment(folder, ARENA)))
     published = None
     if spec.host in spec.publishers:
         published = PublishedMemory(spec.weights, memoryview(open_segment(folder, WEIGHTS)), folder)
-    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    return Found(spec.host, str(folder), token, endpoint), DataServer(socket, arena, published)
+    return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published)
 
 
 def _note_stranger() -> None:

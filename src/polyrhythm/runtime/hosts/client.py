@@ -7,9 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-import zmq
-
 from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.transport.exchange import AskingEnd
 
 #: Seconds that an answer may take: an answer is read from memory, so the rest is the link's.
 ANSWER_S = 20.0
@@ -22,10 +21,10 @@ class HostSilent(ConnectionError):
 class DataClient:
     """Questions to the server of `host`. connect: opens a connection to it."""
 
-    def __init__(self, host: str, connect: Callable[[], zmq.Socket[bytes]], answer_s: float = ANSWER_S) -> None:
+    def __init__(self, host: str, connect: Callable[[], AskingEnd], answer_s: float = ANSWER_S) -> None:
         self.host = host
         self._connect, self._answer_s = connect, answer_s
-        self._socket: zmq.Socket[bytes] | None = None
+        self._end: AskingEnd | None = None
         self._numbers = itertools.count()
         self._turn = threading.Lock()
 
@@ -37,34 +36,34 @@ class DataClient:
     def ask_all(self, questions: Iterable[q.Question], ahead: int = 1) -> Iterator[list[memoryview]]:
         """The answers in order; up to `ahead` questions are on their way at a time."""
         with self._turn:
-            socket = self._socket = self._socket or self._connect()
+            end = self._end = self._end or self._connect()
             waiting: deque[bytes] = deque()
             try:
                 for question in questions:
                     if len(waiting) == ahead:
-                        yield self._receive(socket, waiting.popleft())
+                        yield self._receive(end, waiting.popleft())
                     waiting.append(next(self._numbers).to_bytes(8, "little"))
-                    socket.send_multipart([waiting[-1], q.encode(question)])
+                    end.ask([waiting[-1], q.encode(question)])
                 while waiting:
-                    yield self._receive(socket, waiting.popleft())
+                    yield self._receive(end, waiting.popleft())
             except BaseException:
                 self._drop()  # answers that are on their way would be taken for later ones' otherwise
                 raise
 
-    def _receive(self, socket: zmq.Socket[bytes], number: bytes) -> list[memoryview]:
-        if not socket.poll(round(self._answer_s * 1000)):
+    def _receive(self, end: AskingEnd, number: bytes) -> list[memoryview]:
+        answer = end.receive(self._answer_s)
+        if answer is None:
             raise HostSilent(f"host {self.host} has not answered for {self._answer_s:g} s")
-        head, refused, *pieces = socket.recv_multipart(copy=False)
-        if head.bytes != number:
+        if len(answer) < 2 or answer[0] != number:
             raise HostSilent(f"host {self.host} answers another question")
-        if refused.bytes:
-            raise LookupError(f"host {self.host}: {refused.bytes.decode(errors='replace')}")
-        return [piece.buffer for piece in pieces]
+        if refused := bytes(answer[1]):
+            raise LookupError(f"host {self.host}: {refused.decode(errors='replace')}")
+        return answer[2:]
 
     def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close(0)
-            self._socket = None
+        if self._end is not None:
+            self._end.close()
+            self._end = None
 
     def close(self) -> None:
         """End the connection."""

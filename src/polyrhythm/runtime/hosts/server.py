@@ -9,31 +9,31 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import zmq
-
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.pieces import pieces_of_request, pieces_of_sample
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.published import PublishedMemory
+from polyrhythm.runtime.transport.exchange import AnsweringEnd
 
 log = logging.getLogger(__name__)
 
 
 class DataServer:
-    """Answers over `socket`, which is bound. weights: what is published on this host; None if nothing is."""
+    """Answers at `end`. weights: what is published on this host; None if nothing is."""
 
-    def __init__(self, socket: zmq.Socket[bytes], arena: Arena, weights: PublishedMemory | None) -> None:
-        self._socket, self._arena, self._weights = socket, arena, weights
+    def __init__(self, end: AnsweringEnd, arena: Arena, weights: PublishedMemory | None) -> None:
+        self._end, self._arena, self._weights = end, arena, weights
 
     def serve(self, seconds: float) -> None:
         """Answer one question, if one comes in time."""
-        if not self._socket.poll(round(seconds * 1000)):
+        received = self._end.receive(seconds)
+        if received is None:
             return
-        who, *question = self._socket.recv_multipart()
+        who, question = received
         number, answer = question[0] if question else b"", [b"a question has two parts"]
         if len(question) == 2:
             answer = self._answer(question[1])
-        self._socket.send_multipart([who, number, *answer], copy=False)
+        self._end.answer(who, [number, *answer])
 
     def _answer(self, content: bytes) -> list[Any]:
         try:

@@ -9,16 +9,21 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-from polyrhythm import __version__
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.nodes import AgentProcess
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import start_child
+
+
+def program_version() -> str:
+    """The installed version of polyrhythm."""
+    return metadata.version("polyrhythm")
 
 
 class StationActor:
@@ -63,9 +68,9 @@ class AgentActor:
     def start(self, content: bytes, version: str, folder: str) -> bytes:
         """What the agent found. version: of the program that asks; folder: of the run, which has to be seen from here,
         "" if it need not."""
-        found = Found()
-        if version != __version__:
-            found = Found(error=f"polyrhythm {__version__} is installed there, {version} runs here; install the same")
+        found, own = Found(), program_version()
+        if version != own:
+            found = Found(error=f"polyrhythm {own} is installed there, {version} runs here; install the same")
         elif folder and not Path(folder).is_dir():
             found = Found(
                 error=f"the run's folder {folder} cannot be seen there, where the trainer saves its state; set out_dir "

@@ -25,13 +25,12 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from polyrhythm import __version__
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.nodes import FOUND_S
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
-from polyrhythm.runtime.ray.actors import AgentActor, StationActor
+from polyrhythm.runtime.ray.actors import AgentActor, StationActor, program_version
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,8 @@ class Cluster:
             line = (str(error).splitlines() or ["no reason given"])[0]
             raise StartError(
                 f"ray.address = {address}: {line}; start a cluster with `ray start --head`, name the address that it "
-                f"prints, or set ray.address to {LOCAL} for a cluster on this machine"
+                "prints (if it wants a token, set RAY_AUTH_MODE=token and copy ~/.ray/auth_token from its head node), "
+                f"or set ray.address to {LOCAL} for a cluster on this machine"
             ) from error
         finally:
             for number, handler in before.items():
@@ -158,7 +158,7 @@ class Cluster:
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         options = {"num_cpus": self._settings.cpus_per_station, "max_concurrency": 4, "max_restarts": 0}
         actor = ray.remote(StationActor).options(scheduling_strategy=place, **options)
-        process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), os.getcwd()), file)
+        process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
         self._watcher.add(process)
         return process
 
@@ -167,8 +167,9 @@ class Cluster:
         place = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
         saves = str(self._folder) if spec.host in spec.publishers else ""
+        found_ref = actor.start.remote(msgspec.msgpack.encode(spec), program_version(), saves)
         try:
-            content = ray.get(actor.start.remote(msgspec.msgpack.encode(spec), __version__, saves), timeout=FOUND_S)
+            content = ray.get(found_ref, timeout=FOUND_S)
         except RayError as error:
             ray.kill(actor)
             line = str(error).strip().splitlines()[-1]

@@ -23,6 +23,7 @@ import zmq
 
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.transport.authentication import Authenticator, RunKeys, prove
+from polyrhythm.runtime.transport.exchange import AnsweringEnd, AskingEnd
 
 #: Times the largest message that is read, above which a connection is cut off.
 _CUT_OFF = 4
@@ -137,20 +138,21 @@ class Sockets:
     def outbox(self, address: str) -> Outbox:
         return Outbox(self._context, address, self.keys)
 
-    def answering(self, largest: int) -> zmq.Socket[bytes]:
-        """A socket that receives questions of at most `largest` bytes, over tcp. StartError: it cannot be bound."""
+    def answering(self, largest: int) -> AnsweringEnd:
+        """Where questions are received, of at most `largest` bytes each, over tcp. StartError: it cannot be bound."""
         assert self._authenticator is not None, "questions come over tcp"
-        return _bound(self._context, zmq.ROUTER, f"tcp://{self.address}:*", self._authenticator, largest)
+        socket = _bound(self._context, zmq.ROUTER, f"tcp://{self.address}:*", self._authenticator, largest)
+        return AnsweringEnd(socket)
 
-    def asking(self, address: str, largest: int) -> zmq.Socket[bytes]:
-        """A socket for questions to the one that answers at `address`, with pieces of at most `largest` bytes."""
+    def asking(self, address: str, largest: int) -> AskingEnd:
+        """A connection to who answers at `address`; parts of its answers have at most `largest` bytes."""
         assert self.keys is not None, "questions go over tcp"
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         socket.set_hwm(0)
         socket.set(zmq.MAXMSGSIZE, largest)
         prove(socket, self.keys)
         socket.connect(address)
-        return socket
+        return AskingEnd(socket)
 
     def could_be(self, address: str) -> bool:
         """Whether an inbox of this run could have this address."""
