@@ -22,6 +22,7 @@ from polyrhythm.runtime.memory.traffic import read_traffic
 from polyrhythm.scheduler import records
 
 VERSIONS = 4
+AGENT = "polyrhythm.runtime.hosts.agent"
 
 
 @contextmanager
@@ -129,6 +130,49 @@ def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path)
         pipeline.loop.train_until(VERSIONS)
         assert pipeline.weights.newest == VERSIONS
         assert pipeline.loop.conductor.ledger.imbalance == 0
+
+
+class Killer(Observer):
+    """Kills all processes of host-2 as soon as a sample that one of its simulators finished waits for the trainer."""
+
+    hears = (records.SampleFinished,)
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline, self.waited = pipeline, ""
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if self.waited or not isinstance(event, records.SampleFinished) or event.simulator != "simulator-1":
+            return
+        if any(isinstance(command, records.StartUpdate) for command in commands):
+            return
+        self.waited = event.payload_id
+        stations = [self._pipeline.launcher.processes()[name] for name in ("simulator-1", "generator-1")]
+        (agent,) = [process.pid for process in children() if process.cmdline()[-2:] == [AGENT, "host-2"]]
+        for pid in (agent, *stations):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_samples_of_a_lost_host_run_again_and_its_stations_go_elsewhere(tmp_path: Path) -> None:
+    one, two = apart_by_setting(tmp_path, 2)
+    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 6}}
+    with running(tmp_path / "run", [one, two, one, two, one], **changes) as pipeline:
+        killer = Killer(pipeline)
+        pipeline.loop.add_observers(killer)
+        pipeline.loop.train_until(6)
+        lost = [d.event for d in pipeline.loop.trace if isinstance(d.event, records.PayloadsLost)]
+        assert "host-2" in {event.host for event in lost}
+        assert killer.waited in {payload_id for event in lost for payload_id in event.payload_ids}
+        again = [d.event for d in pipeline.loop.trace if isinstance(d.event, records.SimulatorJoined)]
+        assert [event.incarnation for event in again if event.simulator == "simulator-1"] == [0, 1]
+        updates = {}  # an update whose samples were lost is refused and lent again
+        for command in (command for decision in pipeline.loop.trace for command in decision.commands):
+            if isinstance(command, records.StartUpdate):
+                updates[command.update] = command.tickets
+        trained = [ticket for tickets in updates.values() for ticket in tickets]
+        ledger = pipeline.loop.conductor.ledger
+        assert ledger.trained == len(trained) == len(set(trained)) == 6 * 8
+        assert (ledger.imbalance, ledger.dropped_total, pipeline.weights.newest) == (0, 0, 6)
 
 
 LINKS = {

@@ -37,7 +37,7 @@ def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
         ends = {"main": served(tmp_path, Arena(LAYOUT, own), host="main"), "b": served(tmp_path, Arena(LAYOUT, far))}
         arena = Arena(LAYOUT, own, OtherHosts(LAYOUT, "main", {}, {"b": ends["b"]}))
         station = Arena(LAYOUT, far, OtherHosts(LAYOUT, "b", {}, {"main": ends["main"]}))
-        yield HostedPayloads(arena, "main", {"s": "main"}), station
+        yield HostedPayloads(arena, "main", Hosts()), station
         return
     folder = SharedRunFolder({"arena": LAYOUT.nbytes}, tmp_path)
     try:
@@ -45,6 +45,15 @@ def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
         yield payloads, Arena(LAYOUT, memoryview(open_segment(folder.folder, "arena")))
     finally:
         folder.remove()
+
+
+class Hosts:
+    """All simulators are on main's host."""
+
+    lost = frozenset[str]()
+
+    def host_of(self, station: str) -> str:
+        return "main"
 
 
 def start(count: int, first: int = 0) -> r.StartRows:

@@ -87,6 +87,8 @@ class Launcher:
 
     def receive(self, timeout: float) -> records.Event | None:
         """The next event, or None after `timeout` seconds. RunHalted: failures of stations end the run."""
+        if lost := self.payloads.take_lost():
+            return lost
         event = self.hosting.receive(timeout)
         if event is not None:
             self.payloads.hear(event)

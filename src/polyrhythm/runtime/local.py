@@ -27,7 +27,7 @@ from pathlib import Path
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosting import Joined
-from polyrhythm.runtime.hosts.questions import HostView
+from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, rank_name, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
@@ -56,9 +56,9 @@ _ANSWER_S = 2.0
 class LocalHosting:
     """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
 
-    check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. views: of
-    stations on other hosts, or with some: where their run's memory is and what the hosts hold; address: of this machine
-    for other hosts. StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
+    check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
+    run, where there are several; address: of this machine for them; keys: of the run, if its hosts have them already.
+    StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
     """
 
     def __init__(  # noqa: PLR0913 - what every process is told
@@ -73,7 +73,7 @@ class LocalHosting:
         transport: Transport = "ipc",
         check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
         spawn: Spawn = start_child,
-        views: Mapping[str, HostView] | None = None,
+        hosts: Hosts | None = None,
         address: str = LOOPBACK,
         keys: RunKeys | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class LocalHosting:
             limits=limits,
             logs=logs,
             spawn=spawn,
-            views=views or {},
+            hosts=hosts,
         )
         self._replacements = Replacements(self._manager)
         self._known: dict[str, int] = {}

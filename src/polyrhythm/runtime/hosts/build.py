@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.directory import HostDirectory, Place
 from polyrhythm.runtime.hosts.identity import Known, write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
@@ -23,9 +23,8 @@ from polyrhythm.runtime.hosts.questions import HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
@@ -58,6 +57,11 @@ class _Hosts:
         self.publishers: tuple[str, ...] = (MAIN,)
         self.known: list[Known] = []
         self.servers: dict[str, str] = {}
+
+    @property
+    def mirror_nbytes(self) -> int:
+        """Bytes of a mirror of the published weights."""
+        return shared_nbytes(self._weights)
 
     def open(self, node: Node, folder: str = "", token: str = "", *, publishes: bool = False) -> Found:
         """The host of a node. folder, token: of main's, which has one; publishes: the trainer works there. StartError:
@@ -104,9 +108,7 @@ def build_hosts_launcher(
         agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
-        hosts = _Hosts(layout, weights, keys)
-        views = _find_hosts(hosts, folder, places, names, agents)
-        own = views[""]
+        directory = _find_hosts(_Hosts(layout, weights, keys), folder, places, names, agents)
         hosting = LocalHosting(
             stations,
             layout,
@@ -116,17 +118,19 @@ def build_hosts_launcher(
             logs,
             transport="tcp",
             check_report=check_report,
-            spawn=_spawn_on(places.nodes),
-            views=views,
+            spawn=directory.spawn,
+            hosts=directory,
             address=places.address,
             keys=keys,
         )
         undo.callback(hosting.close)
         sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
         agents.callback(sockets.close)
+        own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
-        payloads = HostedPayloads(memory.arena(), MAIN, {name: views[name].own for name in names})
+        directory.clients = memory.clients
+        payloads = HostedPayloads(memory.arena(), MAIN, directory)
         channel = memory.weights("cpu", None)
         undo.pop_all()
     return Launcher(hosting, payloads, channel, folder=folder, undo=agents)
@@ -134,37 +138,20 @@ def build_hosts_launcher(
 
 def _find_hosts(
     hosts: _Hosts, folder: SharedRunFolder, places: Places, names: Sequence[str], agents: ExitStack
-) -> dict[str, HostView]:
-    """What each station knows of the hosts, and under "" what main knows."""
+) -> HostDirectory:
+    """The hosts of main and of all nodes, the trainer's first."""
     own = LocalNode("main", places.address)
     agents.callback(own.close)
-    token = write_identity(folder.folder)
-    hosts.open(own, str(folder.folder), token)
-    found: dict[str, Found] = {}
-    trainers_first = sorted(names, key=lambda name: name != places.trainer)
-    for name in trainers_first:
+    hosts.open(own, str(folder.folder), write_identity(folder.folder))
+    found: dict[str, Place] = {}
+    for name in sorted(names, key=lambda name: name != places.trainer):
         node = places.nodes[name]
         if node.name not in found:
             agents.callback(node.close)
-            found[node.name] = hosts.open(node, publishes=name == places.trainer)
-            log.info("%s: host %s at %s", node.name, found[node.name].host, node.address)
+            answer = hosts.open(node, publishes=name == places.trainer)
+            found[node.name] = Place(node, answer.host, answer.folder)
+            log.info("%s: host %s at %s", node.name, answer.host, node.address)
     if len(hosts.publishers) > 1:
-        folder.add(MIRROR, segment_sizes(hosts._layout, hosts._weights, MAIN, hosts.publishers)[MIRROR])
-    slots = {slot: found[places.nodes[name].name].host for name in names for slot in places.slots.get(name, ())}
-    views = {
-        name: HostView(
-            found[places.nodes[name].name].host,
-            found[places.nodes[name].name].folder,
-            places.nodes[name].address,
-            hosts.servers,
-            slots,
-            hosts.publishers,
-        )
-        for name in names
-    }
-    views[""] = HostView(MAIN, str(folder.folder), places.address, hosts.servers, slots, hosts.publishers)
-    return views
-
-
-def _spawn_on(nodes: Mapping[str, Node]) -> Callable[[ChildSpec, IO[bytes]], Handle]:
-    return lambda spec, file: nodes[spec.station].spawn(spec, file)
+        folder.add(MIRROR, hosts.mirror_nbytes)
+    at = {name: found[places.nodes[name].name] for name in names}
+    return HostDirectory(at, places.slots, hosts.servers, hosts.publishers)

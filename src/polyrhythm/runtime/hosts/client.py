@@ -11,10 +11,10 @@ from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.transport.exchange import AskingEnd
 
 #: Seconds that an answer may take: an answer is read from memory, so the rest is the link's.
-ANSWER_S = 20.0
+ANSWER_S = 5.0
 
 
-class HostSilent(ConnectionError):
+class HostSilent(ConnectionError, LookupError):
     """A host did not answer in time."""
 
 

@@ -13,6 +13,7 @@ from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.pieces import request_of, write_sample
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
+from polyrhythm.runtime.transport.drops import UnfitMessage
 
 
 class OtherHosts:
@@ -23,6 +24,16 @@ class OtherHosts:
     ) -> None:
         self._layout, self.own, self._clients = layout, own, clients
         self._slots = {slot: host for slot, host in slots.items() if host != own}
+
+    def note_slots(self, host: str, slots: Sequence[str]) -> None:
+        """Requests of these slots lie on this host from now on. UnfitMessage: there is no such host."""
+        if host == self.own:
+            for slot in slots:
+                self._slots.pop(slot, None)
+        elif host in self._clients:
+            self._slots.update(dict.fromkeys(slots, host))
+        else:
+            raise UnfitMessage("impossible", f"there is no host {host}")
 
     def requests(self, posted: Sequence[tuple[str, int]]) -> dict[str, RequestView]:
         """Those of these requests (slot, rows) that lie on other hosts, by slot; one question to each host."""

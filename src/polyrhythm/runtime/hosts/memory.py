@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,16 +42,18 @@ def segment_sizes(
 
 
 class HostMemory:
-    """folder: of the run on this host; view: the run's hosts, None if there is one; sockets: of this process."""
+    """folder: of the run on this host; view: the run's hosts, None if there is one; sockets: of this process. clients:
+    of the other hosts' servers."""
 
     def __init__(
         self, layout: ArenaLayout, weights: WeightsLayout, folder: Path, view: q.HostView | None, sockets: Sockets
     ) -> None:
         self._layout, self._weights, self._folder, self._view = layout, weights, folder, view
-        self._clients: Mapping[str, DataClient] = {}
+        self.clients: Mapping[str, DataClient] = {}
+        self._others: OtherHosts | None = None
         if view is not None:
             largest = max(q.PART_BYTES, largest_answer(layout)) + q.HEAD_BYTES
-            self._clients = {
+            self.clients = {
                 host: DataClient(host, partial(sockets.asking, endpoint, largest))
                 for host, endpoint in view.servers.items()
                 if host != view.own
@@ -62,7 +64,13 @@ class HostMemory:
         view, memory = self._view, memoryview(open_segment(self._folder, ARENA))
         if view is None:
             return Arena(self._layout, memory)
-        return Arena(self._layout, memory, OtherHosts(self._layout, view.own, view.slots, self._clients))
+        self._others = OtherHosts(self._layout, view.own, view.slots, self.clients)
+        return Arena(self._layout, memory, self._others)
+
+    def note_slots(self, host: str, slots: Sequence[str]) -> None:
+        """Requests of these slots lie on this host now. UnfitMessage: there is no such host."""
+        if self._others is not None:
+            self._others.note_slots(host, slots)
 
     def weights(self, device: str, ends: Ends | None) -> Weights:
         """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
@@ -81,10 +89,10 @@ class HostMemory:
         locks = folder / f"{MIRROR}.locks"
         locks.mkdir(exist_ok=True)
         mirror = SharedWeights(self._weights, memoryview(open_segment(folder, MIRROR)), locks)
-        others = [self._clients[host] for host in dict.fromkeys(view.publishers) if host != view.own]
+        others = [self.clients[host] for host in dict.fromkeys(view.publishers) if host != view.own]
         return HostWeights(own, others, mirror, locks)
 
     def close(self) -> None:
         """End the connections."""
-        for client in self._clients.values():
+        for client in self.clients.values():
             client.close()

@@ -7,7 +7,9 @@ the conductor, the pool and the stations of a host name a block by its number; w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.blocks import BlockPool
@@ -15,25 +17,58 @@ from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory
 
 
-class HostedPayloads:
-    """arena: of main's host `own`, which fetches what lies on others; hosts: of the simulators."""
+class Hosts(Protocol):
+    """The hosts of a run. lost: those that do not answer any more."""
 
-    def __init__(self, arena: Arena, own: str, hosts: Mapping[str, str]) -> None:
+    @property
+    def lost(self) -> AbstractSet[str]: ...
+
+    def host_of(self, station: str) -> str: ...
+
+
+class HostedPayloads:
+    """arena: of main's host `own`, which fetches what lies on others; hosts: of the simulators, and which are lost."""
+
+    def __init__(self, arena: Arena, own: str, hosts: Hosts) -> None:
         self.layout, self.arena, self.pool = arena.layout, arena, BlockPool(arena.layout.blocks)
         self._own, self._hosts = own, hosts
         self._where: dict[int, str] = {}
-        self.release = self.pool.release
+        self._told: set[str] = set()  # lost payloads that the conductor has been told of
+        self._seen_lost = 0  # hosts that were lost when it was last told
 
     def assign(self, command: records.StartRows) -> Sequence[int]:
         blocks = self.pool.assign(command)
-        self._where.update(dict.fromkeys(blocks, self._hosts[command.simulator]))
+        self._where.update(dict.fromkeys(blocks, self._hosts.host_of(command.simulator)))
         return blocks
 
     def hear(self, event: records.Event) -> None:
         if isinstance(event, records.StationLost):
             self.pool.lose(event.station)
+            self._told.clear()  # a trainer may have had some of them
+            self._seen_lost = 0
         else:
             self.pool.hear(event)
+            if isinstance(event, records.SampleFinished):
+                self._seen_lost = 0
+
+    def release(self, payload_ids: Iterable[str]) -> None:
+        payload_ids = tuple(payload_ids)
+        self.pool.release(payload_ids)
+        self._told.difference_update(payload_ids)
+
+    def take_lost(self) -> records.PayloadsLost | None:
+        if len(self._hosts.lost) == self._seen_lost:
+            return None
+        lost: dict[str, list[str]] = {}
+        for payload_id in self.pool.finished():
+            host = self._where.get(int(payload_id), self._own)
+            if host in self._hosts.lost and payload_id not in self._told:
+                lost.setdefault(host, []).append(payload_id)
+        for host, payload_ids in lost.items():
+            self._told.update(payload_ids)
+            return records.PayloadsLost(host, tuple(payload_ids))
+        self._seen_lost = len(self._hosts.lost)
+        return None
 
     def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
         """`host/block` for each block."""

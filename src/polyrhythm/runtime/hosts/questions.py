@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +27,20 @@ class HostView:
     servers: Mapping[str, str] = field(default_factory=dict)
     slots: Mapping[str, str] = field(default_factory=dict)
     publishers: tuple[str, ...] = ()
+
+
+class Hosts(Protocol):
+    """The hosts of a run, and where each station works."""
+
+    def view(self, station: str) -> HostView:
+        """What a process of the station that starts now knows of the hosts."""
+        ...
+
+    def host_of(self, station: str) -> str: ...
+
+    def find_place(self, station: str) -> list[str]:
+        """A place for the next incarnation of a station; the stations on hosts that are found to be lost now."""
+        ...
 
 
 class Posted(msgspec.Struct, frozen=True, tag=0):

@@ -36,6 +36,11 @@ class Payloads(Protocol):
         """Note what an event says of blocks: a sample is finished or failed, or a station that wrote is gone."""
         ...
 
+    def take_lost(self) -> records.PayloadsLost | None:
+        """Finished samples that nobody can read any more, which the conductor has not been told of; asked before every
+        event."""
+        ...
+
     def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
         """The same payloads by the names that stations of any host know."""
         ...
@@ -70,6 +75,9 @@ class ArenaPayloads:
             self.pool.lose(event.station)
         else:
             self.pool.hear(event)
+
+    def take_lost(self) -> None:
+        return None
 
     def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
         return tuple(payload_ids)

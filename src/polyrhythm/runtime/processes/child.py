@@ -87,7 +87,7 @@ class StationProcess:
         self._parts: list[StationThread] = []
         self._reading: InboxThread | None = None
         self._endpoint = ""
-        self.connect, self.beat = self._outgoing.connect, self._beat
+        self.beat = self._beat
         self.collect, self.flush = self._outgoing.collect, self._outgoing.flush
         self.notify = self._news.set
 
@@ -117,6 +117,12 @@ class StationProcess:
             StationThread(address, make, inbox, self._drops, spec.layout, self)
             for (address, make), inbox in zip(parts, inboxes, strict=True)
         ]
+
+    def connect(self, message: wire.Connect) -> None:
+        """Know where a simulator's replies go, and where its requests lie. UnfitMessage: that cannot be."""
+        if message.host:
+            self._memory.note_slots(message.host, message.slots)
+        self._outgoing.connect(message)
 
     def _name(self) -> str:
         return process_address(self._spec.station, self._spec.incarnation, self._spec.rank)
