@@ -127,7 +127,7 @@ def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> Standa
 def _config(recipe: Recipe) -> RunConfig:
     """The settings. Raises ConfigError if station processes would have to import a class of `__main__`."""
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe)
-    for path, address in in_main(config.model_dump(mode="json")) if config.launcher == "local" else ():
+    for path, address in in_main(config.model_dump(mode="json")) if config.launcher != "inline" else ():
         name = address.partition(":")[2]
         raise ConfigError(
             f"{path} = {address}: {name} is defined in this script or notebook, which the processes of launcher local "

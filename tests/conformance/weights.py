@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from tests.runtime.served import blank_arena, served
 
+from polyrhythm.runtime.hosts.weights import HostWeights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
 from polyrhythm.runtime.memory.ways import Way
-from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights, shared_nbytes
+from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 
@@ -105,11 +108,23 @@ def peer(layout: WeightsLayout, folder: Path) -> Ends:
     return device(layout, folder, "peer")
 
 
-#: The next implementation (tcp) is a line here.
+def tcp(layout: WeightsLayout, folder: Path) -> Ends:
+    """The trainer and a generator on two hosts, which share nothing but a connection."""
+    memory = bytearray(shared_nbytes(layout))
+    writer = SharedWeights(layout, memory, folder)
+    client = served(folder, blank_arena(), PublishedMemory(layout, memory, folder))
+    locks = folder / "other"
+    locks.mkdir()
+    mirror = SharedWeights(layout, bytearray(shared_nbytes(layout)), locks)
+    return Ends(writer, HostWeights(None, [client], mirror, locks))
+
+
+#: The next implementation is a line here.
 IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {
     "inline": inline,
     "local": shared,
     "far": far,
     "device": device,
     "peer": peer,
+    "tcp": tcp,
 }

@@ -114,7 +114,16 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         ),
         (
             "runtime",
-            ("msgspec", "numpy", "torch", "zmq", "polyrhythm.errors", "polyrhythm.scheduler", "polyrhythm.specs"),
+            (
+                "msgspec",
+                "numpy",
+                "ray",
+                "torch",
+                "zmq",
+                "polyrhythm.errors",
+                "polyrhythm.scheduler",
+                "polyrhythm.specs",
+            ),
         ),
         (
             "stations",
@@ -169,7 +178,7 @@ def test_few_modules_of_the_runtime_import_torch() -> None:
 
 
 def test_sockets_are_known_where_processes_talk() -> None:
-    talking = {"authentication.py", "sockets.py"}
+    talking = {"authentication.py", "exchange.py", "sockets.py"}
     for path in sorted((PACKAGE / "runtime").rglob("*.py")):
         if path.name not in talking:
             assert "zmq" not in {name.partition(".")[0] for name in _imports(path)}, path.name

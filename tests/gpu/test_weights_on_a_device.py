@@ -15,9 +15,9 @@ from tests.conformance.weights import Module, layout_of
 from polyrhythm.runtime.memory.channel import open_weights
 from polyrhythm.runtime.memory.device_handles import can_reach
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.ways import Ends
-from polyrhythm.runtime.memory.weights import shared_nbytes
 
 pytestmark = pytest.mark.gpu
 

@@ -15,6 +15,8 @@ from polyrhythm.scheduler.records import (
     Command,
     Event,
     FilterExhausted,
+    PayloadsLost,
+    ReleasePayloads,
     SampleFinished,
     StartRows,
     StartUpdate,
@@ -30,7 +32,7 @@ class GroupAudit:
 
     group: ticket → group; tickets: group → how many it got; returns: finished ticket → its return; finished: group →
     how many; given_up: cancelled attempts; exhausted: the filter keeps every group until the next update; excused:
-    groups complete meanwhile.
+    groups complete meanwhile; payloads: finished ticket → its payload id.
     """
 
     settings: SchedulerSettings
@@ -41,6 +43,7 @@ class GroupAudit:
     given_up: set[tuple[int, int]] = field(default_factory=set)
     exhausted: bool = False
     excused: set[int] = field(default_factory=set)
+    payloads: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, conductor: Conductor, settings: SchedulerSettings) -> GroupAudit:
@@ -60,6 +63,8 @@ class GroupAudit:
         self.exhausted |= any(isinstance(command, FilterExhausted) for command in commands)
         if isinstance(event, SampleFinished) and event.ticket in self.group:
             self._finish(event)
+        if isinstance(event, PayloadsLost):
+            self._unfinish(event, commands)
         wrong = [self._follow(command) for command in commands]
         return next((words for words in wrong if words), "")
 
@@ -68,9 +73,18 @@ class GroupAudit:
             return
         group = self.group[event.ticket]
         self.returns[event.ticket] = event.episode_return
+        self.payloads[event.ticket] = event.payload_id
         self.finished[group] += 1
         if self.exhausted and self.finished[group] == self.settings.group_size:
             self.excused.add(group)
+
+    def _unfinish(self, event: PayloadsLost, commands: list[Command]) -> None:
+        """The samples of these payloads run again, unless they had been lent meanwhile: then nothing is released."""
+        released = {p for command in commands if isinstance(command, ReleasePayloads) for p in command.payload_ids}
+        for ticket, payload_id in list(self.payloads.items()):
+            if payload_id in released.intersection(event.payload_ids):
+                del self.returns[ticket], self.payloads[ticket]
+                self.finished[self.group[ticket]] -= 1
 
     def _follow(self, command: Command) -> str:
         if isinstance(command, StartRows):

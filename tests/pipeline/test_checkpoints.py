@@ -55,7 +55,7 @@ def stopped(folder, stop, changes=ASYNCHRONOUS):
 
 
 def snapshot_of(folder, pipeline):
-    memory = (pipeline.launcher.arena, pipeline.launcher.pool, pipeline.weights)
+    memory = (pipeline.launcher.payloads, pipeline.launcher.pool, pipeline.weights)
     return take_snapshot(folder / STATES, pipeline.loop.conductor, memory, pipeline.states, COUNTS)
 
 
@@ -356,7 +356,7 @@ def test_a_block_that_is_needed_is_copied_first(tmp_path):
     arena = pipeline.launcher.arena
     payload_ids = sorted(waiting(pipeline.loop.conductor))
     wanted = {payload_id: deepcopy(arena.trajectory(int(payload_id))) for payload_id in payload_ids}
-    handover = SampleHandover(arena, payload_ids)
+    handover = SampleHandover(pipeline.launcher.payloads, payload_ids)
     reading = handover.samples()
     found = [next(reading)]
     for payload_id in payload_ids:

@@ -11,8 +11,9 @@ import torch
 from tests.conformance.weights import HostHandles, Module, layout_of, state
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.runtime.memory.weights import SharedWeights
 
 LAYOUT = layout_of(Module())
 CPU = torch.device("cpu")

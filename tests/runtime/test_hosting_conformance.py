@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.process.networks import apart_by_setting
 from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.runtime.scripted import (
     AT_ONCE,
@@ -24,11 +25,14 @@ from tests.runtime.scripted import (
     ScriptedFactory,
 )
 
+from polyrhythm.config.sections.running import RaySettings, SupervisionSettings
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import Hosting
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import (
     Event,
     Published,
@@ -47,10 +51,31 @@ STATIONS = ("a", "b")
 
 def local(transport: str, ranks: int = 1, **supervision: float) -> Callable[[Path], Launcher]:
     """ranks: of the first station."""
-    limits = config(supervision={"update_s": 1.0, **supervision}).supervision
+    limits = limits_of(**supervision)
     first, *others = [ScriptedFactory(name) for name in STATIONS]
     stations = [(first, *[Resources()] * ranks), *[(other, Resources()) for other in others]]
     return lambda folder: build_local_launcher(stations, LAYOUT, NO_WEIGHTS, limits, folder, transport)  # type: ignore[arg-type]
+
+
+def limits_of(**supervision: float) -> SupervisionSettings:
+    return config(supervision={"update_s": 1.0, **supervision}).supervision
+
+
+def hosts(folder: Path) -> Launcher:
+    """Each station on a host of its own."""
+    stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+    nodes = dict(zip(STATIONS, apart_by_setting(folder / "memory", 2), strict=True))
+    return build_hosts_launcher(stations, LAYOUT, NO_WEIGHTS, limits_of(), folder, Places(LOOPBACK, nodes, {}))
+
+
+def ray(folder: Path) -> Launcher:
+    pytest.importorskip("ray", reason="the ray extra is not installed")
+    from polyrhythm.runtime.ray.launch import build_ray_launcher
+
+    stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+    return build_ray_launcher(
+        stations, LAYOUT, NO_WEIGHTS, limits_of(), folder / "logs", settings=RaySettings(), slots={}, trainer=""
+    )
 
 
 def inline(folder: Path) -> Launcher:
@@ -63,9 +88,17 @@ HOSTINGS = {
     "local-tcp": local("tcp"),
     "local-ranks": local("ipc", ranks=2),
     "watchful-ranks": local("ipc", ranks=2, heartbeat_s=3.0),
+    "hosts": hosts,
+    "ray": ray,
 }
 #: Those whose stations can die without main.
-ISOLATED = ["local-ipc", "local-tcp", "local-ranks"]
+ISOLATED = [
+    "local-ipc",
+    "local-tcp",
+    "local-ranks",
+    pytest.param("hosts", marks=pytest.mark.slow),
+    pytest.param("ray", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture

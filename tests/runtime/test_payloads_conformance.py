@@ -9,24 +9,35 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.arenas import layout_like
+from tests.runtime.served import served
 from tests.stations.counting import ticket
 from tests.training.toy import ToyPolicy, collect
 
+from polyrhythm.runtime.hosts.elsewhere import OtherHosts
+from polyrhythm.runtime.hosts.payloads import HostedPayloads
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
 from polyrhythm.scheduler import records as r
+from polyrhythm.specs import Trajectory
 
 (SAMPLE,) = collect(ToyPolicy(), (3,))
 LAYOUT = layout_like(SAMPLE, blocks=4, steps=5)
 
 
-@pytest.fixture(params=["in memory", "shared"])
+@pytest.fixture(params=["in memory", "shared", "another host"])
 def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
-    """Payloads, and the arena as a station of the same host has it."""
+    """Payloads, and the arena as a station of the same host, or of another, has it."""
     if request.param == "in memory":
         payloads = ArenaPayloads.in_memory(LAYOUT)
         yield payloads, payloads.arena
+        return
+    if request.param == "another host":
+        own, far = bytearray(LAYOUT.nbytes), bytearray(LAYOUT.nbytes)
+        ends = {"main": served(tmp_path, Arena(LAYOUT, own), host="main"), "b": served(tmp_path, Arena(LAYOUT, far))}
+        arena = Arena(LAYOUT, own, OtherHosts(LAYOUT, "main", {}, {"b": ends["b"]}))
+        station = Arena(LAYOUT, far, OtherHosts(LAYOUT, "b", {}, {"main": ends["main"]}))
+        yield HostedPayloads(arena, "main", Hosts()), station
         return
     folder = SharedRunFolder({"arena": LAYOUT.nbytes}, tmp_path)
     try:
@@ -34,6 +45,15 @@ def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
         yield payloads, Arena(LAYOUT, memoryview(open_segment(folder.folder, "arena")))
     finally:
         folder.remove()
+
+
+class Hosts:
+    """All simulators are on main's host."""
+
+    lost = frozenset[str]()
+
+    def host_of(self, station: str) -> str:
+        return "main"
 
 
 def start(count: int, first: int = 0) -> r.StartRows:
@@ -44,16 +64,25 @@ def finished(number: int, block: int) -> r.SampleFinished:
     return r.SampleFinished("s", 0, number, 1, str(block), r.SampleEnd.TERMINATED, 3, 3, 0, 0, True, 1.0)
 
 
+def read_at(station: Arena, payloads: Payloads, payload_id: str) -> Trajectory:
+    """As a trainer that was told of the sample reads it."""
+    (name,) = payloads.locate([payload_id])
+    assert station.holds(name, SAMPLE.ticket)
+    return station.read(name)
+
+
 def test_a_sample_is_read_where_it_was_written(both: tuple[Payloads, Arena]) -> None:
     payloads, station = both
     payloads.put("2", SAMPLE)
-    for read in (payloads.read("2"), station.read("2")):
+    for read in (payloads.read("2"), read_at(station, payloads, "2")):
         assert (read.steps, read.ticket) == (3, SAMPLE.ticket)
         for name, array in SAMPLE.obs.items():
             np.testing.assert_array_equal(read.obs[name], array)
         np.testing.assert_array_equal(read.actions, SAMPLE.actions)
-    station.rewards[:] = 7.5
-    assert (payloads.read("2").rewards == 7.5).all(), "read in place, not copied"
+    payloads.arena.rewards[:] = 7.5
+    for read, arena in ((payloads.read("2"), payloads.arena), (read_at(station, payloads, "2"), station)):
+        assert (read.rewards == 7.5).all()
+        assert np.shares_memory(read.rewards, arena.rewards), "read in place, not copied"
 
 
 def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]) -> None:

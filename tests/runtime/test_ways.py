@@ -11,9 +11,10 @@ from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.runtime.memory import channel
 from polyrhythm.runtime.memory.channel import open_weights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Traffic, read_traffic
 from polyrhythm.runtime.memory.ways import Choice, Ends, choose_way, keeps_copy
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.runtime.memory.weights import SharedWeights
 
 RATE = "4 MB in 2 ms, 2 GB/s (mean of 3)"
 SHARDED = "the trainer's weights are sharded"

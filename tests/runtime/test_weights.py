@@ -14,9 +14,10 @@ import pytest
 import torch
 from tests.conformance.weights import Module, layout_of, state
 
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors, copy_into, tensors_over
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.specs import WeightsLayout, WeightSpec
 from polyrhythm.specs.weights import weight_specs
 

@@ -15,9 +15,10 @@ import torch
 from tests.conformance.weights import Far, HostHandles, Module, layout_of
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import WeightSpec
 

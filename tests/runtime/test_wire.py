@@ -81,7 +81,7 @@ def test_every_type_that_goes_over_the_wire_is_tried() -> None:
 
 def test_what_stays_in_the_main_process_is_known() -> None:
     """A record that is added to the flow has to say which of the two it is."""
-    at_home = {r.WeightsOffered, r.SaveRequested, r.TrainUntil, r.Evaluate, r.Wake}
+    at_home = {r.PayloadsLost, r.WeightsOffered, r.SaveRequested, r.TrainUntil, r.Evaluate, r.Wake}
     at_home |= {r.StartRows, r.ReleasePayloads, r.SampleEvaluated, r.EvaluationDone, r.TargetReached, r.Halt}
     at_home |= {r.EpisodeSetAside, r.FilterExhausted, r.BatchingChosen}
     assert {*get_args(r.Event), *get_args(r.Command)} - at_home <= set(wire._TYPES)

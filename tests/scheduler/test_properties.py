@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import HealthCheck, assume, given, settings
@@ -27,11 +28,15 @@ from polyrhythm.scheduler.records import (
     Evaluate,
     EvaluationDone,
     Event,
+    PayloadsLost,
+    ReleasePayloads,
     SampleEvaluated,
+    SampleFinished,
     Serve,
     StartRows,
     StartUpdate,
 )
+from polyrhythm.scheduler.samples.ledger import SampleState
 
 randoms = st.randoms(use_true_random=False)
 examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
@@ -61,6 +66,33 @@ def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Rando
     assert selection.trained.samples == conductor.ledger.trained + conductor.ledger.rolled_back
     if all(fault.station != "trainer" for fault in cluster_settings.faults):  # a rollback leaves groups that are late
         assert conductor.rollout.admission.spare == [], "nobody's place is left to take"
+
+
+@settings(examples, max_examples=80)
+@given(randoms)
+def test_samples_of_lost_hosts_run_again_under_their_numbers_and_every_target_is_reached(rng: random.Random) -> None:
+    """At random times some of the finished samples that wait are lost."""
+    cluster, conductor, watch = watched(arbitrary_cluster(rng, redundant=rng.random() < 0.3))
+
+    def lose(_: object) -> None:
+        waiting = [s.payload_id for s in conductor.rollout.samples.values() if s.state is SampleState.BUFFERED]
+        cluster.driver.submit(PayloadsLost("far", tuple(rng.sample(waiting, rng.randint(0, len(waiting))))))
+
+    for _ in range(rng.randint(1, 6)):
+        cluster.driver.clock.at(rng.uniform(0.0, 0.5), lose, None)
+    check_target_reached(cluster, conductor, watch)
+    lost, granted, finished = set[int](), Counter[int](), dict[str, int]()
+    for step in cluster.driver.steps:
+        if isinstance(step.event, SampleFinished):
+            finished[step.event.payload_id] = step.event.ticket
+        released = {p for command in step.commands if isinstance(command, ReleasePayloads) for p in command.payload_ids}
+        if isinstance(step.event, PayloadsLost):
+            lost |= {finished[payload_id] for payload_id in released.intersection(step.event.payload_ids)}
+        starts = [command for command in step.commands if isinstance(command, StartRows)]
+        granted.update(grant.ticket.number for command in starts for grant in command.grants)
+    waiting = {n for n, s in conductor.rollout.samples.items() if s.state is SampleState.REISSUING}
+    if not conductor.ledger.dropped_total:
+        assert all(granted[number] > 1 for number in lost - waiting)
 
 
 def _reaches_its_target(cluster_settings: ClusterSettings) -> Conductor:

@@ -204,7 +204,7 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
         versions=training.versions,
         simulators=rollout.simulators,
         parts=rollout.env_batches,
-        mean_over=rollout.env_batches if config.launcher == "local" else 1,
+        mean_over=rollout.env_batches if config.launcher != "inline" else 1,
         generators=rollout.generators,
         rows=rollout.simulators * rollout.env_batches * rollout.rows,
         segment_steps=rollout.segment_steps,

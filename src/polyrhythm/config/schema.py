@@ -31,6 +31,7 @@ from polyrhythm.config.sections.rollout import (
 from polyrhythm.config.sections.running import (
     CheckpointSettings,
     DataPlaneSettings,
+    RaySettings,
     SupervisionSettings,
 )
 
@@ -50,8 +51,8 @@ class RunConfig(Section):
     """Name of the run's folder under out_dir; default: the recipe's name."""
     seed: Seed = 0
     """Seed of initial weights, initial states and sampling noise."""
-    launcher: Literal["local", "inline"] = "local"
-    """local: a process per station on this machine; inline: all stations in this process."""
+    launcher: Literal["local", "inline", "ray"] = "local"
+    """local: a process per station on this machine; inline: all in this process; ray: processes on a Ray cluster."""
     out_dir: str = "runs"
     """Folder of all runs; this run's is <out_dir>/<name>/<time>."""
     resume: str = "never"
@@ -82,6 +83,8 @@ class RunConfig(Section):
     """Episodes on held-out seeds before and after training."""
     placement: PlacementSettings = PlacementSettings()
     """Devices and threads of the stations."""
+    ray: RaySettings = RaySettings()
+    """The cluster of `launcher: ray`."""
     data_plane: DataPlaneSettings = DataPlaneSettings()
     """Messages between processes."""
     supervision: SupervisionSettings = SupervisionSettings()

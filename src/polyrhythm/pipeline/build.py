@@ -32,10 +32,13 @@ from polyrhythm.pipeline.placed import (
     generator_names,
     place,
 )
+from polyrhythm.pipeline.places import slots_of, spread_over
 from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import describe_seat
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.runtime.factories import StationFactory, StationList
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
+from polyrhythm.runtime.hosts.nodes import Node
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import use_one_thread
@@ -148,7 +151,7 @@ def scheduler_settings(
     )
 
 
-def build_pipeline(
+def build_pipeline(  # noqa: PLR0913 - what every run may be told
     config: RunConfig,
     initial: Policy | Path | None = None,
     folder: Path | None = None,
@@ -158,13 +161,15 @@ def build_pipeline(
     trainer: bool = True,
     start: bool = True,
     record: bool = False,
+    nodes: Sequence[Node] = (),
 ) -> Pipeline:
     """Build the parts of a run, and start them if `start`. The configuration has passed `pipeline.validation.check`.
 
     initial: the first weights, published as `version`, instead of those of the seed; with a trainer a policy file,
     which the trainer reads and publishes. folder: for logs and the trainer's states; launcher local needs one. saved:
     the run to resume. trainer: build one.
-    record: keep every decision in `loop.trace`. StartError, RunHalted: the stations cannot be started.
+    record: keep every decision in `loop.trace`. nodes: places for the stations, in turn; none: as `launcher` says.
+    StartError, RunHalted: the stations cannot be started.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         use_one_thread()
@@ -183,7 +188,7 @@ def build_pipeline(
     placed = place(config, trainer=trainer, folder=folder)
     layout = arena_layout(config, spec, infos, form, trainer=trainer)
     stations = _with_seats(factories, placed)
-    launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder)
+    launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes)
     weights = launcher.weights
     try:
         conductor = Conductor(scheduler_settings(config, spec, buckets, placed.lease))
@@ -247,11 +252,31 @@ def _launcher(
     layout: ArenaLayout,
     weights: WeightsLayout,
     folder: Path | None,
+    nodes: Sequence[Node],
 ) -> Launcher:
     if config.launcher == "inline":
         return build_inline_launcher(stations, layout, weights)
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
+    if config.launcher == "ray":
+        from polyrhythm.runtime.ray.launch import build_ray_launcher  # ray
+
+        return build_ray_launcher(
+            stations,
+            layout,
+            weights,
+            config.supervision,
+            logs,
+            settings=config.ray,
+            slots=slots_of(stations),
+            trainer=TRAINER,
+            check_report=check_metrics,
+        )
+    if nodes:
+        places = Places(nodes[0].address, spread_over(nodes, stations), slots_of(stations), TRAINER)
+        return build_hosts_launcher(
+            stations, layout, weights, config.supervision, logs, places, check_report=check_metrics
+        )
     return build_local_launcher(
         stations, layout, weights, config.supervision, logs, transport, check_report=check_metrics
     )

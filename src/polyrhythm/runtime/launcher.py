@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 class Launcher:
     """Joins `hosting` and `payloads`. weights: main's end of the weights channel; folder: what all of it shares, if
-    anything; it is removed by `close`."""
+    anything; it is removed by `close`; undo: closed by it before that."""
 
     def __init__(
         self,
@@ -42,10 +43,11 @@ class Launcher:
         weights: Weights,
         clock: Callable[[], float] = time.monotonic,
         folder: SharedRunFolder | None = None,
+        undo: ExitStack | None = None,
     ) -> None:
         self.hosting, self.payloads, self.weights, self.clock = hosting, payloads, weights, clock
         self.layout, self.arena, self.pool = payloads.layout, payloads.arena, payloads.pool
-        self._folder = folder
+        self._folder, self._undo = folder, undo or ExitStack()
 
     @property
     def folder(self) -> Path | None:
@@ -63,6 +65,9 @@ class Launcher:
                 self.hosting.send(station, command)
             case records.ReleasePayloads(payload_ids):
                 self.payloads.release(payload_ids)
+            case records.StartUpdate(trainer=station):
+                located = self.payloads.locate(command.payload_ids)
+                self.hosting.send(station, replace(command, payload_ids=located))
             case records.StartRows(simulator=station, slot=slot):
                 if self.hosting.reaches(station):
                     self.hosting.send(station, StartRowsInBlocks(command, tuple(self.payloads.assign(command))), slot)
@@ -72,7 +77,7 @@ class Launcher:
             ):  # fmt: skip
                 self.hosting.send(station, command, slot)
             case (
-                records.ApplyWeights(generator=station) | records.StartUpdate(trainer=station)
+                records.ApplyWeights(generator=station)
                 | records.PublishWeights(trainer=station) | records.SaveTrainer(trainer=station)
                 | records.TakeDevice(station=station) | records.YieldDevice(station=station)
             ):  # fmt: skip
@@ -82,6 +87,8 @@ class Launcher:
 
     def receive(self, timeout: float) -> records.Event | None:
         """The next event, or None after `timeout` seconds. RunHalted: failures of stations end the run."""
+        if lost := self.payloads.take_lost():
+            return lost
         event = self.hosting.receive(timeout)
         if event is not None:
             self.payloads.hear(event)
@@ -122,6 +129,7 @@ class Launcher:
         try:
             self.hosting.close()
         finally:
+            self._undo.close()
             if self._folder is not None:
                 self._folder.remove()
 
@@ -150,7 +158,8 @@ def build_local_launcher(
     check_report: raises ValueError for metrics that the observers do not know. StartError: there is too little memory,
     an address is taken, or strangers could not be kept out; then nothing has been started.
     """
-    from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes  # torch
+    from polyrhythm.runtime.memory.published import shared_nbytes
+    from polyrhythm.runtime.memory.weights import SharedWeights  # torch
 
     with ExitStack() as undo:
         folder = SharedRunFolder({"arena": layout.nbytes, "weights": shared_nbytes(weights)})

@@ -27,6 +27,7 @@ from pathlib import Path
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, rank_name, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
@@ -36,9 +37,9 @@ from polyrhythm.runtime.processes.rank_group import RankGroup
 from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
-from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sockets import Sockets, Transport
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets, Transport
 from polyrhythm.scheduler import records
 from polyrhythm.specs import WeightsLayout
 
@@ -55,8 +56,9 @@ _ANSWER_S = 2.0
 class LocalHosting:
     """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
 
-    check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. StartError: an
-    address is taken, or strangers could not be kept out; then nothing has been started.
+    check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
+    run, where there are several; address: of this machine for them; keys: of the run, if its hosts have them already.
+    StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
     """
 
     def __init__(  # noqa: PLR0913 - what every process is told
@@ -71,18 +73,30 @@ class LocalHosting:
         transport: Transport = "ipc",
         check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
         spawn: Spawn = start_child,
+        hosts: Hosts | None = None,
+        address: str = LOOPBACK,
+        keys: RunKeys | None = None,
     ) -> None:
-        keys = make_keys() if transport == "tcp" else None
+        if keys is None and transport == "tcp":
+            keys = make_keys()
         self._check_report = check_report
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
         with ExitStack() as undo:
-            self._sockets = Sockets(transport, str(folder), keys, self._drops.stranger, wire.LARGEST)
+            self._sockets = Sockets(transport, str(folder), keys, self._drops.stranger, wire.LARGEST, address=address)
             undo.callback(self._sockets.close)
             self._inbox = self._sockets.inbox("main")
             undo.pop_all()
         self._manager = ProcessManager(
-            stations, layout, weights, self._sockets, main=self._inbox.endpoint, limits=limits, logs=logs, spawn=spawn
+            stations,
+            layout,
+            weights,
+            self._sockets,
+            main=self._inbox.endpoint,
+            limits=limits,
+            logs=logs,
+            spawn=spawn,
+            hosts=hosts,
         )
         self._replacements = Replacements(self._manager)
         self._known: dict[str, int] = {}

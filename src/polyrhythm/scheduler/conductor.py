@@ -27,6 +27,7 @@ from polyrhythm.scheduler.delivery import GENERATOR, SIMULATOR, TRAINER, Command
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, TargetReached
+from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
 from polyrhythm.scheduler.samples.fault_limit import FaultLimit
@@ -357,6 +358,9 @@ class Conductor:
     def _on_finished(self, event: records.SampleFinished, now: float) -> list[Command]:
         return self.rollout.finish(event, now)
 
+    def _on_payloads_lost(self, event: records.PayloadsLost, _now: float) -> list[Command]:
+        return reissue_lost(self.rollout, event.payload_ids)
+
     def _on_failed(self, event: records.SampleFailed, now: float) -> list[Command]:
         self.faults.note(event)
         return self.rollout.fail(event, now)
@@ -399,6 +403,7 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.BatchDone: Conductor._on_batch_done,
     records.SampleFinished: Conductor._on_finished,
     records.SampleFailed: Conductor._on_failed,
+    records.PayloadsLost: Conductor._on_payloads_lost,
     records.UpdateDone: Conductor._on_update,
     records.Published: Conductor._on_published,
     records.WeightsOffered: Conductor._on_published,

@@ -338,6 +338,14 @@ class SaveRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadsLost:
+    """A host is lost, and with it the finished samples of these payload ids."""
+
+    host: str
+    payload_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsOffered:
     """The run offers weights of `version` to the generators: initial or restored ones."""
 
@@ -384,6 +392,7 @@ Event = (
     | DeviceYielded
     | Checkpointed
     | SaveRequested
+    | PayloadsLost
     | WeightsOffered
     | TrainUntil
     | Evaluate

@@ -114,6 +114,8 @@ class BatchBuffer:
         self.inputs, self.answers = inputs, answers
         self.view = RequestView(entries, noise_key.numpy(), greedy.numpy())
         self.obs = {name: tensor.numpy() for name, tensor in obs.items()}
+        self._fetched: list[tuple[int, Mapping[str, NDArray[Any]]]] = []
+        self._requested = len(entries)  # rows that are not padding
         self._fields = {name: answers[name] for name in answers.dtype.names or ()}
         self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n != VERSION}
 
@@ -121,17 +123,26 @@ class BatchBuffer:
         """Write a request's rows from row `first` on."""
         own, part = self.view, slice(first, first + len(view.entries))
         own.entries[part], own.noise_key[part], own.greedy[part] = view.entries, view.noise_key, view.greedy
+        if view.obs is not None:
+            self._fetched.append((first, view.obs))
 
     def pad(self, first: int) -> None:
         """Fill the rows from `first` on with copies of row 0."""
         for array in (self.view.entries, self.view.noise_key, self.view.greedy):
             array[first:] = array[0]
+        self._requested = first
 
     def gather(self, arena: Arena) -> None:
-        """Copy the observations of the requested rows from the arena."""
+        """Copy the observations of the requested rows from the arena, and those that were fetched."""
         for name, into in self.obs.items():
             # A request that its slot has abandoned may name any entry; clipping keeps the index valid.
             arena.obs[name].take(self.view.entries, 0, into, "clip")
+            for first, obs in self._fetched:
+                into[first : first + len(obs[name])] = obs[name]
+            if self._fetched:
+                into[self._requested :] = into[0]
+        self._fetched.clear()
+        self._requested = len(self.view.entries)
 
     def form_error(self, act: Act) -> str:
         """How the policy's output differs in keys, shapes or types from its output before the start; "" if equal."""

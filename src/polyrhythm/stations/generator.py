@@ -194,6 +194,7 @@ class Generator:
         batch = command.batch
         rows = padded(sum(request.rows for request in batch.requests), self._buckets)
         buffer, first = self._passes.buffer(rows), 0
+        self._arena.fetch_requests((request.slot, request.rows) for request in batch.requests)
         for request in batch.requests:
             buffer.put_request(first, self._arena.view(request.slot, request.rows))
             first += request.rows

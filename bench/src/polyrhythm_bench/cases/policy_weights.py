@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from polyrhythm.errors import StartError
 from polyrhythm.policies.form import published_state
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.memory.weights import SharedWeights, shared_nbytes
+from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 from polyrhythm_bench.harness.roofline import seconds

@@ -21,11 +21,12 @@ import torch
 
 from polyrhythm.runtime.memory.channel import open_weights
 from polyrhythm.runtime.memory.device_handles import can_reach
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of
 from polyrhythm.runtime.memory.ways import CPU, Ends
-from polyrhythm.runtime.memory.weights import InlineWeights, Weights, shared_nbytes
+from polyrhythm.runtime.memory.weights import InlineWeights, Weights
 from polyrhythm_bench.cases.weights_collective import measure_collective
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.worker import Worker

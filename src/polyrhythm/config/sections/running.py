@@ -14,6 +14,21 @@ class DataPlaneSettings(Section):
     """ipc: sockets in the run's folder; tcp: free ports of this machine, encrypted, for this run's processes alone."""
 
 
+class RaySettings(Section):
+    """The Ray cluster of `launcher: ray`; it starts, places and ends processes (docs/clusters.md)."""
+
+    address: str = "local"
+    """local: a cluster of this machine for the run alone; auto: the one that runs here; HOST:PORT of a head node."""
+    cpus_per_station: Positive = 1.0
+    """CPUs of the cluster that each process of a station takes; 0.25 lets four share a core."""
+    strategy: Literal["pack", "spread"] = "pack"
+    """pack: stations on as few nodes as they fit; spread: on as many as there are."""
+    start_s: Positive = 20.0
+    """Seconds until the cluster must have a place for every station."""
+    working_dir: str = ""
+    """Folder that Ray copies to every node, with modules of your own; empty: nodes have them already."""
+
+
 class SupervisionSettings(Section):
     """When a station's process is given up and replaced, and when the run is."""
 

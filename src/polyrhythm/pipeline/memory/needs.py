@@ -25,9 +25,9 @@ from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, 
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.staging import CHUNK_BYTES
 from polyrhythm.runtime.memory.ways import keeps_copy
-from polyrhythm.runtime.memory.weights import shared_nbytes
 from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
 from polyrhythm.training.optim import PIECE_BYTES
 

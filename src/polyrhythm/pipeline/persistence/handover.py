@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.payloads import Payloads
 from polyrhythm.specs import Trajectory
 
 
 class SampleHandover:
     """The samples of these payload ids, as they are now, to be read once."""
 
-    def __init__(self, arena: Arena, payload_ids: Sequence[str]) -> None:
-        self._arena, self._payload_ids = arena, tuple(payload_ids)
+    def __init__(self, payloads: Payloads, payload_ids: Sequence[str]) -> None:
+        self._payloads, self._payload_ids = payloads, tuple(payload_ids)
         self._pending = {int(payload_id) for payload_id in payload_ids}
         self._copies: dict[int, Trajectory] = {}
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class SampleHandover:
             self._copies.clear()
 
     def _copy(self, block: int) -> Trajectory:
-        sample = _copy_of(self._arena.trajectory(block))
+        sample = _copy_of(self._payloads.read(str(block)))
         self._pending.remove(block)
         return sample
 

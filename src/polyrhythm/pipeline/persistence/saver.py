@@ -107,7 +107,7 @@ class RunCheckpointer(Observer):
         pipeline = self._pipeline
         states, launcher, counts = pipeline.states, pipeline.launcher, self._counts(statistics)
         assert states is not None
-        memory = (launcher.arena, launcher.pool, pipeline.weights)
+        memory = (launcher.payloads, launcher.pool, pipeline.weights)
         try:
             snapshot = take_snapshot(self._folder, pipeline.loop.conductor, memory, states, counts)
         except OSError as error:

@@ -36,8 +36,8 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     saved_runs,
 )
 from polyrhythm.pipeline.persistence.handover import SampleHandover
-from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.payloads import Payloads
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.specs import Trajectory
@@ -66,7 +66,7 @@ class RunSnapshot:
 def take_snapshot(
     folder: Path,
     conductor: Conductor,
-    memory: tuple[Arena, BlockPool, Weights],
+    memory: tuple[Payloads, BlockPool, Weights],
     states: TrainerStates,
     counts: dict[str, Any],
 ) -> RunSnapshot:
@@ -75,7 +75,7 @@ def take_snapshot(
 
     The trainer's newest state goes with it. Updates that it lacks are rolled back when the run is resumed.
     """
-    arena, pool, weights = memory
+    payloads, pool, weights = memory
     whole = next_run(folder)
     part = whole.with_name(whole.name + PART)
     shutil.rmtree(part, ignore_errors=True)
@@ -88,7 +88,7 @@ def take_snapshot(
     if versions.in_version or states.updates(state) != versions.updates:
         version, published = weights.read(versions.published)  # a newer one there may be of updates that were undone
     waiting = [sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id]
-    samples = SampleHandover(arena, waiting)
+    samples = SampleHandover(payloads, waiting)
     pool.hand_over(samples)
     return RunSnapshot(part, conductor.save(), counts, samples, version, published)
 

@@ -28,6 +28,7 @@ from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
 from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
+from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
@@ -37,8 +38,8 @@ from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
-from polyrhythm.runtime.memory.weights import shared_nbytes
 from polyrhythm.runtime.processes.limits import check_limits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
@@ -219,7 +220,8 @@ def refuse_swapping(spec: EnvSpec) -> None:
 
 def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
     """The seats of all stations. ConfigError: one has none on this machine, or updates do not fit the trainer's
-    ranks."""
+    ranks, or the launcher cannot have what is asked of it."""
+    check_launcher(config)
     placed = place(config, trainer=trainer)
     if trainer and config.training.versions:
         check_ranks(config, len(placed.names["trainer"]))

@@ -14,9 +14,9 @@ The same code serves one process (plain memory) and several (shared memory).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,21 +85,42 @@ class ArenaLayout:
 
 
 class RequestView(NamedTuple):
-    """A request as a generator reads it: entries [n] with the observations, noise keys [n] int64, greedy flags [n]."""
+    """A request as a generator reads it: entries [n] with the observations, noise keys [n] int64, greedy flags [n].
+
+    obs: the observations themselves, name → [n, ...], where the request was fetched from another host."""
 
     entries: NDArray[np.int64]
     noise_key: NDArray[np.int64]
     greedy: NDArray[np.bool_]
+    obs: Mapping[str, NDArray[Any]] | None = None
+
+
+class Elsewhere(Protocol):
+    """What lies on other hosts. own: the host of this arena."""
+
+    @property
+    def own(self) -> str: ...
+
+    def requests(self, posted: Sequence[tuple[str, int]]) -> dict[str, RequestView]:
+        """Those of these requests (slot, rows) that lie on other hosts, by slot."""
+        ...
+
+    def bring(self, arena: Arena, host: str, block: int) -> None:
+        """Copy a finished sample to the same block of this arena. LookupError: it is not there."""
+        ...
 
 
 class Arena:
     """The arrays of `layout` in `memory`, which has at least `layout.nbytes` bytes.
 
     obs: name → [entries, ...]; answers: records [entries]; rewards [entries, C] float32; valid [entries, C] bool.
+    elsewhere: what other hosts hold of the run; None where there are none.
     """
 
-    def __init__(self, layout: ArenaLayout, memory: memoryview | bytearray) -> None:
-        self.layout = layout
+    def __init__(self, layout: ArenaLayout, memory: memoryview | bytearray, elsewhere: Elsewhere | None = None) -> None:
+        self.layout, self._elsewhere = layout, elsewhere
+        self._fetched: dict[str, RequestView] = {}
+        self._brought: dict[int, str] = {}  # blocks of other hosts whose samples were fetched
         found: dict[str, NDArray[Any]] = {}
         offset = 0
         for name, shape, dtype in layout.arrays():
@@ -118,8 +139,15 @@ class Arena:
         area, count = self._requests[slot], len(view.entries)
         area[0, :count], area[1, :count], area[2, :count] = view.entries, view.noise_key, view.greedy
 
+    def fetch_requests(self, posted: Iterable[tuple[str, int]]) -> None:
+        """Fetch those of these requests (slot, rows) that lie on other hosts, for `view`, until the next call."""
+        if self._elsewhere is not None:
+            self._fetched = self._elsewhere.requests(list(posted))
+
     def view(self, slot: str, count: int) -> RequestView:
         """The request that the slot posted, of `count` rows, in place."""
+        if slot in self._fetched:
+            return self._fetched[slot]
         area = self._requests[slot]
         return RequestView(area[0, :count], area[1, :count], area[2, :count] != 0)
 
@@ -136,21 +164,42 @@ class Arena:
         self.head[block] = [head[name] for name in _HEAD]
 
     def block_of(self, payload_id: str) -> int:
-        """The block that a payload id names. LookupError: it names none of this host."""
-        number = int(payload_id) if payload_id.isascii() and payload_id.isdigit() and len(payload_id) < _DIGITS else -1
-        if not 0 <= number < self.layout.blocks:
-            host, _, _ = payload_id.rpartition("/")
-            where = f"it lies on host {host}, which this process cannot read" if host else "there is no such block"
-            raise LookupError(f"payload {payload_id!r}: {where}")
+        """The block that a payload id names. LookupError: there is none, or it is another host's, not fetched yet."""
+        host, number = self._parse(payload_id)
+        if host and self._brought.get(number) != host:
+            raise LookupError(
+                f"payload {payload_id!r}: it lies on host {host}, which this process cannot read before it fetched it"
+            )
         return number
+
+    def _parse(self, payload_id: str) -> tuple[str, int]:
+        """The host, "" for this one, and the block."""
+        host, _, digits = payload_id.rpartition("/")
+        number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < _DIGITS else -1
+        if not 0 <= number < self.layout.blocks:
+            raise LookupError(f"payload {payload_id!r}: there is no such block")
+        own = self._elsewhere is not None and host == self._elsewhere.own
+        return "" if own else host, number
+
+    def fetch(self, payload_id: str) -> None:
+        """Have the sample here if it lies on another host. LookupError: it does not lie there."""
+        host, number = self._parse(payload_id)
+        if not host:
+            return
+        if self._elsewhere is None:
+            raise LookupError(f"payload {payload_id!r}: it lies on host {host}, which this process cannot read")
+        self._brought.pop(number, None)
+        self._elsewhere.bring(self, host, number)
+        self._brought[number] = host
 
     def read(self, payload_id: str) -> Trajectory:
         """The finished sample of this payload id, in place: valid until it is released. LookupError: it is not here."""
         return self.trajectory(self.block_of(payload_id))
 
     def holds(self, payload_id: str, ticket: int) -> bool:
-        """Whether the finished sample of this ticket lies there."""
+        """Whether the finished sample of this ticket lies there; from another host it is fetched."""
         try:
+            self.fetch(payload_id)
             number = self.block_of(payload_id)
         except LookupError:
             return False

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from polyrhythm.runtime.memory.device_handles import DeviceHandles
 from polyrhythm.runtime.memory.fit import Stream, fitting
+from polyrhythm.runtime.memory.published import lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, copy_tensor, views_of
 from polyrhythm.runtime.memory.ways import Way
-from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights, lock_file
+from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
     put, or written by a simulator  →  read in place, by anybody who shares the memory  →  released
 
-A payload id is `block` for a block of this host, or `host/block`. Only blocks of this host can be read today; reading
-another host's is an error that says so.
+A payload id is `block` for a block of this host, or `host/block`. `ArenaPayloads` knows one host and refuses to read
+others' blocks; `runtime.hosts.payloads` fetches them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ class Payloads(Protocol):
         """Note what an event says of blocks: a sample is finished or failed, or a station that wrote is gone."""
         ...
 
+    def take_lost(self) -> records.PayloadsLost | None:
+        """Finished samples that nobody can read any more, which the conductor has not been told of; asked before every
+        event."""
+        ...
+
+    def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
+        """The same payloads by the names that stations of any host know."""
+        ...
+
     def put(self, payload_id: str, trajectory: Trajectory) -> None:
         """Write a finished sample into the block, as it was read from another."""
         ...
@@ -66,6 +75,12 @@ class ArenaPayloads:
             self.pool.lose(event.station)
         else:
             self.pool.hear(event)
+
+    def take_lost(self) -> None:
+        return None
+
+    def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
+        return tuple(payload_ids)
 
     def put(self, payload_id: str, trajectory: Trajectory) -> None:
         self.arena.store(self.arena.block_of(payload_id), trajectory)

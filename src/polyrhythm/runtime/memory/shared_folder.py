@@ -73,6 +73,11 @@ class SharedRunFolder:
                 "or give it to this user"
             ) from error
 
+    def add(self, name: str, size: int) -> None:
+        """Another segment of `size` bytes. StartError: there is too little memory."""
+        refuse_shortage({name: size}, self.folder.parent)
+        _reserve(self.folder / name, size)
+
     def segment(self, name: str) -> mmap.mmap:
         return open_segment(self.folder, name)
 

@@ -5,6 +5,7 @@
                 memory
     ipc         from the trainer's device memory, which a generator on the same device has opened (CUDA IPC)
     peer        the same memory, copied by a generator on another device that can read it (NVLink or PCIe)
+    tcp         from the trainer's host to the generator's, once for each host, then through its shared memory
 
 Pure, without torch: every process of a run decides for itself, and all of them alike. docs/design/033 says why no way
 is a collective.
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Way = Literal["reference", "host", "ipc", "peer"]
+Way = Literal["reference", "host", "ipc", "peer", "tcp"]
 CPU = "cpu"
 
 #: Whether the first device (cuda:N) can read the memory of the second.

@@ -19,22 +19,18 @@ with other content. Therefore publications are numbered: a copy of the first is 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-import numpy as np
-
 from polyrhythm.runtime.memory.fit import Stream, fitting
+from polyrhythm.runtime.memory.published import EMPTY, PublishedMemory
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, copy_tensor, tensors_over, to_dtype
 from polyrhythm.runtime.memory.traffic import PUBLISHED, Traffic
 from polyrhythm.runtime.memory.ways import Way
 from polyrhythm.specs.weights import WeightsLayout
-
-_HEADER = 64
-_EMPTY = -1
 
 
 class Publication(NamedTuple):
@@ -45,7 +41,7 @@ class Publication(NamedTuple):
 
 
 #: What a module holds that has received nothing.
-NOTHING = Publication(_EMPTY, 0)
+NOTHING = Publication(EMPTY, 0)
 
 
 class Fetched(NamedTuple):
@@ -108,7 +104,7 @@ class InlineWeights:
 
     @property
     def newest(self) -> int:
-        return max(self._held, default=_EMPTY)
+        return max(self._held, default=EMPTY)
 
     def publish(self, version: int, state: State | Stream) -> None:
         specs = self.layout.published
@@ -165,17 +161,10 @@ class SharedWeights:
 
     def __init__(self, layout: WeightsLayout, memory: memoryview | bytearray, folder: Path) -> None:
         self.layout, self.traffic = layout, Traffic()
-        view = memoryview(memory)
-        # Versions are stored plus one, so that zeroed memory is empty.
-        self._stored = np.frombuffer(view, np.int64, 2)
-        self._numbers = np.frombuffer(view, np.int64, 2, self._stored.nbytes)
-        size = layout.nbytes
-        self._buffers = [tensors_over(layout, view[_HEADER + i * size : _HEADER + (i + 1) * size]) for i in range(2)]
-        self._files = [folder / f"weights.{index}.lock" for index in range(2)]
-
-    def versions(self) -> tuple[int, int]:
-        """What the two buffers hold, -1 for nothing."""
-        return int(self._stored[0]) - 1, int(self._stored[1]) - 1
+        self._memory = PublishedMemory(layout, memory, folder)
+        self._stored, self._numbers = self._memory.stored, self._memory.numbers
+        self._buffers = [tensors_over(layout, buffer) for buffer in self._memory.buffers]
+        self.versions, self.held = self._memory.versions, self._memory.held
 
     @property
     def newest(self) -> int:
@@ -183,15 +172,32 @@ class SharedWeights:
 
     def publish(self, version: int, state: State | Stream) -> None:
         """As in `Weights`. Overwrites the older buffer; waits for a reader that is in the middle of it."""
-        tensors, held = fitting(self.layout, state), self.versions()
-        index = held.index(max(held)) if max(held) >= version else held.index(min(held))
-        into = self._buffers[index]
-        with self._lock(index, fcntl.LOCK_EX), self.traffic.timed(PUBLISHED, self.layout.nbytes):
-            self._stored[index] = 0
-            self._numbers[index] = self._numbers.max() + 1
+        tensors = fitting(self.layout, state)
+        with self._writing(version) as index:
+            into = self._buffers[index]
             for name, tensor in tensors:
                 copy_tensor(into[name], tensor)
                 del tensor  # before the next is made
+
+    def publish_bytes(self, version: int, parts: Iterable[bytes | memoryview]) -> None:
+        """As `publish`: the version's bytes as they lie in another such memory, in order."""
+        with self._writing(version) as index:
+            into, first = self._memory.buffers[index], 0
+            for part in parts:
+                size = memoryview(part).nbytes
+                into[first : first + size] = part
+                first += size
+            assert first == self.layout.nbytes, f"{first} bytes of {self.layout.nbytes}"
+
+    @contextmanager
+    def _writing(self, version: int) -> Iterator[int]:
+        """The buffer to overwrite, empty until this ends without an error, then `version`."""
+        held = self.versions()
+        index = held.index(max(held)) if max(held) >= version else held.index(min(held))
+        with self._lock(index, fcntl.LOCK_EX), self.traffic.timed(PUBLISHED, self.layout.nbytes):
+            self._stored[index] = 0
+            self._numbers[index] = self._numbers.max() + 1
+            yield index
             self._stored[index] = version + 1
 
     def find(self, version: int) -> Publication | None:
@@ -210,7 +216,7 @@ class SharedWeights:
         return Fetched(found, "host")
 
     def read(self, version: int | None = None) -> tuple[int, State]:
-        with self._reading(_EMPTY if version is None else version) as (found, tensors):
+        with self._reading(EMPTY if version is None else version) as (found, tensors):
             return found.version, {name: tensor.clone() for name, tensor in tensors.items()}
 
     @contextmanager
@@ -232,25 +238,4 @@ class SharedWeights:
                     return
 
     def _lock(self, index: int, operation: int) -> BinaryIO:
-        """Lock a buffer, see `lock_file`."""
-        return lock_file(self._files[index], operation)
-
-
-def lock_file(path: Path, operation: int) -> BinaryIO:
-    """Lock a file until the one that this returns is closed. BlockingIOError: with LOCK_NB it is locked.
-
-    Each use opens the file anew, so threads of a process exclude each other too.
-    """
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, operation)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def shared_nbytes(layout: WeightsLayout) -> int:
-    """Memory that `SharedWeights` needs."""
-    return _HEADER + 2 * layout.nbytes
-
+        return self._memory.lock(index, operation)

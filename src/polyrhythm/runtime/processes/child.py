@@ -16,16 +16,16 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
+from polyrhythm.runtime.hosts.memory import HostMemory
+from polyrhythm.runtime.hosts.questions import HostView
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
-from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
-from polyrhythm.runtime.memory.shared_folder import open_segment
+from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Channels, Spans, process_address, rank_name
 from polyrhythm.runtime.processes.outgoing import Outgoing
 from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
@@ -33,12 +33,9 @@ from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter
-from polyrhythm.runtime.transport.sockets import Sockets, Transport
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets, Transport
 from polyrhythm.scheduler import records
 from polyrhythm.specs import WeightsLayout
-
-if TYPE_CHECKING:
-    from polyrhythm.runtime.memory.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +49,8 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
-    inbox; keys: of the run, if its sockets need them; parent: process id of main; rank, ranks: which of how many
-    processes of this incarnation it is."""
+    inbox; keys: of the run, if its sockets need them; parent: process id of who started it; rank, ranks: which of how
+    many processes of this incarnation it is; host: what it knows of the run's hosts, None if there is one."""
 
     station: str
     incarnation: int
@@ -69,6 +66,7 @@ class ChildSpec:
     parent: int
     rank: int = 0
     ranks: int = 1
+    host: HostView | None = None
 
 
 class StationProcess:
@@ -79,13 +77,17 @@ class StationProcess:
         self._spec = spec
         self._drops = DropCounter(rank_name(spec.station, spec.rank))
         self._largest = wire.largest_message(spec.layout)
-        self._sockets = Sockets(spec.transport, spec.folder, spec.keys, self._drops.stranger, self._largest)
+        address = spec.host.address if spec.host is not None else LOOPBACK
+        self._sockets = Sockets(
+            spec.transport, spec.folder, spec.keys, self._drops.stranger, self._largest, address=address
+        )
+        self._memory = HostMemory(spec.layout, spec.weights, Path(spec.folder), spec.host, self._sockets)
         self._outgoing = Outgoing(self._sockets, spec.main)
         self._news, self._telling = threading.Event(), threading.Lock()
         self._parts: list[StationThread] = []
         self._reading: InboxThread | None = None
         self._endpoint = ""
-        self.connect, self.beat = self._outgoing.connect, self._beat
+        self.beat = self._beat
         self.collect, self.flush = self._outgoing.collect, self._outgoing.flush
         self.notify = self._news.set
 
@@ -93,10 +95,10 @@ class StationProcess:
         """The parts of the station, in the memory that the run shares."""
         spec = self._spec
         folder = Path(spec.folder)
-        arena = Arena(spec.layout, memoryview(open_segment(folder, "arena")))
+        arena = self._memory.arena()
         say = self._outgoing.say if spec.rank == 0 else _say_nothing
         channels = Channels(say, self._outgoing.reply, say)
-        weights = partial(self._open_weights, folder)
+        weights = partial(self._memory.weights, spec.resources.device, spec.resources.ends)
         resources = spec.resources
         context = StationContext(
             arena,
@@ -116,6 +118,12 @@ class StationProcess:
             for (address, make), inbox in zip(parts, inboxes, strict=True)
         ]
 
+    def connect(self, message: wire.Connect) -> None:
+        """Know where a simulator's replies go, and where its requests lie. UnfitMessage: that cannot be."""
+        if message.host:
+            self._memory.note_slots(message.host, message.slots)
+        self._outgoing.connect(message)
+
     def _name(self) -> str:
         return process_address(self._spec.station, self._spec.incarnation, self._spec.rank)
 
@@ -130,15 +138,6 @@ class StationProcess:
         self._reading = InboxThread(reader, queues, self.notify)
         self._reading.start()
         return [*queues]
-
-    def _open_weights(self, folder: Path) -> Weights:
-        """This process's end of the weights channel. ValueError: the layout is damaged."""
-        from polyrhythm.runtime.memory.channel import open_weights  # torch, which simulators do not need
-
-        spec = self._spec
-        spec.weights.verify()
-        memory = memoryview(open_segment(folder, "weights"))
-        return open_weights(spec.weights, memory, folder, spec.resources.device, spec.resources.ends)
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.
@@ -181,6 +180,7 @@ class StationProcess:
             self._beat()
         self._outgoing.close(_LINGER_S)
         if all(part.over.is_set() for part in self._parts):
+            self._memory.close()
             self._sockets.close(unsent=True)
         else:
             time.sleep(_LINGER_S / 10)  # a part hangs, so the failure message gets a moment instead of a confirmation

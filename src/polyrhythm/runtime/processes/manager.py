@@ -13,6 +13,7 @@ from pathlib import Path
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationList, pack
 from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import process_address
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -36,11 +37,11 @@ _REAP_S = 10.0
 class ProcessManager:
     """Keeps the processes of `stations`, by station in their order. main: the endpoint of main's inbox.
 
-    groups: each station's present incarnation. progress: rises while a station works or is being started. updates: that
-    the trainer has reported.
+    hosts: of the run, where there are several. groups: each station's present incarnation. progress:
+    rises while a station works or is being started. updates: that the trainer has reported.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what every process is told
         self,
         stations: StationList,
         layout: ArenaLayout,
@@ -51,12 +52,13 @@ class ProcessManager:
         limits: SupervisionLimits,
         logs: Path,
         spawn: Spawn = start_child,
+        hosts: Hosts | None = None,
     ) -> None:
         self.groups: dict[str, RankGroup] = {}
         self.progress = self.updates = 0
         self._stations = {factory.name: (factory, seats) for factory, *seats in stations}
         self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
-        self._limits, self._logs, self._spawn_child = limits, logs, spawn
+        self._limits, self._logs, self._spawn_child, self._hosts = limits, logs, spawn, hosts
         self._failures = FailureTracker()
         self._measuring = False
         self._parts: dict[str, int] = {}
@@ -98,6 +100,7 @@ class ProcessManager:
         """What the processes of an incarnation get at their start, by rank."""
         factory, seats = self._stations[name]
         kind, content = pack(factory)
+        view = self._hosts.view(name) if self._hosts is not None else None
         for rank, resources in enumerate(seats):
             yield ChildSpec(
                 station=name,
@@ -107,13 +110,14 @@ class ProcessManager:
                 resources=resources,
                 layout=self._layout,
                 weights=self._weights,
-                folder=self._sockets.folder,
+                folder=view.folder if view is not None else self._sockets.folder,
                 main=self._main,
                 transport=self._sockets.transport,
                 keys=self._sockets.keys,
                 parent=os.getpid(),
                 rank=rank,
                 ranks=len(seats),
+                host=view,
             )
 
     @property
@@ -138,10 +142,16 @@ class ProcessManager:
         if isinstance(joined, records.SimulatorJoined):
             for part, info in enumerate(joined.batches):
                 self._parts |= {slot.slot: part for slot in info.slots}
-            self._tell_generators(wire.Connect(process.address, process.endpoint))
+            self._tell_generators(self._connection(process, joined))
         elif isinstance(joined, records.GeneratorJoined):
             for simulator in self._present(records.SimulatorJoined):
                 process.tell(wire.Connect(simulator.address, simulator.endpoint))
+
+    def _connection(self, simulator: ChildProcess, joined: records.SimulatorJoined) -> wire.Connect:
+        """Where the replies for a simulator go, and where its requests lie."""
+        host = self._hosts.host_of(simulator.station) if self._hosts is not None else ""
+        slots = tuple(slot.slot for info in joined.batches for slot in info.slots) if host else ()
+        return wire.Connect(simulator.address, simulator.endpoint, host, slots)
 
     def _present(self, kind: type) -> list[ChildProcess]:
         """The stations that announced themselves so and can be told something, by their rank 0."""
@@ -186,6 +196,10 @@ class ProcessManager:
     def start_next(self, group: RankGroup, now: float) -> None:
         """Start the next incarnation of a station that was dismissed."""
         self._past[group.station].update(group.statistics())
+        if self._hosts is not None:
+            for station in self._hosts.find_place(group.station):
+                if station != group.station:
+                    self.groups[station].first.refusal = f"is on host {self._hosts.host_of(station)}, which is lost"
         self._spawn(group.station, group.incarnation + 1, now)
 
     def close(self) -> None:

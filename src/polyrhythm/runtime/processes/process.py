@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -145,34 +145,39 @@ class ChildProcess:
             self._handle.kill()
 
 
-def start_child(spec: ChildSpec, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the station's process: `python -m polyrhythm.runtime.processes.child`, with its spec on standard input."""
+def start_child(
+    spec: ChildSpec, log: IO[bytes], prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the station's process: `python -m polyrhythm.runtime.processes.child`, with its spec on standard input.
+
+    prefix: words before the command; environment: variables in addition to those of this process."""
     threads = str(spec.resources.threads)
-    environment = os.environ | {
+    own = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
-    environment |= spec.resources.environment
+    own |= spec.resources.environment | dict(environment or {})
     name = rank_name(spec.station, spec.rank)
-    command = [sys.executable, "-m", "polyrhythm.runtime.processes.child", name]  # the name is for `ps`
+    command = [*prefix, sys.executable, "-m", "polyrhythm.runtime.processes.child", name]  # the name is for `ps`
     # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
-    with _in_memory(msgspec.msgpack.encode(spec), spec.folder) as content:
+    with in_memory(msgspec.msgpack.encode(spec), spec.folder) as content:
         return subprocess.Popen(  # noqa: S603
-            command, stdin=content, stdout=log, stderr=log, env=environment, start_new_session=True
+            command, stdin=content, stdout=log, stderr=log, env=own, start_new_session=True
         )
 
 
-def _in_memory(content: bytes, folder: str) -> IO[bytes]:
+def in_memory(content: bytes, folder: str) -> IO[bytes]:
     """A file without a name that has this content; unlike a pipe it takes any size at once. It is in memory, because
-    the content has the keys of the run; where the system has no such files, it is in the run's folder."""
+    the content has the keys of the run; where the system has no such files, it is in the run's folder ("": the
+    system's temporary one)."""
     file: IO[bytes]
     if sys.platform == "linux":
         file = os.fdopen(os.memfd_create("spec"), "w+b")
     else:
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by the caller
+        file = tempfile.TemporaryFile(dir=folder or None)  # noqa: SIM115 - closed by the caller
     file.write(content)
     file.seek(0)
     return file

@@ -10,6 +10,7 @@ sees to it: the sockets lie in a folder that nobody but this user can enter.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import stat
@@ -22,20 +23,23 @@ import zmq
 
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.transport.authentication import Authenticator, RunKeys, prove
+from polyrhythm.runtime.transport.exchange import AnsweringEnd, AskingEnd
 
 #: Times the largest message that is read, above which a connection is cut off.
 _CUT_OFF = 4
 #: Ports of a host; bytes of a path that the kernel takes for a socket's, with the one that ends it.
 _PORTS, _PATH = 2**16, 108
+#: The address of this machine that no other can reach.
+LOOPBACK = "127.0.0.1"
 Transport = Literal["inproc", "ipc", "tcp"]
 #: Raised where a thread waits for a message while another closes the process's sockets.
 SocketsClosed = zmq.ContextTerminated
 
 
-def endpoint(transport: Transport, folder: str, name: str) -> str:
-    """Where an inbox of this name is bound; tcp takes any free port of this machine."""
+def endpoint(transport: Transport, folder: str, name: str, address: str = LOOPBACK) -> str:
+    """Where an inbox of this name is bound; tcp takes any free port of this address."""
     if transport == "tcp":
-        return "tcp://127.0.0.1:*"
+        return f"tcp://{address}:*"
     return f"ipc://{folder}/{name}" if transport == "ipc" else f"inproc://{folder}/{name}"
 
 
@@ -52,19 +56,7 @@ class Inbox:
         authenticator: Authenticator | None = None,
         largest: int = -1,
     ) -> None:
-        self.socket = context.socket(zmq.PULL)
-        self.socket.set_hwm(0)
-        self.socket.set(zmq.MAXMSGSIZE, largest)
-        try:
-            if authenticator is not None:
-                authenticator.guard(self.socket)
-            self.socket.bind(address)
-        except zmq.ZMQError as error:
-            self.socket.close(0)
-            raise StartError(
-                f"the address {address} cannot be had ({error.strerror}); "
-                "free it, or choose another data_plane.transport"
-            ) from error
+        self.socket = _bound(context, zmq.PULL, address, authenticator, largest)
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._timeout = -1
 
@@ -115,16 +107,24 @@ class Outbox:
 class Sockets:
     """Opens the inboxes and outboxes of one process. folder: of the run, where ipc has its addresses; keys: of the run,
     needed over tcp; on_stranger: called for each connection that was refused, from another thread; largest: bytes of a
-    message that is read. What is somewhat larger arrives, so that it can be counted.
+    message that is read. What is somewhat larger arrives, so that it can be counted. address: of this machine, by which
+    the run's other hosts reach it over tcp; the default for one host is reached by no other.
 
     StartError: others than this user can enter the folder.
     """
 
     def __init__(
-        self, transport: Transport, folder: str, keys: RunKeys | None, on_stranger: Callable[[], None], largest: int
+        self,
+        transport: Transport,
+        folder: str,
+        keys: RunKeys | None,
+        on_stranger: Callable[[], None],
+        largest: int,
+        *,
+        address: str = LOOPBACK,
     ) -> None:
         assert keys is not None or transport != "tcp", "tcp without keys lets in everybody"
-        self.transport, self.folder, self.keys = transport, folder, keys
+        self.transport, self.folder, self.keys, self.address = transport, folder, keys, address
         self._largest = _CUT_OFF * largest
         if transport == "ipc":
             _check_private(folder)
@@ -132,17 +132,35 @@ class Sockets:
         self._authenticator = Authenticator(self._context, keys, on_stranger) if keys is not None else None
 
     def inbox(self, name: str) -> Inbox:
-        address = endpoint(self.transport, self.folder, name)
+        address = endpoint(self.transport, self.folder, name, self.address)
         return Inbox(self._context, address, self._authenticator, self._largest)
 
     def outbox(self, address: str) -> Outbox:
         return Outbox(self._context, address, self.keys)
 
+    def answering(self, largest: int) -> AnsweringEnd:
+        """Where questions are received, of at most `largest` bytes each, over tcp. StartError: it cannot be bound."""
+        assert self._authenticator is not None, "questions come over tcp"
+        socket = _bound(self._context, zmq.ROUTER, f"tcp://{self.address}:*", self._authenticator, largest)
+        return AnsweringEnd(socket)
+
+    def asking(self, address: str, largest: int) -> AskingEnd:
+        """A connection to who answers at `address`; parts of its answers have at most `largest` bytes."""
+        assert self.keys is not None, "questions go over tcp"
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.set(zmq.MAXMSGSIZE, largest)
+        prove(socket, self.keys)
+        socket.connect(address)
+        return AskingEnd(socket)
+
     def could_be(self, address: str) -> bool:
         """Whether an inbox of this run could have this address."""
         if self.transport == "tcp":
-            found = re.fullmatch(r"tcp://127\.0\.0\.1:([1-9][0-9]{0,4})", address)
-            return found is not None and int(found[1]) < _PORTS
+            found = re.fullmatch(r"tcp://([0-9.]{7,15}):([1-9][0-9]{0,4})", address)
+            if found is None or int(found[2]) >= _PORTS:
+                return False
+            return found[1] == LOOPBACK if self.address == LOOPBACK else _is_ipv4(found[1])
         begin = f"ipc://{self.folder}/"
         short = len(address.encode(errors="replace")) < len("ipc://") + _PATH
         return short and address.startswith(begin) and address.isprintable() and "/" not in address.removeprefix(begin)
@@ -159,6 +177,37 @@ class Sockets:
             self._context.term()
         else:
             self._context.destroy(linger=0)
+
+
+def _bound(
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    address: str,
+    authenticator: Authenticator | None,
+    largest: int,
+) -> zmq.Socket[bytes]:
+    """A socket that is bound there. StartError: it cannot be."""
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket.set_hwm(0)
+    socket.set(zmq.MAXMSGSIZE, largest)
+    try:
+        if authenticator is not None:
+            authenticator.guard(socket)
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise StartError(
+            f"the address {address} cannot be had ({error.strerror}); free it, or choose another data_plane.transport"
+        ) from error
+    return socket
+
+
+def _is_ipv4(address: str) -> bool:
+    try:
+        ipaddress.IPv4Address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_private(folder: str) -> None:

@@ -57,10 +57,13 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """To generators: send replies for the process `address` to `endpoint`; "" means that it has ended."""
+    """To generators: send replies for the process `address` to `endpoint`; "" means that it has ended. slots: of that
+    simulator, whose requests lie on `host`, where there are several hosts."""
 
     address: str
     endpoint: str
+    host: str = ""
+    slots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Grants tickets to rows and follows them until their samples are buffered or dropped.
 
-A ticket goes running → buffered, or running → reissuing → running … → dropped after `max_attempts`: with its group, or
-alone if the group has extra members. When its task and seed is set aside (`quarantine`) the group goes at once. In any
-of these states it may also be dropped because others finished first (`redundancy`) or because its group is filtered
-(`filtering`). A row waits for a new ticket as soon as its ticket ends.
+A ticket goes running → buffered (→ reissuing, if its host is lost), or running → reissuing → running … → dropped after
+`max_attempts`: with its group, or alone if the group has extra members. When its task and seed is set aside
+(`quarantine`) the group goes at once. In any of these states it may also be dropped because others finished first
+(`redundancy`) or because its group is filtered (`filtering`). A row waits for a new ticket as soon as its ticket ends.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -161,6 +161,7 @@ class RolloutScheduler:
         sample.state, sample.payload_id, sample.oldest = SampleState.BUFFERED, event.payload_id, event.oldest
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
         group = self.admission.groups[sample.ticket.group]
+        sample.episode_return = event.episode_return
         group.finished += 1
         group.returns += event.episode_return
         return self._complete(group, now) if group.complete else []

@@ -19,7 +19,7 @@ class Sample:
     """A training or evaluation ticket that is not finally settled, and where it is.
 
     slot, row: where it runs; started: since when, in seconds. payload_id, oldest (behaviour
-    version), chunk_steps, env_steps, and seconds in its row: set when it finished.
+    version), episode_return, chunk_steps, env_steps, and seconds in its row: set when it finished.
     """
 
     ticket: Ticket
@@ -28,6 +28,7 @@ class Sample:
     row: int = -1
     payload_id: str = ""
     oldest: int = -1
+    episode_return: float = 0.0
     started: float = 0.0
     chunk_steps: int = 0
     env_steps: int = 0

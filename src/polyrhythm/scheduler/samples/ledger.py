@@ -27,7 +27,7 @@ class SampleState(StrEnum):
 _FOLLOWS: dict[SampleState, frozenset[SampleState]] = {
     SampleState.RUNNING: frozenset({SampleState.BUFFERED, SampleState.REISSUING, SampleState.DROPPED}),
     SampleState.REISSUING: frozenset({SampleState.RUNNING, SampleState.DROPPED}),
-    SampleState.BUFFERED: frozenset({SampleState.IN_TRAINING, SampleState.DROPPED}),
+    SampleState.BUFFERED: frozenset({SampleState.IN_TRAINING, SampleState.REISSUING, SampleState.DROPPED}),
     SampleState.IN_TRAINING: frozenset({SampleState.TRAINED, SampleState.BUFFERED}),
     SampleState.TRAINED: frozenset({SampleState.ROLLED_BACK}),
 }

@@ -1,0 +1,1 @@
+"""A run on several hosts: what each of them holds, and how the others get it."""

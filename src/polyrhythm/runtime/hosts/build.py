@@ -1,0 +1,157 @@
+"""The launcher of a run whose stations are on several hosts.
+
+Which hosts there are is found by their agents: nodes that share memory are one host. The first host is main's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.directory import HostDirectory, Place
+from polyrhythm.runtime.hosts.identity import Known, write_identity
+from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
+from polyrhythm.runtime.hosts.nodes import LocalNode, Node
+from polyrhythm.runtime.hosts.payloads import HostedPayloads
+from polyrhythm.runtime.hosts.questions import HostView
+from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.published import shared_nbytes
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.processes.supervision import SupervisionLimits
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
+from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.specs import WeightsLayout
+
+log = logging.getLogger(__name__)
+
+#: The name of main's host.
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the stations of a run are. address: of this machine for other hosts; nodes: of each station; slots: of each
+    simulator; trainer: the station that publishes, "" for none; leave: called when everything there has ended."""
+
+    address: str
+    nodes: Mapping[str, Node]
+    slots: Mapping[str, Sequence[str]]
+    trainer: str = ""
+    leave: Callable[[], None] = lambda: None
+
+
+class _Hosts:
+    """Finds the hosts of a run, one after another."""
+
+    def __init__(self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys) -> None:
+        self._layout, self._weights, self._keys = layout, weights, keys
+        self.publishers: tuple[str, ...] = (MAIN,)
+        self.known: list[Known] = []
+        self.servers: dict[str, str] = {}
+
+    @property
+    def mirror_nbytes(self) -> int:
+        """Bytes of a mirror of the published weights."""
+        return shared_nbytes(self._weights)
+
+    def open(self, node: Node, folder: str = "", token: str = "", *, publishes: bool = False) -> Found:
+        """The host of a node. folder, token: of main's, which has one; publishes: the trainer works there. StartError:
+        its agent does not start."""
+        host = MAIN if folder else f"host-{len(self.servers)}"
+        publishers = (host, MAIN) if publishes and not folder else self.publishers
+        spec = AgentSpec(
+            host=host,
+            known=tuple(self.known),
+            folder=folder,
+            layout=self._layout,
+            weights=self._weights,
+            publishers=publishers,
+            address=node.address,
+            keys=self._keys,
+        )
+        try:
+            found = node.start_agent(spec)
+        except StartError as error:
+            raise StartError(f"{node.name}: {error}") from error
+        if found.endpoint:
+            self.publishers = publishers
+            self.servers[found.host] = found.endpoint
+            self.known.append(Known(found.host, Path(found.folder).name, found.token or token))
+        return found
+
+
+def build_hosts_launcher(
+    stations: StationList,
+    layout: ArenaLayout,
+    weights: WeightsLayout,
+    limits: SupervisionLimits,
+    logs: Path,
+    places: Places,
+    check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+) -> Launcher:
+    """Each station in a process on its node; what a host holds is fetched from there over tcp, once for each host.
+
+    check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
+    """
+    keys, names = make_keys(), [factory.name for factory, *_ in stations]
+    with ExitStack() as undo:
+        agents = undo.enter_context(ExitStack())
+        agents.callback(places.leave)
+        folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
+        undo.callback(folder.remove)
+        directory = _find_hosts(_Hosts(layout, weights, keys), folder, places, names, agents)
+        hosting = LocalHosting(
+            stations,
+            layout,
+            folder.folder,
+            weights,
+            limits,
+            logs,
+            transport="tcp",
+            check_report=check_report,
+            spawn=directory.spawn,
+            hosts=directory,
+            address=places.address,
+            keys=keys,
+        )
+        undo.callback(hosting.close)
+        sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
+        agents.callback(sockets.close)
+        own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
+        memory = HostMemory(layout, weights, folder.folder, own, sockets)
+        agents.callback(memory.close)
+        directory.clients = memory.clients
+        payloads = HostedPayloads(memory.arena(), MAIN, directory)
+        channel = memory.weights("cpu", None)
+        undo.pop_all()
+    return Launcher(hosting, payloads, channel, folder=folder, undo=agents)
+
+
+def _find_hosts(
+    hosts: _Hosts, folder: SharedRunFolder, places: Places, names: Sequence[str], agents: ExitStack
+) -> HostDirectory:
+    """The hosts of main and of all nodes, the trainer's first."""
+    own = LocalNode("main", places.address)
+    agents.callback(own.close)
+    hosts.open(own, str(folder.folder), write_identity(folder.folder))
+    found: dict[str, Place] = {}
+    for name in sorted(names, key=lambda name: name != places.trainer):
+        node = places.nodes[name]
+        if node.name not in found:
+            agents.callback(node.close)
+            answer = hosts.open(node, publishes=name == places.trainer)
+            found[node.name] = Place(node, answer.host, answer.folder)
+            log.info("%s: host %s at %s", node.name, answer.host, node.address)
+    if len(hosts.publishers) > 1:
+        folder.add(MIRROR, hosts.mirror_nbytes)
+    at = {name: found[places.nodes[name].name] for name in names}
+    return HostDirectory(at, places.slots, hosts.servers, hosts.publishers)

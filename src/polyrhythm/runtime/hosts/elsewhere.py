@@ -1,0 +1,56 @@
+"""What lies on other hosts, for the arena of this one.
+
+A request is read by one generator, so its observations go straight into that generator's batch. A sample is written to
+the block of the same number in this host's arena and read there in place: blocks have one numbering over all hosts, so
+no other sample can lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.client import DataClient
+from polyrhythm.runtime.hosts.pieces import request_of, write_sample
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
+from polyrhythm.runtime.transport.drops import UnfitMessage
+
+
+class OtherHosts:
+    """clients: of the other hosts' servers; slots: the host of each slot; own: this host."""
+
+    def __init__(
+        self, layout: ArenaLayout, own: str, slots: Mapping[str, str], clients: Mapping[str, DataClient]
+    ) -> None:
+        self._layout, self.own, self._clients = layout, own, clients
+        self._slots = {slot: host for slot, host in slots.items() if host != own}
+
+    def note_slots(self, host: str, slots: Sequence[str]) -> None:
+        """Requests of these slots lie on this host from now on. UnfitMessage: there is no such host."""
+        if host == self.own:
+            for slot in slots:
+                self._slots.pop(slot, None)
+        elif host in self._clients:
+            self._slots.update(dict.fromkeys(slots, host))
+        else:
+            raise UnfitMessage("impossible", f"there is no host {host}")
+
+    def requests(self, posted: Sequence[tuple[str, int]]) -> dict[str, RequestView]:
+        """Those of these requests (slot, rows) that lie on other hosts, by slot; one question to each host."""
+        by_host: dict[str, list[tuple[str, int]]] = {}
+        for slot, rows in posted:
+            if slot in self._slots:
+                by_host.setdefault(self._slots[slot], []).append((slot, rows))
+        found = {}
+        each = 2 + len(self._layout.obs)
+        for host, asked in by_host.items():
+            pieces = self._clients[host].ask(q.Posted(asked))
+            for place, (slot, rows) in enumerate(asked):
+                found[slot] = request_of(self._layout, rows, pieces[place * each : (place + 1) * each])
+        return found
+
+    def bring(self, arena: Arena, host: str, block: int) -> None:
+        """Copy the sample in a block of another host. LookupError: there is none, or no such host."""
+        if host not in self._clients:
+            raise LookupError(f"block {block} lies on host {host}, which this process cannot read")
+        write_sample(arena, block, self._clients[host].ask(q.Sample(block)))

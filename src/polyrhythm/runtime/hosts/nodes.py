@@ -1,0 +1,116 @@
+"""Where processes of a run can be started: on this machine, or wherever a cluster has a place for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from select import select
+from typing import IO, Protocol
+
+import msgspec
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.process import Handle, in_memory, start_child
+from polyrhythm.runtime.transport.sockets import LOOPBACK
+
+#: Seconds that an agent may take to say what it found, and to leave.
+FOUND_S, _LEAVE_S = 30.0, 5.0
+
+
+class Node(Protocol):
+    """A place for processes. name: for people; address: by which other hosts reach it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+    def start_agent(self, spec: AgentSpec) -> Found:
+        """Start the host's agent there, until `close`. StartError: it does not start."""
+        ...
+
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+        """Start a station's process there."""
+        ...
+
+    def close(self) -> None:
+        """End the agent; a second call does nothing."""
+        ...
+
+
+class AgentProcess:
+    """An agent as a child of this process. prefix: words before its command; environment: variables in addition."""
+
+    def __init__(
+        self, spec: AgentSpec, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        words = [*prefix, sys.executable, "-m", "polyrhythm.runtime.hosts.agent", spec.host]
+        path = os.pathsep.join(path for path in sys.path if path)
+        own = os.environ | {"PYTHONPATH": path} | dict(environment or {})
+        with in_memory(msgspec.msgpack.encode(replace(spec, parent=os.getpid())), "") as content:
+            self._process = subprocess.Popen(  # noqa: S603
+                words, stdin=content, stdout=subprocess.PIPE, env=own, start_new_session=True
+            )
+        try:
+            self.found = self._hear()
+        except BaseException:
+            self.close()
+            raise
+
+    def _hear(self) -> Found:
+        output = self._process.stdout
+        assert output is not None
+        ready, _, _ = select([output], [], [], FOUND_S)
+        line = output.readline() if ready else b""
+        if not line:
+            raise StartError(f"the host's agent said nothing within {FOUND_S:g} s (status {self._process.poll()})")
+        found = msgspec.json.decode(line, type=Found)
+        if found.error:
+            raise StartError(found.error)
+        return found
+
+    def close(self) -> None:
+        """End it; its folder goes with it."""
+        self._process.terminate()
+        try:
+            self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class LocalNode:
+    """A place on this machine. prefix: words before each command; environment: variables in addition, for example
+    another folder for shared memory, which makes it a host of its own."""
+
+    def __init__(
+        self,
+        name: str = "local",
+        address: str = LOOPBACK,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.address = name, address
+        self._prefix, self._environment = tuple(prefix), dict(environment or {})
+        self._agent: AgentProcess | None = None
+
+    def start_agent(self, spec: AgentSpec) -> Found:
+        assert self._agent is None, f"{self.name} has an agent"
+        self._agent = AgentProcess(spec, self._prefix, self._environment)
+        return self._agent.found
+
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+        return start_child(spec, log, self._prefix, self._environment)
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None

@@ -1,0 +1,90 @@
+"""Payloads in the arenas of several hosts, as the main process sees them.
+
+Blocks have one numbering over all hosts, and a block is written on one of them: that of the simulator that got it. So
+the conductor, the pool and the stations of a host name a block by its number; what another host is told of it is
+`host/block`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.scheduler import records
+from polyrhythm.specs import Trajectory
+
+
+class Hosts(Protocol):
+    """The hosts of a run. lost: those that do not answer any more."""
+
+    @property
+    def lost(self) -> AbstractSet[str]: ...
+
+    def host_of(self, station: str) -> str: ...
+
+
+class HostedPayloads:
+    """arena: of main's host `own`, which fetches what lies on others; hosts: of the simulators, and which are lost."""
+
+    def __init__(self, arena: Arena, own: str, hosts: Hosts) -> None:
+        self.layout, self.arena, self.pool = arena.layout, arena, BlockPool(arena.layout.blocks)
+        self._own, self._hosts = own, hosts
+        self._where: dict[int, str] = {}
+        self._told: set[str] = set()  # lost payloads that the conductor has been told of
+        self._seen_lost = 0  # hosts that were lost when it was last told
+
+    def assign(self, command: records.StartRows) -> Sequence[int]:
+        blocks = self.pool.assign(command)
+        self._where.update(dict.fromkeys(blocks, self._hosts.host_of(command.simulator)))
+        return blocks
+
+    def hear(self, event: records.Event) -> None:
+        if isinstance(event, records.StationLost):
+            self.pool.lose(event.station)
+            self._told.clear()  # a trainer may have had some of them
+            self._seen_lost = 0
+        else:
+            self.pool.hear(event)
+            if isinstance(event, records.SampleFinished):
+                self._seen_lost = 0
+
+    def release(self, payload_ids: Iterable[str]) -> None:
+        payload_ids = tuple(payload_ids)
+        self.pool.release(payload_ids)
+        self._told.difference_update(payload_ids)
+
+    def take_lost(self) -> records.PayloadsLost | None:
+        if len(self._hosts.lost) == self._seen_lost:
+            return None
+        lost: dict[str, list[str]] = {}
+        for payload_id in self.pool.finished():
+            host = self._where.get(int(payload_id), self._own)
+            if host in self._hosts.lost and payload_id not in self._told:
+                lost.setdefault(host, []).append(payload_id)
+        for host, payload_ids in lost.items():
+            self._told.update(payload_ids)
+            return records.PayloadsLost(host, tuple(payload_ids))
+        self._seen_lost = len(self._hosts.lost)
+        return None
+
+    def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
+        """`host/block` for each block."""
+        return tuple(self._locate(payload_id) for payload_id in payload_ids)
+
+    def _locate(self, payload_id: str) -> str:
+        block = self.arena.block_of(payload_id)
+        return f"{self._where.get(block, self._own)}/{block}"
+
+    def put(self, payload_id: str, trajectory: Trajectory) -> None:
+        block = self.arena.block_of(payload_id)
+        self.arena.store(block, trajectory)
+        self._where[block] = self._own
+
+    def read(self, payload_id: str) -> Trajectory:
+        if "/" not in payload_id:
+            payload_id = self._locate(payload_id)
+        self.arena.fetch(payload_id)
+        return self.arena.read(payload_id)

@@ -1,0 +1,64 @@
+"""Serves what a host holds to the processes of the run's other hosts: requests, finished samples, published weights.
+
+It only reads. Whoever asks has proven the run's keys; a question that cannot be decoded or answered gets the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.pieces import pieces_of_request, pieces_of_sample
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.published import PublishedMemory
+from polyrhythm.runtime.transport.exchange import AnsweringEnd
+
+log = logging.getLogger(__name__)
+
+
+class DataServer:
+    """Answers at `end`. weights: what is published on this host; None if nothing is."""
+
+    def __init__(self, end: AnsweringEnd, arena: Arena, weights: PublishedMemory | None) -> None:
+        self._end, self._arena, self._weights = end, arena, weights
+
+    def serve(self, seconds: float) -> None:
+        """Answer one question, if one comes in time."""
+        received = self._end.receive(seconds)
+        if received is None:
+            return
+        who, question = received
+        number, answer = question[0] if question else b"", [b"a question has two parts"]
+        if len(question) == 2:
+            answer = self._answer(question[1])
+        self._end.answer(who, [number, *answer])
+
+    def _answer(self, content: bytes) -> list[Any]:
+        try:
+            return [b"", *self._pieces(q.decode(content))]
+        except (LookupError, ValueError, RecursionError) as error:
+            log.warning("a question of %d bytes has no answer: %s", len(content), error)
+            return [str(error).encode() or b"no answer"]
+
+    def _pieces(self, question: q.Question) -> Iterator[Any]:
+        layout = self._arena.layout
+        match question:
+            case q.Posted(slots):
+                for slot, rows in slots:
+                    if not 0 < rows <= layout.slots.get(slot, 0):
+                        raise LookupError(f"slot {slot} has no request of {rows} rows")
+                    yield from pieces_of_request(self._arena, slot, rows)
+            case q.Sample(block):
+                if not 0 <= block < layout.blocks:
+                    raise LookupError(f"there is no block {block}")
+                yield from pieces_of_sample(self._arena, block)
+            case q.Held():
+                yield q.encode(self._weights.held() if self._weights is not None else {})
+            case q.Part(version, number, begin, length):
+                if self._weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
+                    raise LookupError(f"there are no bytes {begin} to {begin + length} of a version here")
+                part = self._weights.read_part(version, number, slice(begin, begin + length))
+                if part is not None:
+                    yield part

@@ -1,0 +1,91 @@
+"""What runs on a node of a Ray cluster: plain classes, which `runtime.ray.cluster` makes actors of.
+
+An actor starts the process of a station or of a host's agent, and is its parent: it knows how the process ended, and
+the process dies with it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.nodes import AgentProcess
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.process import start_child
+
+
+def program_version() -> str:
+    """The installed version of polyrhythm."""
+    return metadata.version("polyrhythm")
+
+
+class StationActor:
+    """The process of a station, from its packed spec, in `folder` if that is here too. Its log is a file of this node,
+    which `read_log` shows."""
+
+    def __init__(self, content: bytes, folder: str) -> None:
+        if Path(folder).is_dir():
+            os.chdir(folder)  # paths in settings are relative to it
+        spec = replace(msgspec.msgpack.decode(content, type=ChildSpec), parent=os.getpid())
+        with tempfile.NamedTemporaryFile(prefix="polyrhythm-log-", delete=False) as log:
+            self._log = Path(log.name)
+            self._process = start_child(spec, log)
+
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self) -> int:
+        """The exit status of the process, once it has been reaped."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def read_log(self, offset: int, size: int) -> bytes:
+        """At most `size` bytes of the log from `offset` on."""
+        with self._log.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def remove_log(self) -> None:
+        """Remove the file; nobody reads it any more."""
+        self._log.unlink(missing_ok=True)
+
+
+class AgentActor:
+    """The agent of a node's host."""
+
+    def __init__(self) -> None:
+        self._agent: AgentProcess | None = None
+
+    def start(self, content: bytes, version: str, folder: str) -> bytes:
+        """What the agent found. version: of the program that asks; folder: of the run, which has to be seen from here,
+        "" if it need not."""
+        found, own = Found(), program_version()
+        if version != own:
+            found = Found(error=f"polyrhythm {own} is installed there, {version} runs here; install the same")
+        elif folder and not Path(folder).is_dir():
+            found = Found(
+                error=f"the run's folder {folder} cannot be seen there, where the trainer saves its state; set out_dir "
+                "to a folder that all nodes share"
+            )
+        else:
+            try:
+                self._agent = AgentProcess(msgspec.msgpack.decode(content, type=AgentSpec))
+                found = self._agent.found
+            except PolyrhythmError as error:
+                found = Found(error=str(error))
+        return msgspec.msgpack.encode(found)
+
+    def close(self) -> None:
+        """End the agent; its folder goes with it."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None

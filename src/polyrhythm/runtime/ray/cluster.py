@@ -1,0 +1,257 @@
+"""A Ray cluster, or one of this machine's own for the run: connecting, placing stations, nodes, and leaving.
+
+Every wait has an end: a cluster that is not there and a placement that does not fit are errors, with what is wanted and
+what is found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.nodes import FOUND_S
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.process import Handle
+from polyrhythm.runtime.ray.actors import AgentActor, StationActor, program_version
+from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher
+
+log = logging.getLogger(__name__)
+
+#: Seconds until a cluster's port must answer.
+_REACH_S = 5.0
+#: Bytes of the object store of a cluster of our own, which nothing uses: the least that Ray takes.
+_STORE_BYTES = 80 * 2**20
+LOCAL = "local"
+
+
+class RaySection(Protocol):
+    """`config.sections.running.RaySettings`."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def cpus_per_station(self) -> float: ...
+
+    @property
+    def strategy(self) -> str: ...
+
+    @property
+    def start_s(self) -> float: ...
+
+    @property
+    def working_dir(self) -> str: ...
+
+
+class Cluster:
+    """A connection to the cluster that `settings` name, with a place for each of the stations (name → processes).
+
+    folder: of the run. StartError: there is no such cluster, or too little room in it; then nothing is left."""
+
+    def __init__(self, settings: RaySection, stations: dict[str, int], folder: Path) -> None:
+        self._settings, self._folder = settings, folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._own = not ray.is_initialized()
+        self._temporary: str | None = None
+        if self._own:
+            self._connect(sum(stations.values()) * settings.cpus_per_station)
+        self._watcher: Watcher | None = None
+        self._group: Any = None
+        try:
+            self._names = list(stations)
+            self._place(stations)
+            self._watcher = Watcher()
+            self.address: str = ray.util.get_node_ip_address()
+            self.nodes = self._find_nodes()
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------ the cluster
+
+    def _connect(self, cpus: float) -> None:
+        address = self._settings.address
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        more: dict[str, Any] = {}
+        if address == LOCAL:
+            self._temporary = tempfile.mkdtemp(prefix="ray-")
+            # Stations share the cores, as they do with launcher = local.
+            more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+            more["_temp_dir"] = self._temporary
+        elif address != "auto":
+            _reach(address)
+        if self._settings.working_dir:
+            more["runtime_env"] = {"working_dir": self._settings.working_dir}
+        before = _signal_handlers()
+        try:
+            ray.init(
+                address=address, log_to_driver=False, configure_logging=False, logging_level=logging.WARNING, **more
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+            self._remove_temporary()
+            line = (str(error).splitlines() or ["no reason given"])[0]
+            raise StartError(
+                f"ray.address = {address}: {line}; start a cluster with `ray start --head`, name the address that it "
+                "prints (if it wants a token, set RAY_AUTH_MODE=token and copy ~/.ray/auth_token from its head node), "
+                f"or set ray.address to {LOCAL} for a cluster on this machine"
+            ) from error
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _place(self, stations: dict[str, int]) -> None:
+        """Reserve a bundle for each station."""
+        settings = self._settings
+        bundles = [{"CPU": count * settings.cpus_per_station} for count in stations.values()]
+        self._check_room(bundles)
+        self._group = placement_group(bundles, strategy=settings.strategy.upper())
+        if not self._group.wait(settings.start_s):
+            raise StartError(
+                f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; {_wanted(bundles)}, "
+                f"free now: {_describe(ray.available_resources())}; end what uses the cluster, or lower "
+                "ray.cpus_per_station"
+            )
+
+    def _check_room(self, bundles: Sequence[dict[str, float]]) -> None:
+        """Refuse at once what can never fit."""
+        nodes = {node["NodeManagerAddress"]: node["Resources"].get("CPU", 0.0) for node in _alive_nodes()}
+        cpus = [bundle["CPU"] for bundle in bundles]
+        total = sum(node["Resources"].get("CPU", 0.0) for node in _alive_nodes())
+        if sum(cpus) > total or max(cpus) > max(nodes.values(), default=0.0):
+            found = ", ".join(f"{count:g} on {name}" for name, count in nodes.items())
+            raise StartError(
+                f"ray.cpus_per_station = {self._settings.cpus_per_station:g}: {_wanted(bundles)}, {total:g} are in the "
+                f"cluster ({found}); lower it (0.25 shares a core among four stations), use fewer stations, or "
+                "add nodes"
+            )
+
+    def _find_nodes(self) -> dict[str, RayNode]:
+        """The node of each station."""
+        table = placement_group_table(self._group)["bundles_to_node_id"]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _alive_nodes()}
+        made = {node: RayNode(self, node, addresses[node]) for node in dict.fromkeys(table.values())}
+        return {name: made[table[index]] for index, name in enumerate(self._names)}
+
+    def start_station(self, spec: ChildSpec, file: Path) -> ActorProcess:
+        """Start the station's process in its bundle, without waiting for it."""
+        assert self._watcher is not None, "the cluster was left"
+        index = self._names.index(spec.station)
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        options = {"num_cpus": self._settings.cpus_per_station, "max_concurrency": 4, "max_restarts": 0}
+        actor = ray.remote(StationActor).options(scheduling_strategy=place, **options)
+        process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
+        self._watcher.add(process)
+        return process
+
+    def start_agent(self, node: str, spec: AgentSpec) -> tuple[Any, Found]:
+        """Start an agent on a node; its actor, and what it found. StartError: it does not start."""
+        place = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
+        saves = str(self._folder) if spec.host in spec.publishers else ""
+        found_ref = actor.start.remote(msgspec.msgpack.encode(spec), program_version(), saves)
+        try:
+            content = ray.get(found_ref, timeout=FOUND_S)
+        except RayError as error:
+            ray.kill(actor)
+            line = str(error).strip().splitlines()[-1]
+            raise StartError(f"the host's agent does not start ({type(error).__name__}: {line})") from error
+        found = msgspec.msgpack.decode(content, type=Found)
+        if found.error:
+            ray.kill(actor)
+            raise StartError(found.error)
+        return actor, found
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it is this run's own; a second call does nothing."""
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        if self._own and ray.is_initialized():
+            ray.shutdown()
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+
+class RayNode:
+    """A node of a cluster, as `runtime.hosts.nodes.Node`."""
+
+    def __init__(self, cluster: Cluster, node: str, address: str) -> None:
+        self.name, self.address = f"node {address} ({node[:8]})", address
+        self._cluster, self._node = cluster, node
+        self._agent: Any = None
+
+    def start_agent(self, spec: AgentSpec) -> Found:
+        self._agent, found = self._cluster.start_agent(self._node, spec)
+        return found
+
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+        return self._cluster.start_station(spec, Path(log.name))
+
+    def close(self) -> None:
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            try:
+                ray.get(agent.close.remote(), timeout=ANSWER_S)
+            except RayError as error:
+                log.warning("%s: its agent does not answer (%s); it ends with its node", self.name, error)
+            ray.kill(agent)
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _wanted(bundles: Sequence[dict[str, float]]) -> str:
+    return f"{sum(bundle['CPU'] for bundle in bundles):g} CPUs are wanted for {len(bundles)} stations"
+
+
+def _describe(resources: dict[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
+
+
+def _reach(address: str) -> None:
+    """StartError unless something listens at host:port."""
+    found = re.fullmatch(r"(.+):([0-9]{1,5})", address)
+    if found is None:
+        raise StartError(f"ray.address = {address}: not an address; write {LOCAL}, auto, or HOST:PORT (port 6379)")
+    try:
+        socket.create_connection((found[1], int(found[2])), _REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise StartError(
+            f"ray.address = {address}: no cluster answers there ({error}); start one with `ray start --head`, or set "
+            f"ray.address to {LOCAL} for one on this machine"
+        ) from error
+
+
+def _signal_handlers() -> dict[signal.Signals, Any]:
+    """The run's own handlers, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if sys.platform != "win32" else [])]
+    return {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}

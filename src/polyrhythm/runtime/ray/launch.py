@@ -1,0 +1,33 @@
+"""The launcher `ray`: stations on a cluster, as on several hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
+from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.processes.supervision import SupervisionLimits
+from polyrhythm.runtime.ray.cluster import Cluster, RaySection
+from polyrhythm.specs import WeightsLayout
+
+
+def build_ray_launcher(  # noqa: PLR0913 - as the other launchers, and the cluster
+    stations: StationList,
+    layout: ArenaLayout,
+    weights: WeightsLayout,
+    limits: SupervisionLimits,
+    logs: Path,
+    *,
+    settings: RaySection,
+    slots: Mapping[str, Sequence[str]],
+    trainer: str,
+    check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+) -> Launcher:
+    """Each station in an actor of the cluster. slots: of each simulator; trainer: who publishes weights. StartError:
+    there is no such cluster, or no place in it; then nothing is left."""
+    cluster = Cluster(settings, {factory.name: len(seats) for factory, *seats in stations}, logs.parent)
+    places = Places(cluster.address, cluster.nodes, slots, trainer, cluster.close)
+    return build_hosts_launcher(stations, layout, weights, limits, logs, places, check_report)

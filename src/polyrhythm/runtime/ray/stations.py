@@ -1,0 +1,149 @@
+"""The processes of stations in actors, as `ChildProcess` wants to see them, and the thread that watches them.
+
+Nothing here waits for Ray in the thread of the run: an actor is asked, and its answers are received by the watcher.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the actors, and between two readings of a log.
+_LOOK_S, _LOG_S = 0.2, 1.0
+#: Seconds that an actor may take to answer, after which its process counts as ended if it was killed.
+ANSWER_S = 5.0
+#: Most bytes of a log that are brought at a time.
+_LOG_BYTES = 2**20
+#: What a process that went with its actor or node is said to have ended by.
+_WITH_ITS_NODE = -signal.SIGKILL
+
+
+class ActorProcess:
+    """A station's process in `actor`. file: where its log goes."""
+
+    def __init__(self, actor: Any, file: Path) -> None:
+        self.actor = actor
+        self._file = file
+        self._offset, self._read_at = 0, time.monotonic()
+        self._status: int | None = None
+        self._over = threading.Event()
+        self._killed_at = float("inf")
+        self._pid_ref, self._reading = actor.pid.remote(), None
+        self._pid = 0
+        self.ended = actor.wait.remote()
+
+    @property
+    def pid(self) -> int:
+        """Its process id on its node; 0 while that is not known."""
+        if not self._pid:
+            try:
+                self._pid = ray.get(self._pid_ref, timeout=ANSWER_S)
+            except RayError:
+                return 0
+        return self._pid
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self, timeout: float) -> int:
+        if not self._over.wait(timeout):
+            raise subprocess.TimeoutExpired("a station in an actor", timeout)
+        assert self._status is not None
+        return self._status
+
+    def kill(self) -> None:
+        """Have the actor kill it; an actor that does not answer is given up, with its node."""
+        self._killed_at = min(self._killed_at, time.monotonic())
+        self.actor.kill.remote()
+
+    # ------------------------------------------------------------ the watcher's thread
+
+    def look(self, now: float) -> bool:
+        """Take what the actor has answered; True if the process has ended."""
+        if ray.wait([self.ended], timeout=0)[0]:
+            self._finish(self._exit_status())
+            return True
+        if now >= self._killed_at + ANSWER_S:
+            log.warning("a node does not answer; the station there counts as ended")
+            self._finish(_WITH_ITS_NODE)
+            return True
+        if self._reading is not None and ray.wait([self._reading], timeout=0)[0]:
+            self._keep(self._reading)
+        elif self._reading is None and now >= self._read_at + _LOG_S:
+            self._reading = self.actor.read_log.remote(self._offset, _LOG_BYTES)
+        return False
+
+    def _exit_status(self) -> int:
+        try:
+            status: int = ray.get(self.ended, timeout=ANSWER_S)
+        except RayError:
+            return _WITH_ITS_NODE
+        while self._keep(self._reading or self.actor.read_log.remote(self._offset, _LOG_BYTES)) == _LOG_BYTES:
+            pass
+        self._keep(self.actor.read_log.remote(self._offset, _LOG_BYTES))
+        return status
+
+    def _keep(self, reading: Any) -> int:
+        """Append what was read to the log; how much it was."""
+        self._reading, self._read_at = None, time.monotonic()
+        try:
+            content: bytes = ray.get(reading, timeout=ANSWER_S)
+        except RayError:
+            return 0
+        if content:
+            with self._file.open("ab") as file:
+                file.write(content)
+            self._offset += len(content)
+        return len(content)
+
+    def _finish(self, status: int) -> None:
+        try:
+            ray.get(self.actor.remove_log.remote(), timeout=ANSWER_S if status != _WITH_ITS_NODE else 0.5)
+        except (RayError, GetTimeoutError):
+            log.debug("the log of an actor stays on its node")
+        ray.kill(self.actor)
+        self._status = status
+        self._over.set()
+
+
+class Watcher:
+    """Looks at the actors in a thread of its own, until it is closed."""
+
+    def __init__(self) -> None:
+        self._processes: list[ActorProcess] = []
+        self._turn, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
+        self._thread.start()
+
+    def add(self, process: ActorProcess) -> None:
+        with self._turn:
+            self._processes.append(process)
+
+    def _run(self) -> None:
+        """Consumes: answers of actors. Waits for: the end of one of their processes, or `_LOOK_S`. Unblocked by: these.
+        Produces: exit statuses and logs."""
+        while not self._over.is_set():
+            with self._turn:
+                processes = list(self._processes)
+            if processes:
+                ray.wait([process.ended for process in processes], timeout=_LOOK_S)
+            else:
+                self._over.wait(_LOOK_S)
+            over = [process for process in processes if process.look(time.monotonic())]
+            with self._turn:
+                self._processes = [process for process in self._processes if process not in over]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()

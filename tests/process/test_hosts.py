@@ -1,0 +1,202 @@
+"""Runs on several hosts without a cluster: hosts are apart by memory, some by network too."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.process.networks import HERE, apart_by_setting, behind_a_link
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, children, config, orphaned_folders
+
+from polyrhythm.errors import StartError
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.runtime.memory.traffic import read_traffic
+from polyrhythm.scheduler import records
+
+VERSIONS = 4
+AGENT = "polyrhythm.runtime.hosts.agent"
+
+
+@contextmanager
+def running(folder: Path, nodes: Sequence[LocalNode] = (), base: dict = ASYNCHRONOUS, **changes) -> Iterator[Pipeline]:
+    pipeline = build_pipeline(config(base, **changes), folder=folder, record=True, nodes=nodes)
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+        assert not children()
+        assert not orphaned_folders()
+
+
+def check_complete(pipeline: Pipeline) -> None:
+    """Every sample is trained once, none is left, and nothing that was said was dropped."""
+    commands = [command for decision in pipeline.loop.trace for command in decision.commands]
+    lent = Counter(t for command in commands if isinstance(command, records.StartUpdate) for t in command.tickets)
+    ledger = pipeline.loop.conductor.ledger
+    assert ledger.as_dict()["trained"] == len(lent)
+    assert set(lent.values()) == {1}
+    assert (ledger.imbalance, ledger.running, pipeline.launcher.pool.finished()) == (0, 0, ())
+    assert pipeline.launcher.dropped() == {}
+    assert pipeline.weights.read()[0] == VERSIONS == pipeline.weights.newest
+
+
+def ways(pipeline: Pipeline) -> dict[str, set[str]]:
+    """By which ways weights came to each generator."""
+    statistics = pipeline.launcher.statistics()
+    return {name: set(read_traffic(statistics[name])) - {"apply"} for name in ("generator-0", "generator-1")}
+
+
+def test_a_run_on_two_hosts_is_complete_and_leaves_nothing(tmp_path: Path) -> None:
+    """Each host has a simulator and a generator; the trainer is on the first."""
+    nodes = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", nodes) as pipeline:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"tcp"}}
+    assert [list((tmp_path / f"memory-{i}").iterdir()) for i in range(2)] == [[], []]
+
+
+@pytest.mark.slow
+def test_a_version_crosses_to_a_host_once_and_its_processes_share_it(tmp_path: Path) -> None:
+    """Both generators are on the second host."""
+    one, two = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", [one, one, two, two, one]) as pipeline:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        statistics = pipeline.launcher.statistics()
+        moved = [read_traffic(statistics[f"generator-{i}"]) for i in range(2)]
+        crossed = sum(each["tcp"].versions for each in moved if "tcp" in each)
+        taken = sum(each["apply"].versions for each in moved)
+    assert crossed <= VERSIONS + 1 < taken
+
+
+def test_lockstep_gives_the_same_weights_on_three_hosts_as_on_one(tmp_path: Path) -> None:
+    """Requests, samples and weights all cross: the simulator, the generator and the trainer are each on their own."""
+    found = []
+    for name, nodes in (("one", ()), ("three", apart_by_setting(tmp_path, 3))):
+        with running(tmp_path / name, nodes, LOCKSTEP) as pipeline:
+            pipeline.loop.train_until(2)
+            found.append(pipeline.weights.read()[1])
+    one, three = found
+    assert all(torch.equal(one[name], three[name]) for name in one)
+
+
+def test_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:
+    nodes = [LocalNode("a"), LocalNode("b")]
+    with running(tmp_path / "run", nodes) as pipeline:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"host"}}
+
+
+class Reader(Observer):
+    """Reads every sample as soon as main hears of it."""
+
+    hears = (records.SampleFinished,)
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._payloads, self.read = pipeline.launcher.payloads, 0
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if isinstance(event, records.SampleFinished):
+            assert self._payloads.read(event.payload_id).ticket == event.ticket
+            self.read += 1
+
+
+def test_main_reads_what_another_host_holds(tmp_path: Path) -> None:
+    (there,) = apart_by_setting(tmp_path, 1)
+    with running(tmp_path / "run", [there]) as pipeline:
+        reader = Reader(pipeline)
+        pipeline.loop.add_observers(reader)
+        pipeline.loop.train_until(2)
+    assert reader.read >= 2 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["simulator-1", "generator-1", "trainer"])
+def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path) -> None:
+    one, two = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", [one, two, one, two, two]) as pipeline:
+        pipeline.loop.train_until(1)
+        os.kill(pipeline.launcher.processes()[lost], signal.SIGKILL)
+        pipeline.loop.train_until(VERSIONS)
+        assert pipeline.weights.newest == VERSIONS
+        assert pipeline.loop.conductor.ledger.imbalance == 0
+
+
+class Killer(Observer):
+    """Kills all processes of host-2 as soon as a sample that one of its simulators finished waits for the trainer."""
+
+    hears = (records.SampleFinished,)
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline, self.waited, self.killed = pipeline, "", list[int]()
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if self.waited or not isinstance(event, records.SampleFinished) or event.simulator != "simulator-1":
+            return
+        if any(isinstance(command, records.StartUpdate) for command in commands):
+            return
+        self.waited = event.payload_id
+        stations = [self._pipeline.launcher.processes()[name] for name in ("simulator-1", "generator-1")]
+        (agent,) = [process.pid for process in children() if process.cmdline()[-2:] == [AGENT, "host-2"]]
+        self.killed = [agent, *stations]
+        for pid in self.killed:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_samples_of_a_lost_host_run_again_and_its_stations_go_elsewhere(tmp_path: Path) -> None:
+    one, two = apart_by_setting(tmp_path, 2)
+    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 6}}
+    with running(tmp_path / "run", [one, two, one, two, one], **changes) as pipeline:
+        killer = Killer(pipeline)
+        pipeline.loop.add_observers(killer)
+        pipeline.loop.train_until(6)
+        lost = [d.event for d in pipeline.loop.trace if isinstance(d.event, records.PayloadsLost)]
+        assert "host-2" in {event.host for event in lost}
+        assert killer.waited in {payload_id for event in lost for payload_id in event.payload_ids}
+        processes = pipeline.launcher.processes()
+        assert not {processes["simulator-1"], processes["generator-1"]} & set(killer.killed)
+        updates = {}  # an update whose samples were lost is refused and lent again
+        for command in (command for decision in pipeline.loop.trace for command in decision.commands):
+            if isinstance(command, records.StartUpdate):
+                updates[command.update] = command.tickets
+        trained = [ticket for tickets in updates.values() for ticket in tickets]
+        ledger = pipeline.loop.conductor.ledger
+        assert ledger.trained == len(trained) == len(set(trained)) == 6 * 8
+        assert (ledger.imbalance, ledger.dropped_total, pipeline.weights.newest) == (0, 0, 6)
+
+
+LINKS = {
+    "free": (),
+    "200-mbit": ("tbf", "rate", "200mbit", "burst", "64kb", "latency", "50ms"),
+    "delay-and-loss": ("netem", "delay", "5ms", "loss", "0.5%"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quality", LINKS.values(), ids=LINKS.keys())
+def test_a_run_crosses_a_link_between_network_namespaces(quality: tuple[str, ...], tmp_path: Path) -> None:
+    with behind_a_link(tmp_path, *quality) as (here, there):
+        assert here.address == HERE
+        with running(tmp_path / "run", [here, there]) as pipeline:
+            pipeline.loop.train_until(VERSIONS)
+            check_complete(pipeline)
+            assert ways(pipeline)["generator-1"] == {"tcp"}
+
+
+def test_a_host_without_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    nodes = [LocalNode("far", environment={"POLYRHYTHM_SHARED_MEMORY": str(tmp_path / "nowhere")})]
+    with pytest.raises(StartError, match=r"far: POLYRHYTHM_SHARED_MEMORY = .*nowhere is no folder"):
+        build_pipeline(config(), folder=tmp_path / "run", nodes=nodes)
+    assert not children()
+    assert not orphaned_folders()
