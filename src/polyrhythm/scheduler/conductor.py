@@ -3,7 +3,7 @@
 It joins the two halves of the scheduler, which do not know each other:
 
 - tickets: `rollout` (rows, tickets, samples) and `updates` (what the trainer gets);
-- serving: `serving` (requests, batches, generators and the weights that they hold).
+- serving: `serving` (requests, batches or streams, generators and the weights that they hold).
 
 Both read `versions`, the numbers of the weights. What one half has to know of the other passes through here: which
 slots are live, whether training episodes run, whether an evaluation holds the weights.
@@ -12,8 +12,9 @@ Where stations lease their devices, `delivery` keeps their commands until they a
 
 It has no clock, no I/O and no threads: the same events at the same times give the same commands.
 
-Invariants after every event: the ledger balances; an idle generator has no due batch; an idle trainer has no complete
-update; no row waits while a ticket is due; both halves agree on which slots are live.
+Invariants after every event: the ledger balances; an idle generator has no due batch, or no places for the request that
+goes first; an idle trainer has no complete update; no row waits while a ticket is due; both halves agree on which slots
+are live.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.delivery import GENERATOR, SIMULATOR, TRAINER, CommandDelivery
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
+from polyrhythm.scheduler.inference.streams import StreamScheduler
 from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, TargetReached
 from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
@@ -41,7 +43,7 @@ from polyrhythm.scheduler.versions import VersionLedger
 #: Parts of the conductor that are saved.
 _PARTS = ("versions", "rollout", "updates", "serving", "stations")
 #: Events that change neither tickets nor weights: they can only cause batches.
-_SERVING_EVENTS = frozenset({records.RequestArrived, records.BatchDone})
+_SERVING_EVENTS = frozenset({records.RequestArrived, records.BatchDone, records.StreamDone})
 #: Events after which any generator may have to take weights.
 _WEIGHT_EVENTS = frozenset(
     {
@@ -54,6 +56,10 @@ _WEIGHT_EVENTS = frozenset(
 )
 
 
+#: The serving half, in either form.
+Serving = BatchScheduler | StreamScheduler
+
+
 class Conductor:
     """Decides for one run. announced: the last version in a `TargetReached`; halted: it said `Halt`, and starts no
     update and no training episode any more."""
@@ -63,7 +69,8 @@ class Conductor:
         self.versions = VersionLedger(settings)
         self.rollout = RolloutScheduler.create(settings)
         self.updates = UpdateScheduler(settings)
-        self.serving = BatchScheduler.create(settings)
+        streams = settings.batching == "streams"
+        self.serving: Serving = StreamScheduler.create(settings) if streams else BatchScheduler.create(settings)
         self.stations = StationRegistry()
         self.faults = FaultLimit(settings)
         self.forecast = ResetForecast()
@@ -154,7 +161,7 @@ class Conductor:
             elif self.serving.generators.find(station) is not None:
                 self._remove_generator(station, 0.0)
             else:
-                self.serving.remove_slots(station)
+                self.serving.remove_slots(station)  # streams for it are aborted with their generators
                 simulators.append(station)
         self.stations.incarnations.clear()
         self.forecast = ResetForecast()
@@ -272,9 +279,9 @@ class Conductor:
             return []
         if self.serving.generators.find(station) is not None:
             return self._remove_generator(station, now)
-        self.serving.remove_slots(station)
+        aborted = self.serving.remove_slots(station)
         self.forecast.leave(station)
-        return self.rollout.remove_simulator(station, now)
+        return [*aborted, *self.rollout.remove_simulator(station, now)]
 
     def _remove_generator(self, name: str, now: float) -> list[Command]:
         """A generator is lost, and with the evaluator the background evaluation whose weights it held."""
@@ -326,6 +333,7 @@ class Conductor:
 
     def _on_batch_done(self, event: records.BatchDone, now: float) -> list[Command]:
         generator = self._generator(event.generator)
+        assert isinstance(self.serving, BatchScheduler), "a pass of a generator that serves by streams"
         batch, chosen = generator.batch, self.serving.finish(generator, now)
         if self.delivery is not None and batch is not None:
             self._note_slots(self.delivery, [request.slot for request in batch.requests], now)
@@ -339,6 +347,13 @@ class Conductor:
                 pinned=self.rollout.evaluations.begun,
             ),
         ]
+
+    def _on_stream_done(self, event: records.StreamDone, now: float) -> list[Command]:
+        assert isinstance(self.serving, StreamScheduler), "a stream of a generator that serves by passes"
+        stream = self.serving.end(self._generator(event.generator), event)
+        if self.delivery is not None:
+            self._note_slots(self.delivery, (stream.request.slot,), now)
+        return []
 
     def _on_applied(self, event: records.WeightsApplied, _now: float) -> list[Command]:
         generator, evaluations = self._generator(event.generator), self.rollout.evaluations
@@ -401,6 +416,7 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.StationLost: Conductor._on_lost,
     records.RequestArrived: Conductor._on_request,
     records.BatchDone: Conductor._on_batch_done,
+    records.StreamDone: Conductor._on_stream_done,
     records.SampleFinished: Conductor._on_finished,
     records.SampleFailed: Conductor._on_failed,
     records.PayloadsLost: Conductor._on_payloads_lost,

@@ -25,16 +25,18 @@ from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Ev
 from polyrhythm.scheduler.settings import LeaseSettings
 
 _FOR_SIMULATORS = (records.StartRows, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes)
-#: Command → the station that it is for.
+#: Command → the station that it is for, where it waits for the station's devices; `AbortStream` never does.
 _ADDRESS: dict[type, Callable[[Any], str]] = {
     **dict.fromkeys(_FOR_SIMULATORS, attrgetter("simulator")),
-    **dict.fromkeys((records.Serve, records.ApplyWeights), attrgetter("generator")),
+    **dict.fromkeys((records.Serve, records.StartStream, records.ApplyWeights), attrgetter("generator")),
     **dict.fromkeys((records.StartUpdate, records.PublishWeights, records.SaveTrainer), attrgetter("trainer")),
 }
 #: Commands that are a unit of work, and the events that end one.
-_UNITS = frozenset({records.Serve, records.ApplyWeights, records.StartUpdate, records.PublishWeights})
+_UNITS = frozenset(
+    {records.Serve, records.StartStream, records.ApplyWeights, records.StartUpdate, records.PublishWeights}
+)
 _ENDS: dict[type, Callable[[Any], str]] = {
-    **dict.fromkeys((records.BatchDone, records.WeightsApplied), attrgetter("generator")),
+    **dict.fromkeys((records.BatchDone, records.StreamDone, records.WeightsApplied), attrgetter("generator")),
     **dict.fromkeys((records.UpdateDone, records.Published), attrgetter("trainer")),
 }
 #: Places in the data flow: consumers before their producers.

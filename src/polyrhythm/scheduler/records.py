@@ -137,6 +137,19 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """A request that one generator answers token by token, beside others, each of which ends by itself.
+
+    pinned: with the copy of the weights that is kept for evaluation.
+    """
+
+    number: int
+    generator: str
+    request: Request
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """A ticket for a row (index within its env batch).
 
@@ -224,6 +237,21 @@ class BatchDone:
     incarnation: int
     batch: int
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDone:
+    """The stream has left its generator: its reply has gone to the slot, or nothing has where it was aborted.
+
+    tokens: that were generated; version: the oldest of the weights that sampled them, -1 for none.
+    """
+
+    generator: str
+    incarnation: int
+    stream: int
+    version: int
+    tokens: int = 0
+    aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +411,7 @@ Event = (
     | StationLost
     | RequestArrived
     | BatchDone
+    | StreamDone
     | SampleFinished
     | SampleFailed
     | UpdateDone
@@ -446,6 +475,22 @@ class RefuseRequest:
 class Serve:
     generator: str
     batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class StartStream:
+    """The generator begins to answer this request at its next decode step; answered by `StreamDone`."""
+
+    generator: str
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStream:
+    """Nobody waits for this stream any more. Answered by `StreamDone`, whose reply may have been on its way already."""
+
+    generator: str
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,6 +632,8 @@ Command = (
     | PrepareEpisodes
     | RefuseRequest
     | Serve
+    | StartStream
+    | AbortStream
     | ApplyWeights
     | StartUpdate
     | PublishWeights

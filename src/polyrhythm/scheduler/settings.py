@@ -45,9 +45,12 @@ class SchedulerSettings:
     batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
     bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update
     begins with its own samples, else a version's first update waits for those of the whole version.
+    on_update: `drain`, `continue`, or `abort`, in which streams that run when weights change are resumed from their
+    tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
     batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s, or `auto`, which chooses max_rows (up
-    to this one) and max_wait_s while the run goes on (`tuning`). buckets: row counts, ascending, that generators pad
-    their passes to.
+    to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each generator has max_rows
+    places, and a request begins as soon as there are places for its rows. buckets: row counts, ascending, that
+    generators pad their passes to.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
@@ -70,12 +73,12 @@ class SchedulerSettings:
     sync_interval: int = 1
     max_lag: float = 2.0
     bound: Literal["sample", "mean"] = "sample"
-    on_update: Literal["drain", "continue"] = "continue"
+    on_update: Literal["drain", "continue", "abort"] = "continue"
     order: Literal["ticket", "arrival"] = "arrival"
     streaming: bool = True
     group_size: int = 1
     segments: bool = False
-    batching: Literal["lockstep", "dynamic", "auto"] = "dynamic"
+    batching: Literal["lockstep", "dynamic", "auto", "streams"] = "dynamic"
     max_rows: int = 64
     max_requests: int = 1_000_000
     buckets: tuple[int, ...] = ()
@@ -146,6 +149,20 @@ class SchedulerSettings:
         if self.segments and self.group_size > 1:
             raise ValueError("segments and groups exclude each other; set segment_steps to 0 or group_size to 1")
         self._check_redundancy()
+        self._check_streams()
+
+    def _check_streams(self) -> None:
+        if self.batching != "streams" and self.on_update == "abort":
+            raise ValueError(
+                f"on_update is abort but batching is {self.batching}: a pass cannot be cut in the middle; make on_update "
+                f"continue, or batching streams"
+            )
+        shared = bool(self.evaluator) and not self.evaluator_only
+        if self.batching == "streams" and shared and self.evaluation_priority != "turns":
+            raise ValueError(
+                f"evaluation_priority is {self.evaluation_priority} but batching is streams, whose decode steps for "
+                f"training and evaluation take turns; make it turns, or evaluator_only true"
+            )
 
     def _check_redundancy(self) -> None:
         redundant = {"extra_groups": self.extra_groups, "extra_members": self.extra_members}

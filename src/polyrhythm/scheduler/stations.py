@@ -20,6 +20,7 @@ from polyrhythm.scheduler.records import (
     SampleFinished,
     SimulatorJoined,
     StationLost,
+    StreamDone,
     TrainerJoined,
     UpdateDone,
     WeightsApplied,
@@ -29,7 +30,7 @@ from polyrhythm.scheduler.records import (
 _SENDER: dict[type, str] = {
     **dict.fromkeys((StationLost, DeviceTaken, DeviceYielded), "station"),
     **dict.fromkeys((RequestArrived, SampleFinished, SampleFailed), "simulator"),
-    **dict.fromkeys((BatchDone, WeightsApplied), "generator"),
+    **dict.fromkeys((BatchDone, StreamDone, WeightsApplied), "generator"),
     **dict.fromkeys((UpdateDone, Published, Checkpointed), "trainer"),
 }
 #: The same for joining, which only a later incarnation outdates.

@@ -2,8 +2,8 @@
 
 A generator is live when it holds the applied version or a newer one; only live generators serve training requests.
 
-Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now, `away` those
-that could if they were on the device that they lease.
+Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now (or streams,
+if they have places for them), `away` those that could if they were on the device that they lease.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.records import Batch
+from polyrhythm.scheduler.records import Batch, Request, Stream
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
 class GeneratorState:
-    """version: weights that it holds (-1: none yet); applying: version that it is loading; batch: the pass under way.
+    """version: weights that it holds (-1: none yet); applying: version that it is loading; batch: the pass under way;
+    streams: those under way by number, aborted ones included until their end is reported; load: rows of those that are
+    not pinned.
 
     pinned: version in its second copy, for background evaluation (-1: none yet, or loading); pinning: the second copy
     is loading; was_pinned: the last pass used the second copy. away: it leases its device and is not on it.
@@ -34,10 +36,18 @@ class GeneratorState:
     was_pinned: bool = False
     live: bool = False
     away: bool = False
+    streams: dict[int, Stream] = field(default_factory=dict)
+    load: int = 0
 
     @property
     def busy(self) -> bool:
+        """Whether it can neither be given requests nor weights. Streams do not keep it from either."""
         return self.batch is not None or self.applying is not None
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that it works on."""
+        return [*(self.batch.requests if self.batch else ()), *(stream.request for stream in self.streams.values())]
 
 
 @dataclass(slots=True)

@@ -135,6 +135,14 @@ class RequestQueue:
                 oldest = min(oldest, pool.oldest())
         return requests, rows, oldest
 
+    def peek(self, names: Sequence[str]) -> Request | None:
+        """The request of the named pools that goes first, left in place."""
+        pools = [self.pools[name] for name in names if name in self.pools and self.pools[name].waiting]
+        if not pools:
+            return None
+        pool = min(pools, key=Pool.head)
+        return pool.waiting[pool.head()[1]]
+
     def take(self, names: Sequence[str], max_rows: int, max_requests: int) -> tuple[Request, ...]:
         """The next batch from the named pools, in order of the key.
 

@@ -1,11 +1,6 @@
-"""From waiting requests to batches, one forward pass each: queue, batching rule and routing over the generators.
+"""Serving by passes: from waiting requests to batches, one forward pass each, by the batching rule.
 
-The conductor's contract with serving: `hear` a request, `finish` a pass, then ask for the commands that are `due`, and
-when the next one will be (`deadline`). Serving by streams (continuous batching) can stand beside this one with the
-same contract: progress in the place of `finish`, and other commands from `due`.
-
-Invariants: a request is in the queue, in exactly one batch under way, or answered; an idle generator with a due batch
-never waits; a generator never serves a request whose tickets are newer than its weights.
+Invariants: those of `serving`; an idle generator with a due batch never waits.
 """
 
 from __future__ import annotations
@@ -14,134 +9,27 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyrhythm.scheduler.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.batching import Waiting, due_at, is_due, split_evenly
-from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState
-from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
-from polyrhythm.scheduler.inference.routing import Router, next_idle
-from polyrhythm.scheduler.inference.slots import ServedSlot, SlotRegistry
-from polyrhythm.scheduler.inference.weights import WeightScheduler
-from polyrhythm.scheduler.records import (
-    Batch,
-    BatchingChosen,
-    EnvBatchInfo,
-    GeneratorJoined,
-    RefuseRequest,
-    Request,
-    RequestArrived,
-    Serve,
-)
-from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
+from polyrhythm.scheduler.inference.generators import GeneratorState
+from polyrhythm.scheduler.inference.requests import ANY
+from polyrhythm.scheduler.inference.routing import next_idle
+from polyrhythm.scheduler.inference.serving import RequestScheduler
+from polyrhythm.scheduler.records import Batch, BatchingChosen, Request, Serve
+from polyrhythm.scheduler.settings import BatchLimits
 
 
 @dataclass(slots=True)
-class BatchScheduler:
-    """background: requests of reserved slots, oldest first: the evaluator alone serves them, with its pinned weights.
-    batches: numbers the batches; limits: those in force. Every queued request belongs to a live slot."""
+class BatchScheduler(RequestScheduler):
+    """batches: numbers the batches; limits: those in force."""
 
-    settings: SchedulerSettings = field(metadata=UNSAVED)
-    queue: RequestQueue
-    router: Router
-    slots: SlotRegistry
-    generators: GeneratorRegistry
-    weights: WeightScheduler = field(default_factory=WeightScheduler)
-    background: list[Request] = field(default_factory=list)
     batches: int = 0
-    tuning: BatchTuner | None = None
     limits: BatchLimits = field(init=False, metadata=UNSAVED)
 
     def __post_init__(self) -> None:
         self.limits = self.settings.limits if self.tuning is None else self.tuning.limits
 
-    @classmethod
-    def create(cls, settings: SchedulerSettings) -> BatchScheduler:
-        return cls(
-            settings,
-            RequestQueue(load_key(settings)),
-            Router(settings.routing),
-            SlotRegistry(),
-            GeneratorRegistry(settings),
-            tuning=BatchTuner.begin(settings) if settings.batching == "auto" else None,
-        )
-
-    # ------------------------------------------------------------ stations
-
-    def add_slots(self, simulator: str, batches: tuple[EnvBatchInfo, ...]) -> None:
-        """A simulator joined, with these env batches."""
-        self.slots.join(simulator, batches)
-
-    def remove_slots(self, simulator: str) -> None:
-        """A simulator is gone, and with it what its slots asked."""
-        for name in self.slots.leave(simulator):
-            self._withdraw(name)
-            self.router.forget_slot(name)
-            if self.tuning is not None:
-                self.tuning.remove_slot(name)
-
-    def add_generator(self, event: GeneratorJoined) -> None:
-        self.generators.join(GeneratorState(event.generator, event.incarnation, event.version))
-
-    def remove_generator(self, name: str) -> list[RefuseRequest]:
-        """Its batch returns to the queue with the old arrival times; requests bound to it go to any generator.
-
-        Requests that it reported as answered return too if their slot has not been heard since: the answer may be lost
-        with the generator, and a second one does no harm. The request of a slot that is not live is refused: its reply
-        arrived before the generator was lost, or its rows were cancelled.
-        """
-        generator = self.generators.leave(name)
-        if self.tuning is not None:
-            self.tuning.remove_generator(name)
-        self.queue.move_all(name, ANY)
-        self.router.forget_generator(name)
-        refusals = []
-        for request, slot in (*self._unanswered(generator), *self._unconfirmed(name)):
-            slot.answered_by = ""
-            if slot.live:
-                slot.request = request
-                self._enqueue(request, slot)
-            else:
-                slot.request = None
-                refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
-        return refusals
-
-    def note_live(self, name: str, *, live: bool) -> list[RefuseRequest]:
-        """A slot became live, or stopped: a request that still waits for a slot without tickets is refused."""
-        slot = self.slots.slots.get(name)
-        if slot is None:
-            return []
-        self.slots.set_live(slot, live=live)
-        request = None if live else self._withdraw(name)
-        if request is None:
-            return []
-        slot.request = None
-        return [RefuseRequest(slot.simulator, name, request.sequence, "its rows were cancelled")]
-
-    # ------------------------------------------------------------ requests and passes
-
-    def hear(self, event: RequestArrived, now: float) -> None:
-        """A request arrived now."""
-        slot = self.slots.slots[event.slot]
-        if slot.request is not None:
-            # Its reply arrived before its generator's report, or the generator died between the two: it is answered.
-            assert slot.request.sequence < event.sequence, f"slot {slot.name} asked twice"
-            self._withdraw(slot.name)
-        request = Request(
-            slot=event.slot,
-            simulator=event.simulator,
-            sequence=event.sequence,
-            rows=event.rows,
-            version=event.version,
-            reply_to=event.reply_to,
-            arrived=now,
-            generator=slot.generator,
-            evaluation=event.evaluation,
-        )
-        slot.request = slot.last_request = request
-        slot.answered_by = ""
-        if self.tuning is not None and not slot.reserved:
-            self.tuning.on_request(request, now)
-        self._enqueue(request, slot)
+    # ------------------------------------------------------------ batches
 
     def finish(self, generator: GeneratorState, now: float) -> list[BatchingChosen]:
         """The generator's pass is over and its replies are out; what `batching: auto` chose then, if it did."""
@@ -156,37 +44,6 @@ class BatchScheduler:
         self.generators.note_free(generator)
         choice = None if tuning is None else tuning.take_announcement()
         return [] if choice is None else [choice]
-
-    def _enqueue(self, request: Request, slot: ServedSlot) -> None:
-        if slot.reserved:
-            self.background.append(request)
-        else:
-            self.queue.push(request, self.router.pool(request, slot.ordinal, self.generators.live))
-
-    def _withdraw(self, slot: str) -> Request | None:
-        """Take the slot's request out of its queue, if it waits there."""
-        request = next((request for request in self.background if request.slot == slot), None)
-        if request is None:
-            return self.queue.remove(slot)
-        self.background.remove(request)
-        return request
-
-    def _unanswered(self, generator: GeneratorState) -> list[tuple[Request, ServedSlot]]:
-        """The requests of the pass under way whose slots still wait for them; others are gone or have gone on."""
-        requests, slots = generator.batch.requests if generator.batch else (), self.slots.slots
-        # Mostly it is the same object; after a resumption it is only equal.
-        return [
-            (request, slot)
-            for request in requests
-            if (slot := slots.get(request.slot)) is not None and (slot.request is request or slot.request == request)
-        ]
-
-    def _unconfirmed(self, generator: str) -> list[tuple[Request, ServedSlot]]:
-        """The requests that this generator reported as answered, of slots that have not been heard since."""
-        slots = self.slots.slots.values()
-        return [(slot.last_request, slot) for slot in slots if slot.last_request and slot.answered_by == generator]
-
-    # ------------------------------------------------------------ batches
 
     def due(self, now: float) -> list[Serve]:
         """Start every batch that is due. `evaluation_priority` says which goes first where an evaluator serves both."""

@@ -1,8 +1,8 @@
 """When a generator takes newer weights.
 
 `drain`: no training tickets are granted while a version waits, and the version is applied once no training episode
-runs. `continue`: it is applied between two forward passes, generator by generator. While an evaluation holds the
-weights (pinned), the live generators keep theirs.
+runs. `continue`, `abort`: it is applied between two forward passes, or between two decode steps of streams, generator
+by generator. While an evaluation holds the weights (pinned), the live generators keep theirs.
 
 Cost: all generators are looked at only after a change of weights or when `quiet` or `pinned` change while a version
 waits. Otherwise only the generator whose pass has just ended is looked at, so a request costs O(1).
@@ -33,7 +33,7 @@ def due_weights(
     if pinned:
         return [generator for generator in free if not generator.live]
     behind = [generator for generator in free if generator.version < versions.published]
-    if quiet or versions.settings.on_update == "continue" or not anyone_live:
+    if quiet or versions.settings.on_update != "drain" or not anyone_live:
         return behind
     return [generator for generator in behind if not generator.live and versions.published == versions.applied]
 
