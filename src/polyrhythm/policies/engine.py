@@ -1,0 +1,85 @@
+"""Defines the interface of an engine: it generates tokens for many requests, one decode step of all of them at a time.
+
+A policy that generates by streams (`Streams`) makes the engine of its generator and translates between rows of
+observations and requests. Requests join and leave between two decode steps, and so do weights, in place.
+
+Sampling noise is counter-based, keyed by (noise_key, index of the token in the answer): a token depends neither on who
+else is in the batch nor on where its generation was cut.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.policies.base import Act, Observations
+
+
+class Generated(NamedTuple):
+    """What an engine has generated for one request so far, including the prefix that it resumed from.
+
+    tokens [T] int32; logprobs [T] float32: behaviour log-probs, after temperature, top-k and top-p as in training;
+    versions [T] int32: of the weights that sampled each token. finished: it ended by itself or at the length limit.
+    """
+
+    request_id: int
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    finished: bool
+
+
+class EngineRequest(NamedTuple):
+    """A prompt [P] int32, to be continued by 1 to `max_new_tokens` tokens, the prefix's included.
+
+    prefix: what was generated before the request was aborted; those tokens are kept as they are.
+    """
+
+    request_id: int
+    prompt: NDArray[np.int32]
+    max_new_tokens: int
+    greedy: bool
+    noise_key: int
+    prefix: Generated | None = None
+
+
+class Engine(Protocol):
+    """Continuous batching over the weights of one policy. capacity: the most requests at a time."""
+
+    capacity: int
+
+    def add(self, request: EngineRequest) -> None:
+        """The request runs from the next step on. There are fewer than `capacity`, and none of its id."""
+        ...
+
+    def abort(self, request_id: int) -> Generated:
+        """What was generated; the request is gone."""
+        ...
+
+    def step(self) -> list[Generated]:
+        """One decode step of all running requests; those that finished, which are gone."""
+        ...
+
+    def weights_changed(self, version: int) -> None:
+        """Called between two steps, after the policy's weights were written in place: tokens from here on carry this
+        version, and what was cached of the old weights may be kept or made anew (`Streams.make_engine`)."""
+        ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A policy that can generate by streams: beside the methods of `Policy`, where `act` is the same in one pass."""
+
+    def make_engine(self, capacity: int) -> Engine:
+        """An engine over this module's own weights, on its device."""
+        ...
+
+    def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
+        """Prompt and the most new tokens for one row of observations (arrays [1, ...])."""
+        ...
+
+    def act_of(self, obs: Observations, generated: Generated) -> Act:
+        """What `act` would have returned for this row (arrays [1, ...]) had it sampled these tokens."""
+        ...
