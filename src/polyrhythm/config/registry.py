@@ -25,6 +25,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "robosuite": "polyrhythm.envs.robosuite.env:RobosuiteSettings",
         "libero": "polyrhythm.envs.libero.env:LiberoSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
+        "chains": "polyrhythm.envs.text.chains:ChainsSettings",
     },
     "policy": {
         "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",
@@ -34,6 +35,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "pi05": "polyrhythm.policies.pi0.settings:Pi05Settings",
         "groot_n1d5": "polyrhythm.policies.groot_n1d5.settings:GrootSettings",
         "openvla_oft": "polyrhythm.policies.openvla_oft.settings:OpenVlaOftSettings",
+        "causal_lm": "polyrhythm.policies.causal_lm.settings:CausalLmSettings",
     },
 }
 

@@ -27,6 +27,8 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "metrics": dict(spec.metrics),
         "reports_success": spec.reports_success,
         "initial_states": spec.initial_states,
+        "chunk": spec.chunk,
+        "splits": bool(spec.splits),
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain

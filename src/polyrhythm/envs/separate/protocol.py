@@ -114,6 +114,7 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
     success: Array
     metrics: dict[str, Array]
     failed: dict[int, str] = {}
+    executed: Array | None = None
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
