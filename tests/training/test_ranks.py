@@ -161,6 +161,18 @@ def test_a_run_of_twenty_updates_is_that_of_one_rank(pool: RankPool, size: int, 
     assert distance(one["weights"], policy_of("toy").state_dict()) > 0.01
 
 
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_what_has_no_gradient_is_left_as_it_is(pool: RankPool, strategy: str) -> None:
+    """While the critic warms up the actor neither decays nor gets moments, and its first step is Adam's first."""
+    optimizer = {"lr": 1e-3, "weight_decay": 0.1}
+    case = plain_case({}, [ragged(1, per_action=False)], critic_warmup_updates=1, optimizer=optimizer)
+    one, start = trained(ONE_RANK, **case), policy_of("toy").state_dict()
+    for answer in pool.run(f"{CASES}trained", 2, strategy, **case):
+        assert answer["state"]["optimizer"]["state"].keys() == one["state"]["optimizer"]["state"].keys()
+        assert torch.equal(answer["weights"]["logits.weight"], start["logits.weight"])
+        assert not torch.equal(answer["weights"]["critic.weight"], start["critic.weight"])
+
+
 @pytest.mark.parametrize(("strategy", "copies"), [("replicate", 5.0), ("shard", 2.0)])
 def test_ranks_give_up_their_memory_between_updates_and_go_on_as_if_they_had_not(
     pool: RankPool, strategy: str, copies: float, tmp_path: Path

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import LoadsInParts
 from polyrhythm.training.ranks import Strategy
+from polyrhythm.training.replicas import ReplicatedStep
 from polyrhythm.training.shards import is_sharded
 
 if TYPE_CHECKING:
@@ -85,12 +86,9 @@ class ProcessRanks:
             return step
         _add_bit_sums(policy, sums)
         self._check_equal(sums)
-        # Warming up the critic leaves most parameters unused, so DDP looks for such; where it finds none it warns.
-        step.register_parameter("never_used", nn.Parameter(torch.zeros(1, device=self.device)))
         wrapped = DistributedDataParallel(
-            step,
+            ReplicatedStep(step, self.totals),
             forward_sync_buffers=False,
-            find_unused_parameters=True,
             gradient_as_bucket_view=True,
             init_sync=False,
         )
@@ -118,9 +116,9 @@ class ProcessRanks:
         shard_policy(policy, mesh, self._settings, trained=sums is not None, before=read)
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        if last or not isinstance(wrapped, DistributedDataParallel):
+        if not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()  # shards of gradients are summed in every micro-step: whole ones would not fit
-        return wrapped.no_sync()
+        return _summing(wrapped.module) if last else wrapped.no_sync()
 
     def norms(self, each: Tensor) -> Tensor:
         if self.strategy != "shard":
@@ -190,6 +188,13 @@ def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> st
     store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
     gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
     return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
+
+
+@contextmanager
+def _summing(step: ReplicatedStep) -> Iterator[None]:
+    """The context of the passes in which DDP sums the gradients of an optimizer step."""
+    yield
+    step.drop_unused()
 
 
 @contextmanager
