@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from polyrhythm.training.checkpoint import load
 from polyrhythm.training.ranks import ONE_RANK
 
 CASES = "tests.training.rank_cases:"
+#: Minutes on two cores: EVERY_OBJECTIVE=1 pytest tests/training/test_ranks.py -m slow
+SWEEP = [pytest.mark.slow, pytest.mark.skipif("EVERY_OBJECTIVE" not in os.environ, reason="EVERY_OBJECTIVE is not set")]
 LEVELS = [("token", "chunk"), ("token", "action"), ("action", "chunk"), ("action", "action"), ("chunk", "chunk")]
 #: One optimizer step of several micro-batches, its gradient not clipped; then one that no rank shares evenly.
 TRAIN = {"minibatch_steps": 9, "micro_batch_steps": 3, "optimizer": {"lr": 1e-3, "grad_clip": None}}
@@ -89,7 +92,7 @@ def expected() -> list[dict[str, Tensor]]:
         (2, "shard", 6),
         (4, "replicate", 12),
         (4, "shard", 22),
-        *(pytest.param(*rest, 1, marks=pytest.mark.slow) for rest in ((2, "shard"), (4, "replicate"), (4, "shard"))),
+        *(pytest.param(*rest, 1, marks=SWEEP) for rest in ((2, "shard"), (4, "replicate"), (4, "shard"))),
     ],
 )
 def test_the_gradient_is_that_of_one_rank(

@@ -49,9 +49,7 @@ class ProcessRanks:
             backend = _backend(files, rank, size, self.device)
             # NCCL connects at its first collective unless it is told its device now, while the interface is set.
             own = self.device if "nccl" in backend else None
-            dist.init_process_group(
-                backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own
-            )
+            dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own)
             self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
             self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
 

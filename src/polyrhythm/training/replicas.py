@@ -39,7 +39,7 @@ class ReplicatedStep(nn.Module):
             counts = self._totals([float(id(p) in used) for p in self._trained])
             self._unused[self._kind] = [p for p, count in zip(self._trained, counts, strict=True) if not count]
         reached: Tensor = _ReachAll.apply(loss.total, *self._trained)  # type: ignore[no-untyped-call]
-        return loss._replace(total=reached)
+        return loss._replace(total=reached)  # type: ignore[no-any-return]
 
     def drop_unused(self) -> None:
         """After the backward pass in which DDP has summed: no gradient where no rank had one, rather than zero."""
@@ -59,7 +59,7 @@ class _ReachAll(torch.autograd.Function):
         return total.view_as(total)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, *[None] * ctx.count
 
 
