@@ -82,7 +82,7 @@ class ProcessRanks:
             self._shard(policy, sums)
             self._check_equal(sums)
             return step
-        _add_bit_sums(policy, sums)
+        _add_bit_sums(policy, policy, sums)
         self._check_equal(sums)
         wrapped = DistributedDataParallel(
             ReplicatedStep(step, self.totals),
@@ -109,7 +109,7 @@ class ProcessRanks:
             if isinstance(policy, LoadsInParts):
                 policy.load_part(part, str(self.device))
             if sums is not None:
-                _add_bit_sums(policy, sums)
+                _add_bit_sums(policy, part, sums)
 
         shard_policy(policy, mesh, self._settings, trained=sums is not None, before=read)
 
@@ -155,10 +155,11 @@ class ProcessRanks:
                     )
 
 
-def _add_bit_sums(policy: nn.Module, sums: dict[str, int]) -> None:
-    """Add those of the parameters that are there, and whole, and have none yet."""
+def _add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> None:
+    """Add those of the parameters within a part of the policy that are whole still, by their names in the policy."""
+    own = {id(p) for p in part.parameters()}
     for name, p in policy.named_parameters():
-        if name not in sums and not p.is_meta and not is_sharded(p):
+        if id(p) in own and not is_sharded(p):
             sums[name] = _bit_sum(p.detach())
 
 

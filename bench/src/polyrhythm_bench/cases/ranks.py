@@ -109,8 +109,8 @@ def _ask(ranks: list[Worker], **question: Any) -> list[Any]:
 
 @contextmanager
 def one_rank(case: str, rank: int, size: int, store: str, strategy: str) -> Iterator[Answer]:
-    """Answers to way = ours or plain with the seconds of an update and of its CPU time, base and memory with MB, difference with the
-    largest difference of a weight between the two."""
+    """Answers to way = ours or plain with the seconds of an update and of its CPU time, base and memory with MB,
+    difference with the largest difference of a weight between the two."""
     import torch
 
     from polyrhythm.policies.base import Policy, as_module
