@@ -104,3 +104,17 @@ def test_it_answers_by_theory_only(capsys: pytest.CaptureFixture[str]) -> None:
         main(["plan", *GIVEN])
     assert end.value.code == 2
     assert "--theory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--theory", *GIVEN, "--devices", "8"], "plan --theory: --devices is for --memory; leave it out"),
+        (["--memory", "cartpole", "--samples", "3", "--max-lag", "1"], "--samples, --max-lag is for --theory"),
+    ],
+)
+def test_options_of_the_other_kind_of_plan_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words]) == 2
+    assert said in capsys.readouterr().err

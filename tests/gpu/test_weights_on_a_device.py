@@ -18,6 +18,7 @@ from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.ways import Ends
+from polyrhythm.runtime.memory.weights import InlineWeights
 
 pytestmark = pytest.mark.gpu
 
@@ -100,3 +101,12 @@ def test_the_bench_measures_every_way_of_the_machine(cuda):
     assert ways["CUDA IPC, one device"] == "ipc"
     assert ways["shared and pinned memory, to a device"] == "host"
     assert ways.get("device to device", "peer") == "peer"
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_versions_of_one_process_leave_a_leased_device(cuda, host):
+    module = Module(1).to(cuda)
+    weights = InlineWeights(layout_of(module), host=host)
+    weights.publish(0, module.state_dict())
+    assert {tensor.is_cuda for tensor in weights.read()[1].values()} == {not host}
+    assert weights.lies_on(cuda) != host

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from pydantic import BaseModel
 
 from polyrhythm.policies.categorical import CategoricalSettings
@@ -31,6 +34,26 @@ class SlowSettings(CategoricalSettings):
             return evaluate(obs, forward_inputs)
 
         policy.evaluate = slowly  # type: ignore[method-assign]
+        return policy
+
+
+class HangingSettings(CategoricalSettings):
+    """A categorical policy whose evaluation for the loss hangs on rank 1, once: then the file `marker` is there."""
+
+    type: Literal["tests.process.policies:HangingSettings"] = "tests.process.policies:HangingSettings"  # type: ignore[assignment]
+    marker: str
+
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
+        policy = super().build(env_spec, seed=seed, device=device, role=role)
+        evaluate = policy.evaluate
+
+        def hangs(obs: Any, forward_inputs: Any) -> Any:
+            if dist.is_initialized() and dist.get_rank() == 1 and not Path(self.marker).exists():
+                Path(self.marker).touch()
+                threading.Event().wait()
+            return evaluate(obs, forward_inputs)
+
+        policy.evaluate = hangs  # type: ignore[method-assign]
         return policy
 
 

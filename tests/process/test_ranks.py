@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,21 @@ def test_a_rank_that_fails_is_one_loss_of_the_trainer(
     assert {path.name for path in (tmp_path / "logs").glob("trainer*")} == {
         *("trainer.0.log", "trainer-rank1.0.log", "trainer.1.log", "trainer-rank1.1.log")
     }
+
+
+def test_ranks_that_wait_for_one_in_a_collective_are_the_loss_of_the_trainer(tmp_path: Path) -> None:
+    """Rank 1 hangs in its update and rank 0 in the sum of their gradients, both with heartbeats; they are found by
+    supervision.update_s, and others go on."""
+    marker = tmp_path / "hung"
+    policy = {"type": "tests.process.policies:HangingSettings", "marker": str(marker)}
+    limits = {"update_s": 6.0, "heartbeat_s": 60.0}
+    pipeline = run(
+        tmp_path, versions=3, training={"versions": 3}, policy=policy, supervision=limits, **two("replicate")
+    )
+    assert marker.exists()
+    (reason,) = [event.reason for event in lost(pipeline) if event.station == "trainer"]
+    assert re.fullmatch(r"rank [01]: has been in one update for \d+\.\d s \(supervision\.update_s\)", reason)
+    assert balanced(pipeline, 24)
 
 
 def test_a_run_of_one_process_has_one_rank() -> None:

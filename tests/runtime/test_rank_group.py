@@ -28,6 +28,10 @@ class Process:
         self.killed = False
 
     @property
+    def aborted(self) -> bool:
+        return self.ended == "was ended by SIGABRT"
+
+    @property
     def exited(self) -> bool:
         return bool(self.ended)
 
@@ -54,6 +58,15 @@ def test_a_rank_that_ended_without_a_word_comes_before_those_that_noticed_it() -
     assert ranks.complaint(1.0, LIMITS) == "rank 2: was ended by SIGKILL"
     failure = ranks.failure(5)
     assert (failure.killed, failure.error, failure.was_present, failure.updates) == (True, "", True, 5)
+
+
+def test_a_rank_that_aborted_comes_between_the_killed_one_and_those_that_said_why() -> None:
+    ranks = group()
+    ranks.rank(0).ended = "was ended by SIGABRT"
+    fail(ranks, 1, "a connection is broken", at=0.5)
+    assert ranks.complaint(1.0, LIMITS) == "rank 0: was ended by SIGABRT"
+    ranks.rank(2).ended = "was ended by SIGSEGV"
+    assert ranks.complaint(1.0, LIMITS) == "rank 2: was ended by SIGSEGV"
 
 
 def test_of_ranks_that_say_why_they_end_the_first_that_failed_counts_whichever_was_heard_first() -> None:

@@ -15,12 +15,15 @@ from tests.training.adapted_run import plain, small
 from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 
+from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.runtime.memory.offload import FileStore
-from polyrhythm.specs import Trajectory
+from polyrhythm.specs import Trajectory, WeightsLayout
+from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.ranks import Ranks
+from polyrhythm.training.shards import is_sharded, part_of
 from polyrhythm.training.steps import finish
 
 
@@ -30,7 +33,7 @@ def full(x: Tensor) -> Tensor:
 
 def gradients_of(learner: Learner) -> dict[str, Tensor]:
     named = learner._module.named_parameters()
-    return {name: full(p.grad).detach().clone() for name, p in named if p.grad is not None}
+    return {name: full(p.grad).detach().cpu().clone() for name, p in named if p.grad is not None}
 
 
 def first_gradients(
@@ -94,6 +97,40 @@ def saved_to(ranks: Ranks, path: str) -> str:
     return ""
 
 
+def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
+    """A policy as the trainer builds it: its weights as published, a gradient, the largest share of its bytes that was
+    whole at a time, devices of its parts, and the most memory that was allocated on this rank's, in their bytes."""
+    from tests.policies.test_conformance import Case
+    from tests.policies.test_pi0_settings import SPEC
+
+    resolved = resolve("policy", settings)
+    layout = WeightsLayout.of(resolved.form(SPEC).published)
+    policy: Any = PolicyFactory(settings, SPEC, 3).build(
+        str(ranks.device or "cpu"), "train", layout, in_parts=ranks.divides
+    )
+    whole = [sum(p.nbytes for p in policy.parameters() if not p.is_meta)]
+
+    def load_part(part: torch.nn.Module, device: str) -> None:
+        load(part, device)
+        whole.append(sum(p.nbytes for p in policy.parameters() if not p.is_meta and not is_sharded(p)))
+
+    load, policy.load_part = policy.load_part, load_part
+    learner = Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
+    on_device = ranks.device is not None and ranks.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(ranks.device) if on_device else 0
+    obs = {name: x.to(ranks.device or "cpu") for name, x in Case(resolved, SPEC).observations().items()}
+    rows = torch.arange(12, device=ranks.device)
+    found = policy.evaluate(obs, policy.act(obs, rows < 0, rows).forward_inputs)
+    (found.logprob.mean() + found.value.mean()).backward()
+    return {
+        "weights": {name: x.detach().cpu() for name, x in learner.publishable()},
+        "gradient": {name: x / ranks.size for name, x in gradients_of(learner).items()},
+        "whole": max(whole) / sum(p.nbytes for p in policy.parameters()),
+        "peak": peak / sum(p.nbytes for p in policy.parameters()),
+        "devices": {str(part_of(p).device) for p in policy.parameters()},
+    }
+
+
 def policy_of(kind: str, **changes: Any) -> Any:
     """One of the small policies: toy, adapted (a decoder with an expert), plain (without what frozen parts allow), flow
     (pi0); changes: of its settings."""
@@ -128,6 +165,8 @@ def trained(
     update but the first, so that they are not the reference's. offload: a folder where the memory of the learner is
     after each update."""
     policy = policy_of(kind, **changes)
+    if ranks.device is not None and not ranks.divides:
+        policy.to(ranks.device)
     policy.eval()
     learner = Learner(policy, algorithm(**settings), training(**train), total_updates=40, seed=3, ranks=ranks)
     if load:
@@ -147,7 +186,7 @@ def trained(
     if save:
         learner.save(Path(save)).wait()
     return {
-        "weights": {name: x.detach().clone() for name, x in learner.publishable()},
+        "weights": {name: x.detach().cpu().clone() for name, x in learner.publishable()},
         "metrics": metrics,
         "updates": learner.updates,
         "halt": learner.halt,
@@ -160,7 +199,7 @@ def trained(
 def whole_state(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: whole_state(x) for key, x in state.items()}
-    return full(state).detach().clone() if isinstance(state, Tensor) else state
+    return full(state).detach().cpu().clone() if isinstance(state, Tensor) else state
 
 
 def flow_trajectories(lengths: tuple[int, ...] = (3, 1, 4, 2)) -> list[Trajectory]:

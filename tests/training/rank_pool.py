@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -54,6 +55,7 @@ class RankPool:
         size: int,
         strategy: str = "replicate",
         shard: ShardSettings | None = None,
+        devices: Sequence[str] = ("cpu",) * RANKS,
         **arguments: Any,
     ) -> list[Any]:
         """`module:function`(ranks, **arguments) on ranks 0..size-1 of a trainer of their own; their answers by rank.
@@ -62,7 +64,7 @@ class RankPool:
             self._start()
         store = Path(self._folder.name) / str(next(self._stores))
         for rank, end in enumerate(self._ends[:size]):
-            end.send_bytes(pickle.dumps((function, (rank, size, store, "cpu", strategy, shard), arguments)))
+            end.send_bytes(pickle.dumps((function, (rank, size, store, devices[rank], strategy, shard), arguments)))
         return self._read(self._ends[:size], _ANSWER_S)
 
     def close(self) -> None:

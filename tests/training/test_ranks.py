@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.training.adapted_run import collect as collect_adapted
 from tests.training.adapted_run import small
-from tests.training.rank_cases import HeavyPolicy, first_gradients, flow_trajectories, policy_of, trained
+from tests.training.rank_cases import HeavyPolicy, built, first_gradients, flow_trajectories, policy_of, trained
 from tests.training.rank_pool import RankPool
 from tests.training.test_learner import VARIANTS, stale
 from tests.training.toy import ToyPolicy, algorithm, collect
@@ -30,16 +32,11 @@ from polyrhythm.training.checkpoint import load
 from polyrhythm.training.ranks import ONE_RANK
 
 CASES = "tests.training.rank_cases:"
+#: Minutes on two cores: EVERY_OBJECTIVE=1 pytest tests/training/test_ranks.py -m slow
+SWEEP = [pytest.mark.slow, pytest.mark.skipif("EVERY_OBJECTIVE" not in os.environ, reason="EVERY_OBJECTIVE is not set")]
 LEVELS = [("token", "chunk"), ("token", "action"), ("action", "chunk"), ("action", "action"), ("chunk", "chunk")]
 #: One optimizer step of several micro-batches, its gradient not clipped; then one that no rank shares evenly.
 TRAIN = {"minibatch_steps": 9, "micro_batch_steps": 3, "optimizer": {"lr": 1e-3, "grad_clip": None}}
-
-
-@pytest.fixture(scope="session")
-def pool() -> Iterator[RankPool]:
-    ranks = RankPool()
-    yield ranks
-    ranks.close()
 
 
 def objectives() -> list[dict[str, Any]]:
@@ -89,17 +86,41 @@ def expected() -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "strategy", "every"), [(2, "replicate", 1), (2, "shard", 6), (4, "replicate", 12), (4, "shard", 22)]
+    ("size", "strategy", "every"),
+    [
+        (2, "replicate", 1),
+        (2, "shard", 6),
+        (4, "replicate", 12),
+        (4, "shard", 22),
+        *(pytest.param(*rest, 1, marks=SWEEP) for rest in ((2, "shard"), (4, "replicate"), (4, "shard"))),
+    ],
 )
 def test_the_gradient_is_that_of_one_rank(
     pool: RankPool, expected: list[dict[str, Tensor]], size: int, strategy: str, every: int
 ) -> None:
-    """every: how many of the objectives are skipped, as more processes than cores take long; set it to 1 for all."""
+    """Every objective, or each `every`-th: more processes than cores take long."""
     chosen = range(0, len(OBJECTIVES), every)
     cases = cases_of(OBJECTIVES)
     answers = pool.run(f"{CASES}first_gradients", size, strategy, cases=[cases[i] for i in chosen])
     for i, found in zip(chosen, answers[-1], strict=True):
         assert distance(found, expected[i]) <= 1e-5, OBJECTIVES[i]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    objective=st.sampled_from(OBJECTIVES),
+    seed=st.integers(100, 2**16),
+    ranks=st.sampled_from([(2, "replicate"), (2, "shard"), (3, "replicate"), (4, "shard")]),
+    minibatch=st.integers(4, 20),
+    micro=st.integers(0, 5),
+)
+def test_any_samples_dealt_to_any_ranks_have_the_gradient_of_one(
+    pool: RankPool, objective: dict[str, Any], seed: int, ranks: tuple[int, str], minibatch: int, micro: int
+) -> None:
+    train = TRAIN | {"minibatch_steps": minibatch, "micro_batch_steps": micro}
+    case = (objective, train, ragged(seed, per_action=objective.get("reward_level") == "action"))
+    found = pool.run(f"{CASES}first_gradients", *ranks, cases=[case])
+    assert distance(found[-1][0], first_gradients(ONE_RANK, [case])[0]) <= 1e-5
 
 
 def plain_case(settings: dict[str, Any], data: list[list[Trajectory]], **train: Any) -> dict[str, Any]:
@@ -141,6 +162,18 @@ def test_a_run_of_twenty_updates_is_that_of_one_rank(pool: RankPool, size: int, 
     one = trained(ONE_RANK, **case)
     compare(one, pool.run(f"{CASES}trained", size, strategy, **case))
     assert distance(one["weights"], policy_of("toy").state_dict()) > 0.01
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_what_has_no_gradient_is_left_as_it_is(pool: RankPool, strategy: str) -> None:
+    """While the critic warms up the actor neither decays nor gets moments, and its first step is Adam's first."""
+    optimizer = {"lr": 1e-3, "weight_decay": 0.1}
+    case = plain_case({}, [ragged(1, per_action=False)], critic_warmup_updates=1, optimizer=optimizer)
+    one, start = trained(ONE_RANK, **case), policy_of("toy").state_dict()
+    for answer in pool.run(f"{CASES}trained", 2, strategy, **case):
+        assert answer["state"]["optimizer"]["state"].keys() == one["state"]["optimizer"]["state"].keys()
+        assert torch.equal(answer["weights"]["logits.weight"], start["logits.weight"])
+        assert not torch.equal(answer["weights"]["critic.weight"], start["critic.weight"])
 
 
 @pytest.mark.parametrize(("strategy", "copies"), [("replicate", 5.0), ("shard", 2.0)])
@@ -197,6 +230,22 @@ def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: 
         compare(one, found)
         assert distance(found[0]["gradient"], one["gradient"]) <= 1e-5, case["changes"]
         assert not case["settings"] or abs(one["metrics"][-1]["train/actor/reference_kl"]) > 1e-6
+
+
+GOLDEN = Path(__file__).parents[1] / "policies" / "golden"
+RELEASED = {"type": "pi0", "checkpoint": str(GOLDEN / "pi0"), "tokenizer": "words", "robot": "bounds"}
+
+
+@pytest.mark.parametrize("changes", [{"train": "expert", "dtype": "float32"}, {"train": "lora", "dtype": "float32"}])
+def test_a_rank_reads_a_checkpoint_block_by_block(pool: RankPool, changes: dict[str, Any]) -> None:
+    """It never has more than a block of the policy whole, and shares the policy that one rank has."""
+    settings = RELEASED | changes
+    one = built(ONE_RANK, settings)
+    for answer in pool.run(f"{CASES}built", 2, "shard", settings=settings):
+        assert all(torch.equal(x, answer["weights"][name]) for name, x in one["weights"].items())
+        assert distance(answer["gradient"], one["gradient"]) <= 1e-5
+        assert answer["whole"] < 0.7
+    assert one["whole"] == 1.0
 
 
 OPTIONS = [ShardSettings(reshard=False), ShardSettings(cpu_offload=True)]

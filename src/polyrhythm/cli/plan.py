@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: Upper limit of max_lag.
 _LAGS = 1_000_000
 _NEEDED = ("samples", "workers", "rollout", "train", "max_lag")
+_THEORY = (*_NEEDED, "longest", "epochs")
 _SPLITS = {"best_share": "by β*", "equal_pace": "at equal pace"}
 _LIMITS = {
     "segment_steps": "rollout.segment_steps",
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
     from polyrhythm.planning.advice import advise
 
+    _check_options(arguments)
     if arguments.memory:
         return plan_memory.run(arguments)
     if arguments.overrides:
@@ -62,6 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
     print(json.dumps(result, indent=2) if arguments.json else formatted(result))
     return 0
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """ConfigError for options of the other kind of plan, which would have no effect."""
+    from polyrhythm.errors import ConfigError
+
+    own, other, odd = ("memory", "theory", _THEORY) if arguments.memory else ("theory", "memory", plan_memory.OPTIONS)
+    if given := [f"--{name.replace('_', '-')}" for name in odd if getattr(arguments, name) is not None]:
+        raise ConfigError(f"plan --{own}: {', '.join(given)} is for --{other}; leave it out")
 
 
 def formatted(result: dict[str, Any]) -> str:

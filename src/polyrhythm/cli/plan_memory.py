@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from polyrhythm.pipeline.memory.plan import DeviceMemory, Machine, MemoryPlan
     from polyrhythm.pipeline.memory.remedies import Remedy
 
+#: Names of its options.
+OPTIONS = ("devices", "device_memory", "host_memory")
 _GB = 10**9
 _NOT_COUNTED = (
     "not counted: simulators, Python interpreters, CUDA contexts, and what kernels and allocators take beside tensors"

@@ -150,13 +150,13 @@ class BuildsInParts(Protocol):
     """Settings of a policy that ranks can share without any of them ever having it whole."""
 
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Policy:
-        """What `build` gives, on the host; of a `LoadsInParts` policy some tensors are on the meta device."""
+        """What `build` gives, on the host; of a `LoadsInParts` policy some tensors are still to be read."""
         ...
 
 
 @runtime_checkable
 class LoadsInParts(Protocol):
-    """A policy of which tensors may be on the meta device until they are read."""
+    """A policy that may be without some tensors' values, or memory, until they are read."""
 
     def load_part(self, part: torch.nn.Module, device: str) -> None:
         """Read those within `part`, which is the policy or a module in it, onto `device`; nothing if all are there."""

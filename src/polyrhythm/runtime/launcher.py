@@ -140,7 +140,8 @@ def build_inline_launcher(
     """The launcher `inline`: all stations in this thread, all memory in this process."""
     from polyrhythm.runtime.memory.weights import InlineWeights  # torch
 
-    payloads, channel = ArenaPayloads.in_memory(layout), InlineWeights(weights)
+    leased = any(seat.leases for _, *seats in stations for seat in seats)
+    payloads, channel = ArenaPayloads.in_memory(layout), InlineWeights(weights, host=leased)
     return Launcher(InlineHosting(stations, payloads.arena, channel, clock), payloads, channel, clock)
 
 

@@ -89,7 +89,7 @@ class TrainerFactory:
 
 def _load_initial(learner: Learner, path: str) -> None:
     try:
-        learner.load_weights(load_state(Path(path))["policy"])
+        learner.load_weights(load_state(Path(path), mapped=True)["policy"])
     except (KeyError, ValueError) as error:
         raise RunFolderError(f"{path}: {error}; begin another run") from error
 

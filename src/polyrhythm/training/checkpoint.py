@@ -73,8 +73,9 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote. RunFolderError: the file is damaged, or no checkpoint."""
+def load_state(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read what `save_state` wrote. mapped: leave tensors in the file, for whoever copies them from there at once.
+    RunFolderError: the file is damaged, or no checkpoint."""
     if not zipfile.is_zipfile(path):
         raise RunFolderError(f"{path} cannot be read as a checkpoint: it is damaged, or something else; name another")
     try:
@@ -82,7 +83,7 @@ def load_state(path: Path) -> dict[str, Any]:
             damaged = parts.testzip()  # torch does not verify the checksums that it writes
         if damaged is not None:
             raise ValueError(f"{damaged} in it is damaged")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # arbitrary bytes may raise anything
         raise RunFolderError(f"{path} cannot be read as a checkpoint ({error}); name another") from error
     if not isinstance(state, dict):

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import LoadsInParts
 from polyrhythm.training.ranks import Strategy
+from polyrhythm.training.replicas import ReplicatedStep
 from polyrhythm.training.shards import is_sharded
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ class ProcessRanks:
             backend = _backend(files, rank, size, self.device)
             # NCCL connects at its first collective unless it is told its device now, while the interface is set.
             own = self.device if "nccl" in backend else None
-            dist.init_process_group(
-                backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own
-            )
+            dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own)
             self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
             self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
 
@@ -83,14 +82,11 @@ class ProcessRanks:
             self._shard(policy, sums)
             self._check_equal(sums)
             return step
-        _add_bit_sums(policy, sums)
+        _add_bit_sums(policy, policy, sums)
         self._check_equal(sums)
-        # Warming up the critic leaves most parameters unused, so DDP looks for such; where it finds none it warns.
-        step.register_parameter("never_used", nn.Parameter(torch.zeros(1, device=self.device)))
         wrapped = DistributedDataParallel(
-            step,
+            ReplicatedStep(step, self.totals),
             forward_sync_buffers=False,
-            find_unused_parameters=True,
             gradient_as_bucket_view=True,
             init_sync=False,
         )
@@ -113,14 +109,14 @@ class ProcessRanks:
             if isinstance(policy, LoadsInParts):
                 policy.load_part(part, str(self.device))
             if sums is not None:
-                _add_bit_sums(policy, sums)
+                _add_bit_sums(policy, part, sums)
 
         shard_policy(policy, mesh, self._settings, trained=sums is not None, before=read)
 
     def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        if last or not isinstance(wrapped, DistributedDataParallel):
+        if not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()  # shards of gradients are summed in every micro-step: whole ones would not fit
-        return wrapped.no_sync()
+        return _summing(wrapped.module) if last else wrapped.no_sync()
 
     def norms(self, each: Tensor) -> Tensor:
         if self.strategy != "shard":
@@ -159,10 +155,11 @@ class ProcessRanks:
                     )
 
 
-def _add_bit_sums(policy: nn.Module, sums: dict[str, int]) -> None:
-    """Add those of the parameters that are there, and whole, and have none yet."""
+def _add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> None:
+    """Add those of the parameters within a part of the policy that are whole still, by their names in the policy."""
+    own = {id(p) for p in part.parameters()}
     for name, p in policy.named_parameters():
-        if name not in sums and not p.is_meta and not is_sharded(p):
+        if id(p) in own and not is_sharded(p):
             sums[name] = _bit_sum(p.detach())
 
 
@@ -190,6 +187,13 @@ def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> st
     store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
     gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
     return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
+
+
+@contextmanager
+def _summing(step: ReplicatedStep) -> Iterator[None]:
+    """The context of the passes in which DDP sums the gradients of an optimizer step."""
+    yield
+    step.drop_unused()
 
 
 @contextmanager

@@ -98,6 +98,15 @@ def test_a_leased_device_holds_its_largest_station_and_the_host_what_the_others_
     assert [*shared.devices[0].parts, *suspended] == list(leased.devices[0].parts)
 
 
+def test_versions_of_one_process_stay_where_they_are_made_unless_that_is_leased() -> None:
+    run = config(**{**DEVICES, "launcher": "inline"})
+    planner = planner_of(run)
+    shared, leased = planner.plan(run), planner.plan(with_settings(run, {"placement.sharing": "lease"}))
+    assert set(sizes(shared, "cuda:0", "shared")) == {"published weights"}
+    assert set(sizes(shared, HOST, "shared")) == {"arena"}
+    assert set(sizes(leased, HOST, "shared")) == {"arena", "published weights"}
+
+
 def test_a_leased_device_counts_its_largest_station_and_what_all_share() -> None:
     parts = (Part("a", "x", HOST, 3), Part("b", "x", HOST, 4), Part(SHARED, "arena", HOST, 2))
     assert DeviceMemory(HOST, 10, parts).total() == 9

@@ -31,7 +31,8 @@ def run(sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """Every case, number of ranks and strategy, `repeats` turns after one to warm up.
 
     Returns `within_limit`; in `modes` by "case, ranks, strategy": ours_ms, plain_ms (medians of the slowest rank),
-    ratio (median over the turns), difference (largest of a weight), others_cores (what else the machine did); in
+    ratio (median over the turns), cpu_ratio (the same of the CPU time of all ranks, which other work on the machine
+    changes less), difference (largest of a weight), others_cores (what else the machine did); in
     `memory` for each way and number of ranks the largest of any rank: base_mb (before there is a policy), uss_mb and
     pss_mb after an update, peak_mb; weights_mb.
     """
@@ -73,7 +74,9 @@ def measure(case: str, size: int, strategy: str, repeats: int) -> dict[str, Any]
         for turn in range(repeats + 1):
             begin, seconds = resources.read_cpu(), {}
             for way in ("ours", "plain") if turn % 2 else ("plain", "ours"):
-                seconds[way] = max(found["seconds"] for found in _ask(ranks, way=way))
+                found = _ask(ranks, way=way)
+                seconds[way] = max(each["seconds"] for each in found)
+                seconds[f"{way}_cpu"] = sum(each["cpu"] for each in found)
             seconds["others"] = resources.others_cores(begin, resources.read_cpu())
             turns.append(seconds)
         difference = max(_ask(ranks, way="difference"))
@@ -82,6 +85,7 @@ def measure(case: str, size: int, strategy: str, repeats: int) -> dict[str, Any]
         "ours_ms": 1e3 * statistics.median(turn["ours"] for turn in turns),
         "plain_ms": 1e3 * statistics.median(turn["plain"] for turn in turns),
         "ratio": statistics.median(turn["ours"] / turn["plain"] for turn in turns),
+        "cpu_ratio": statistics.median(turn["ours_cpu"] / turn["plain_cpu"] for turn in turns),
         "difference": difference,
         "others_cores": statistics.median(turn["others"] for turn in turns),
     }
@@ -105,8 +109,8 @@ def _ask(ranks: list[Worker], **question: Any) -> list[Any]:
 
 @contextmanager
 def one_rank(case: str, rank: int, size: int, store: str, strategy: str) -> Iterator[Answer]:
-    """Answers to way = ours or plain with the seconds of an update, base and memory with MB, difference with the
-    largest difference of a weight between the two."""
+    """Answers to way = ours or plain with the seconds of an update and of its CPU time, base and memory with MB,
+    difference with the largest difference of a weight between the two."""
     import torch
 
     from polyrhythm.policies.base import Policy, as_module
@@ -143,9 +147,9 @@ def one_rank(case: str, rank: int, size: int, store: str, strategy: str) -> Iter
         ends[way] = policy
         done = make(way, policy)
         ranks.total(torch.zeros(1))  # nobody begins before all are ready
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         done(trajectories)
-        return {"seconds": time.perf_counter() - begin}
+        return {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
     def _parts(policies: dict[str, Any]) -> Iterator[Any]:
         from polyrhythm.training.shards import part_of

@@ -87,9 +87,10 @@ def list_parts(
     infos = env_batch_infos(config, spec, trainer=trains)
     layout = arena_layout(config, spec, infos, form, trainer=trains)
     published = WeightsLayout.of(form.published)
+    inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay where they are made
     parts = [
         Part(SHARED, "arena", HOST, layout.nbytes),
-        Part(SHARED, "published weights", HOST, shared_nbytes(published)),
+        Part(SHARED, "published weights", placed.ends.trainer if inline else HOST, shared_nbytes(published)),
     ]
     for name in placed.names["generators"]:
         device = placed.seats[name].device

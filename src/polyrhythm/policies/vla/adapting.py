@@ -158,10 +158,27 @@ def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], 
         released = released_name(name)
         p.requires_grad_(released is None or (flags[released] and _BASE not in name))
         if released is None and ".lora_A." in name and not p.is_meta:
-            rng = torch.Generator().manual_seed(mix(seed, zlib.crc32(name.encode())))
-            drawn = torch.rand(p.shape, generator=rng) * 2.0 - 1.0
-            with torch.no_grad():
-                p.copy_(drawn / math.sqrt(p.shape[1]))
+            _draw_a(p, name, seed)
+
+
+def draw_adapters(network: nn.Module, seed: int) -> None:
+    """Give the adapters of layers that are on meta, where they are too, memory on the host, and their values."""
+    for path, module in network.named_modules():
+        for name, p in module.named_parameters(prefix=path, recurse=False):
+            if not p.is_meta or not _ADAPTER_PART.search(name):
+                continue
+            module.to_empty(device="cpu", recurse=False)
+            if ".lora_A." in name:
+                _draw_a(module.get_parameter("weight"), name, seed)
+            else:
+                nn.init.zeros_(module.get_parameter("weight"))
+
+
+def _draw_a(p: Tensor, name: str, seed: int) -> None:
+    rng = torch.Generator().manual_seed(mix(seed, zlib.crc32(name.encode())))
+    drawn = torch.rand(p.shape, generator=rng) * 2.0 - 1.0
+    with torch.no_grad():
+        p.copy_(drawn / math.sqrt(p.shape[1]))
 
 
 def set_checkpointing(module: nn.Module) -> None:
@@ -190,7 +207,7 @@ class AdaptedPolicy(nn.Module):
     """What of the checkpoint the network lacks still, where it is built in parts."""
 
     def load_part(self, part: nn.Module, device: str) -> None:
-        """Read what within this part of the policy is in the checkpoint and on the meta device."""
+        """Read what the checkpoint has of this part of the policy, and was not read yet."""
         if self.unread is not None:
             self.unread.read(self.network, part, device)
 

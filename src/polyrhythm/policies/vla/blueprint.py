@@ -10,7 +10,7 @@ from torch import nn
 
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.vla.adapting import Adaptation, AdaptedPolicy
+from polyrhythm.policies.vla.adapting import Adaptation, AdaptedPolicy, draw_adapters
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.building import (
     check_fit,
@@ -77,7 +77,7 @@ class Blueprint(Generic[P]):
         return policy
 
     def build_in_parts(self, *, seed: int, role: Role) -> P:
-        """The policy on the host; what the checkpoint has of its network is on meta until `load_part` reads it."""
+        """The policy on the host; what the checkpoint has of its network is there only once `load_part` has read it."""
         adaptation = self._adaptation
         if self.source is None:
             return self.build(seed=seed, device="cpu", role=role)
@@ -90,6 +90,7 @@ class Blueprint(Generic[P]):
                 self.architecture, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size
             )
             adaptation.finish(network, role, seed)
+            draw_adapters(network, seed)
             policy = self.around(network, adaptation.precision)
         policy.unread = UnreadTensors(self.source, found)
         load_ours(policy, self.source)

@@ -220,13 +220,13 @@ def load_network(
 
 def unfilled_network(
     of: Architecture, checkpoint: Checkpoint, *, device: str, prepare: Prepare | None, seed: int, size: Any
-) -> tuple[nn.Module, Mapping[str, str]]:
-    """The network of `load_network` before any tensor is read: what the folder's model has is on meta. And the names of
-    that: the network's -> the folder's."""
+) -> tuple[nn.Module, dict[str, str]]:
+    """The network of `load_network` before any tensor is read: what is large of the folder's is on meta. And the names
+    of what the folder has: the network's -> the folder's."""
     size = released_size(of, checkpoint) if size is None else size
     with weights_on_meta():
         network: nn.Module = of.network(size)
-    found = check_fit(of, checkpoint, network).found
+    found = dict(check_fit(of, checkpoint, network).found)
     if prepare is not None:
         prepare(network)
     own = [name for name in network.state_dict() if name not in found]

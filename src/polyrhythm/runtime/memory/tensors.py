@@ -55,9 +55,10 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def to_dtype(tensor: Tensor, dtype: str) -> Tensor:
-    """A copy without gradient, in the dtype of this name, on the same device."""
-    return tensor.detach().to(getattr(torch, dtype), copy=True)
+def to_dtype(tensor: Tensor, dtype: str, *, host: bool = False) -> Tensor:
+    """A copy without gradient, in the dtype of this name, on the same device or in host memory."""
+    found = tensor.detach().to(getattr(torch, dtype), copy=not (host and tensor.is_cuda))
+    return found.cpu() if host else found
 
 
 def copy_into(into: State, state: State) -> None:

@@ -95,10 +95,11 @@ class Weights(Protocol):
 
 
 class InlineWeights:
-    """Within one process: a publication copies once, readers get references. Copies stay on the trainer's device."""
+    """Within one process: a publication copies once, readers get references. Copies stay on the trainer's device, or,
+    with host, in host memory: where stations are on their devices in turn, no version may stay there."""
 
-    def __init__(self, layout: WeightsLayout) -> None:
-        self.layout, self.traffic = layout, Traffic()
+    def __init__(self, layout: WeightsLayout, *, host: bool = False) -> None:
+        self.layout, self.traffic, self._host = layout, Traffic(), host
         self._held: dict[int, State] = {}
         self._numbers: dict[int, int] = {}
 
@@ -111,7 +112,7 @@ class InlineWeights:
         with self.traffic.timed(PUBLISHED, self.layout.nbytes):
             copies = {}
             for name, tensor in fitting(self.layout, state):
-                copies[name] = to_dtype(tensor, specs[name].dtype)
+                copies[name] = to_dtype(tensor, specs[name].dtype, host=self._host)
                 del tensor  # before the next is made
         older = {held: tensors for held, tensors in self._held.items() if held < version}
         kept = sorted(older)[-1:]
@@ -123,7 +124,7 @@ class InlineWeights:
         return Publication(version, self._numbers[version]) if version in self._held else None
 
     def lies_on(self, device: Device) -> bool:
-        """What is published stays on the trainer's device, which is not known before the first publication."""
+        """Without `host`, what is published stays on the trainer's device, not known before the first publication."""
         held = next(iter(self._held.values()), {})
         return device.type == "cpu" or any(tensor.device == device for tensor in islice(held.values(), 1))
 

@@ -79,6 +79,11 @@ class ChildProcess:
         return self._handle.poll() is not None
 
     @property
+    def aborted(self) -> bool:
+        """It has ended itself by SIGABRT, as libraries do that cannot go on."""
+        return self._handle.poll() == -signal.SIGABRT
+
+    @property
     def reachable(self) -> bool:
         """It is ready, and has not been killed here."""
         return self._outbox is not None

@@ -4,9 +4,9 @@ It is ready when all ranks are, and to be replaced as soon as one is; then all a
 last of them has been reaped. Commands go to all ranks, in the same order.
 
 The reason for replacing it is that of the rank that failed first. Where one rank ends, the others see their
-connections to it break and fail too, so a rank that was killed comes before one that said why it ends, and of those the
-one that failed first by the clock of their host; then a rank that refused a command, then one that is silent or takes
-too long.
+connections to it break and fail too, so a rank that was killed comes before one that aborted without a word (NCCL does,
+when another rank is gone), and that before one that said why it ends; of those counts the one that failed first by the
+clock of their host; then a rank that refused a command, then one that is silent or takes too long.
 """
 
 from __future__ import annotations
@@ -110,8 +110,10 @@ class RankGroup:
     def _precedence(self, process: ChildProcess) -> tuple[int, float]:
         """The lower, the earlier it failed, as far as can be told."""
         if process.failure is not None:
-            return 1, process.failure.at
-        return (0 if process.exited else 2 if process.refusal else 3), process.rank
+            return 2, process.failure.at
+        if process.exited:
+            return int(process.aborted), process.rank
+        return 3 if process.refusal else 4, process.rank
 
     def failure(self, updates: int) -> Failure:
         """What its loss counts as, after `complaint`. updates: of the run so far."""

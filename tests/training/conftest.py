@@ -1,0 +1,15 @@
+"""Rank processes for tests, started by the first test of a session that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.training.rank_pool import RankPool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[RankPool]:
+    ranks = RankPool()
+    yield ranks
+    ranks.close()
