@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from polyrhythm.config.load import load_config
+from polyrhythm.config.recipes import recipe_names
 from polyrhythm.config.registry import settings_class
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.memory.needs import memory_by_station
@@ -35,8 +36,27 @@ RECIPES = dict(_recipes())
 
 
 def test_every_row_of_the_paper_has_its_recipe() -> None:
-    rows = {"pi0: ManiSkill with GRPO", "pi0: RoboCasa with PPO"}
-    assert RECIPES.keys() == rows | {"groot_n1d5: LIBERO with PPO", "openvla_oft: LIBERO with GRPO"}
+    assert RECIPES.keys() == {"pi0: ManiSkill with GRPO", "pi0: RoboCasa with PPO"}
+    assert {"metaworld_pi0", "libero_groot", "libero_oft"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", ["metaworld_pi0", "libero_groot", "libero_oft"])
+def test_a_shipped_row_is_in_order_but_for_what_is_missing(name: str) -> None:
+    found = [finding for _, finding in check_unstarted(load_config(name))]
+    assert [finding for finding in found if finding.state == "failed"] == []
+    assert any("there is no such folder" in finding.detail for finding in found if finding.state == "missing")
+    assert {"environment", "policy", "objective"} <= {finding.name for finding in found}
+
+
+@pytest.mark.parametrize("name", ["libero_groot", "libero_oft"])
+def test_a_tiny_variant_differs_in_size_alone(name: str) -> None:
+    whole, tiny = load_config(name), load_config(f"{name}_tiny")
+    assert [finding for _, finding in check_unstarted(tiny) if finding.state == "failed"] == []
+    assert tiny.training.versions == 2
+    assert (tiny.env.tasks, tiny.algorithm) == (whole.env.tasks, whole.algorithm)
+    same = ("type", "chunk", "gripper", "turn_images")
+    assert [getattr(tiny.policy, field) for field in same] == [getattr(whole.policy, field) for field in same]
+    assert not whole.policy.turn_images, "the environment has turned them"
 
 
 @pytest.mark.parametrize("name", RECIPES)
