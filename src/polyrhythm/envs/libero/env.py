@@ -77,7 +77,7 @@ class LiberoSettings(BaseModel):
     """The first success ends the episode."""
     kept_environments: Annotated[int, Field(ge=0)] = 10
     """Environments that no row uses at the moment, kept for later episodes, and as many tasks' GL contexts: each has
-    about 0.3 GB (a context 0.5 more), and takes 2 to 4 s to make."""
+    about 0.3 GB (a context up to 0.8), and takes 2 to 4 s to make."""
 
     @field_validator("tasks", mode="before")
     @classmethod
