@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from tests.envs.libero_assets import make_assets
 
 from polyrhythm.envs.base import RowsFailed
+from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.libero import library
 from polyrhythm.envs.libero.env import CAMERAS, LiberoSettings
 from polyrhythm.envs.libero.findings import examine
@@ -303,6 +304,13 @@ def test_an_episode_depends_on_its_task_and_initial_state_alone(build):
     assert same(play(batch, 0), other), "another row, after another episode"
     batch.reset([1], [0], [7 + 50])
     assert same(play(batch, 1), first), "50 states: seed 57 begins in number 7"
+
+
+@pytest.mark.sim
+def test_it_passes_the_checks_of_its_contract_without_a_note(boxes):
+    settings = LiberoSettings(tasks=(SOUP,), assets=str(boxes), image_size=32, render="cheap", max_steps=4)
+    findings = list(check_contract(settings, 2, lambda call: None))
+    assert [finding for finding in findings if finding.state != "ok"] == []
 
 
 @pytest.mark.sim
