@@ -41,7 +41,7 @@ class Walk:
         for row, seed in zip(rows, seeds, strict=True):
             self.resets += 1
             by = self.resets if self.defect == "history" else row if self.defect == "row's own" else 0
-            self.place[row] = (0 if self.defect == "one state" else seed % 97) + by
+            self.place[row] = (0 if self.defect == "one state" else seed % (self.spec.initial_states or 97)) + by
             self.steps[row] = 0
         if self.defect == "resets all":
             self.place[:] = self.place[rows[0]]
@@ -100,6 +100,7 @@ def spec(defect: str = "") -> EnvSpec:
         action=ActionSpec("continuous", 1, low=(-1.0,), high=(1.0,)),
         tasks=(Task("a", "do a"), Task("b", "do b")),
         max_steps=LIMIT + (defect == "other spec"),
+        initial_states=50 * (defect == "fixed states"),  # which is none
     )
 
 

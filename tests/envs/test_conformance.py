@@ -24,6 +24,7 @@ OURS = {
     "maniskill": ManiSkillSettings(tasks=("PushCube-v1",), observation="rgb", image_size=32, max_steps=12),
     "maniskill state": ManiSkillSettings(tasks=("PickCube-v1",), reward="normalized_dense"),
     "walk": WalkSettings(),
+    "walk from fixed states": WalkSettings(defect="fixed states"),
 }
 HERE = r"\(.*broken_envs.py, line \d+\)"
 

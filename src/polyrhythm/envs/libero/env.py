@@ -79,9 +79,9 @@ class LiberoSettings(BaseModel):
     `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
     end_on_success: bool = True
     """The first success ends the episode."""
-    kept_environments: Annotated[int, Field(ge=0)] = 4
-    """Environments of tasks that no row runs at the moment, kept for later episodes, and as many GL contexts: each has
-    about 0.3 GB (the context 0.5 more), and takes 2 to 4 s to make."""
+    kept_environments: Annotated[int, Field(ge=0)] = 10
+    """Environments that no row uses at the moment, kept for later episodes, and as many tasks' GL contexts: each has
+    about 0.3 GB (a context up to 0.8), and takes 2 to 4 s to make."""
 
     @field_validator("tasks", mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polyrhythm.conformance import Finding
+from polyrhythm.conformance import Finding, raised
 from polyrhythm.envs.libero.library import check_robosuite, find_assets, package_folder
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.errors import PolyrhythmError
@@ -40,6 +40,8 @@ def examine(tried: LiberoSettings) -> Iterator[Finding]:
             problem, _, fix = str(error).partition("run: ")
             yield Finding(name, "missing", problem.removesuffix(", or ").removesuffix("; "), fix)
             complete = False
+        except Exception as error:  # noqa: BLE001 - versions of LIBERO, robosuite and MuJoCo that do not fit raise anything
+            yield Finding(name, "failed", raised(error))
 
 
 def _trial(tried: LiberoSettings) -> str:

