@@ -127,7 +127,9 @@ def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda p: p[:-1], lambda p: [p[0][:-8], *p[1:]], lambda p: [p[0], p[1][:-1], *p[2:]]], ids=["a", "b", "c"]
+    "damage",
+    [lambda p: p[:-1], lambda p: [p[0][:-8], *p[1:]], lambda p: [p[0], p[1][:-1], *p[2:]]],
+    ids=["piece missing", "head too short", "answers too short"],
 )
 def test_a_damaged_sample_is_refused_and_changes_nothing(damage: object) -> None:
     arena = in_memory(LAYOUT)
