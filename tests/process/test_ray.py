@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.process.networks import memory
-from tests.process.runs import children, config, orphaned_folders
+from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.process.test_hosts import VERSIONS, check_complete, running, ways
 
 from polyrhythm.errors import ConfigError, StartError
-from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 
 RAY: dict[str, Any] = {"launcher": "ray"}
@@ -26,8 +28,8 @@ def ray() -> Any:
 
 
 @pytest.fixture
-def three_nodes(ray: Any, tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of three nodes, each of which has a memory of its own."""
+def three_nodes(ray: Any, tmp_path: Path) -> Iterator[Any]:
+    """A cluster of three nodes, each of which has a memory of its own."""
     from ray.cluster_utils import Cluster
 
     def node(name: str) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def three_nodes(ray: Any, tmp_path: Path) -> Iterator[str]:
     try:
         cluster.add_node(**node("one"))
         cluster.add_node(**node("two"))
-        yield cluster.address
+        yield cluster
     finally:
         cluster.shutdown()
 
@@ -53,8 +55,8 @@ def test_a_run_on_a_cluster_of_its_own_is_complete_and_leaves_nothing(ray: Any, 
 
 
 @pytest.mark.slow
-def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_nodes: str, tmp_path: Path) -> None:
-    changes = {**RAY, "ray": {"address": three_nodes, "strategy": "spread"}}
+def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_nodes: Any, tmp_path: Path) -> None:
+    changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}}
     pipeline = build_pipeline(config(**changes), folder=tmp_path / "run", record=True)
     try:
         pipeline.loop.train_until(1)
@@ -68,6 +70,51 @@ def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_no
     assert not orphaned_folders()
     assert [list(folder.iterdir()) for folder in tmp_path.glob("memory-*")] == [[], [], []]
     assert not [process for process in children() if "polyrhythm" in " ".join(process.cmdline())]
+
+
+def raylet_of(pid: int) -> int:
+    """The process of the node that this process is on."""
+    return next(process.pid for process in psutil.Process(pid).parents() if process.name() == "raylet")
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_survived(three_nodes: Any, tmp_path: Path) -> None:
+    """One with neither the trainer nor the head, while samples wait for the trainer."""
+    changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}, "freshness": {"max_lag": 2}}
+    pipeline = build_pipeline(config(**changes, training={"versions": 500}), folder=tmp_path / "run", record=True)
+    try:
+        pipeline.loop.train_until(1)
+        raylets = {name: raylet_of(pid) for name, pid in pipeline.launcher.processes().items()}
+        lost = next(
+            node
+            for node in three_nodes.worker_nodes
+            if (pid := node.all_processes["raylet"][0].process.pid) in raylets.values() and pid != raylets["trainer"]
+        )
+        gone = lost.all_processes["raylet"][0].process.pid
+        three_nodes.remove_node(lost, allow_graceful=False)
+        pipeline.loop.train_until(6)
+        # Training may be over before the loss is noticed: go on until its stations are elsewhere.
+        until, version = time.monotonic() + PATIENCE_S / 2, 6
+        while time.monotonic() < until and gone in places_of(pipeline, raylets):
+            version += 1
+            pipeline.loop.train_until(version)
+        assert gone not in places_of(pipeline, raylets)
+        ledger = pipeline.loop.conductor.ledger
+        assert (ledger.imbalance, ledger.dropped_total) == (0, 0)
+    finally:
+        pipeline.close()
+    assert not orphaned_folders()
+
+
+def places_of(pipeline: Pipeline, before: dict[str, int]) -> set[int]:
+    """The nodes of the stations now; one whose process has ended, or is being started, is where it was."""
+    found = set()
+    for name, pid in pipeline.launcher.processes().items():
+        try:
+            found.add(raylet_of(pid))
+        except (psutil.NoSuchProcess, StopIteration):
+            found.add(before[name])
+    return found
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ class SampleHandover:
         self._pending = {int(payload_id) for payload_id in payload_ids}
         self._copies: dict[int, Trajectory] = {}
         self._lock = threading.Lock()
+        self._failure: OSError | None = None
 
     def is_pending(self, block: int) -> bool:
         """Whether the sample in this block has yet to be copied."""
@@ -35,13 +36,19 @@ class SampleHandover:
         """Copy the sample in this block, unless that is done. Called by main, which is about to reuse the block."""
         with self._lock:
             if block in self._pending:
-                self._copies[block] = self._copy(block)
+                try:
+                    self._copies[block] = self._copy(block)
+                except OSError as error:  # its host is lost: the save fails, and the run goes on
+                    self._pending.remove(block)
+                    self._failure = error
 
     def samples(self) -> Iterator[tuple[str, Trajectory]]:
-        """Payload id and sample, one after another. Called by the thread that writes."""
+        """Payload id and sample, one after another. Called by the thread that writes. OSError: one cannot be read."""
         for payload_id in self._payload_ids:
             block = int(payload_id)
             with self._lock:
+                if self._failure is not None:
+                    raise self._failure
                 sample = self._copy(block) if block in self._pending else self._copies.pop(block)
             yield payload_id, sample
 

@@ -142,16 +142,18 @@ class ProcessManager:
         if isinstance(joined, records.SimulatorJoined):
             for part, info in enumerate(joined.batches):
                 self._parts |= {slot.slot: part for slot in info.slots}
-            self._tell_generators(self._connection(process, joined))
+            self._tell_generators(self._connection(process))
         elif isinstance(joined, records.GeneratorJoined):
             for simulator in self._present(records.SimulatorJoined):
-                process.tell(wire.Connect(simulator.address, simulator.endpoint))
+                process.tell(self._connection(simulator))
 
-    def _connection(self, simulator: ChildProcess, joined: records.SimulatorJoined) -> wire.Connect:
-        """Where the replies for a simulator go, and where its requests lie."""
-        host = self._hosts.host_of(simulator.station) if self._hosts is not None else ""
-        slots = tuple(slot.slot for info in joined.batches for slot in info.slots) if host else ()
-        return wire.Connect(simulator.address, simulator.endpoint, host, slots)
+    def _connection(self, simulator: ChildProcess) -> wire.Connect:
+        """Where the replies for a simulator that is ready go, and where its requests lie."""
+        joined, hosts = simulator.joined, self._hosts
+        if hosts is None or not isinstance(joined, records.SimulatorJoined):
+            return wire.Connect(simulator.address, simulator.endpoint)
+        slots = tuple(slot.slot for info in joined.batches for slot in info.slots)
+        return wire.Connect(simulator.address, simulator.endpoint, hosts.host_of(simulator.station), slots)
 
     def _present(self, kind: type) -> list[ChildProcess]:
         """The stations that announced themselves so and can be told something, by their rank 0."""

@@ -151,12 +151,16 @@ class Cluster:
         made = {node: RayNode(self, node, addresses[node]) for node in dict.fromkeys(table.values())}
         return {name: made[table[index]] for index, name in enumerate(self._names)}
 
-    def start_station(self, spec: ChildSpec, file: Path) -> ActorProcess:
-        """Start the station's process in its bundle, without waiting for it."""
+    def start_station(self, spec: ChildSpec, file: Path, node: RayNode) -> ActorProcess:
+        """Start the station's process on a node, without waiting for it: in its bundle, if that is there; a node that
+        takes a lost one's station has no CPUs reserved for it."""
         assert self._watcher is not None, "the cluster was left"
-        index = self._names.index(spec.station)
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-        options = {"num_cpus": self._settings.cpus_per_station, "max_concurrency": 4, "max_restarts": 0}
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "max_restarts": 0}
+        place: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        if node is self.nodes[spec.station]:
+            options["num_cpus"] = self._settings.cpus_per_station
+            index = self._names.index(spec.station)
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         actor = ray.remote(StationActor).options(scheduling_strategy=place, **options)
         process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
         self._watcher.add(process)
@@ -199,19 +203,19 @@ class Cluster:
 
 
 class RayNode:
-    """A node of a cluster, as `runtime.hosts.nodes.Node`."""
+    """A node of a cluster, as `runtime.hosts.nodes.Node`. id: Ray's."""
 
     def __init__(self, cluster: Cluster, node: str, address: str) -> None:
         self.name, self.address = f"node {address} ({node[:8]})", address
-        self._cluster, self._node = cluster, node
+        self._cluster, self.id = cluster, node
         self._agent: Any = None
 
     def start_agent(self, spec: AgentSpec) -> Found:
-        self._agent, found = self._cluster.start_agent(self._node, spec)
+        self._agent, found = self._cluster.start_agent(self.id, spec)
         return found
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
-        return self._cluster.start_station(spec, Path(log.name))
+        return self._cluster.start_station(spec, Path(log.name), self)
 
     def close(self) -> None:
         agent, self._agent = self._agent, None

@@ -1,0 +1,197 @@
+"""What one host serves to another, and to whom."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.runtime.served import blank_arena, served
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.client import DataClient, HostSilent
+from polyrhythm.runtime.hosts.directory import HostDirectory, Place
+from polyrhythm.runtime.hosts.elsewhere import OtherHosts
+from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
+from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.runtime.hosts.pieces import write_sample
+from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.specs import ArraySpec
+
+LAYOUT = ArenaLayout(
+    blocks=2,
+    steps=2,
+    chunk=1,
+    obs={"image": ArraySpec((2, 2), "uint8"), "state": ArraySpec((3,), "float32")},
+    answers={},
+    slots={"near": 2, "far": 2},
+)
+
+
+def filled() -> Arena:
+    arena = in_memory(LAYOUT)
+    for name, array in arena.obs.items():
+        array[:] = np.arange(array.size).reshape(array.shape) % 100
+        assert array.any(), name
+    return arena
+
+
+def test_a_request_of_another_host_comes_with_its_observations(tmp_path: Path) -> None:
+    far, here = filled(), in_memory(LAYOUT)
+    far.post("far", RequestView(np.array([3, 1]), np.array([7, 8]), np.array([True, False])))
+    arena = Arena(LAYOUT, bytearray(LAYOUT.nbytes), OtherHosts(LAYOUT, "a", {"far": "b"}, {"b": served(tmp_path, far)}))
+    here.post("near", RequestView(np.array([0]), np.array([1]), np.array([False])))
+    arena.fetch_requests([("far", 2), ("near", 1)])
+    view = arena.view("far", 2)
+    assert view.obs is not None
+    assert (view.noise_key.tolist(), view.greedy.tolist()) == ([7, 8], [True, False])
+    for name, array in far.obs.items():
+        np.testing.assert_array_equal(view.obs[name], array[[3, 1]])
+    assert arena.view("near", 1).obs is None
+    arena.fetch_requests([("near", 1)])
+    assert arena.view("far", 2).obs is None, "what was fetched is for one batch"
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        (q.Posted([("nobody", 1)]), "slot nobody has no request of 1 rows"),
+        (q.Posted([("far", 3)]), "slot far has no request of 3 rows"),
+        (q.Sample(2), "there is no block 2"),
+        (q.Sample(-1), "there is no block -1"),
+        (q.Sample(0), "block 0 holds no finished sample"),
+        (q.Part(0, 1, 0, 2**40), "there are no bytes"),
+        (q.Part(0, 1, -1, 8), "there are no bytes"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_gets_the_reason(question: q.Question, why: str, tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match=why):
+        served(tmp_path, filled()).ask(question)
+
+
+class Recorded:
+    """An end that asks what it is given and keeps the answers."""
+
+    def __init__(self, questions: Sequence[list[bytes]]) -> None:
+        self._questions, self.answers = list(questions), list[list[bytes]]()
+
+    def receive(self, seconds: float) -> tuple[bytes, list[bytes]] | None:
+        return (b"who", self._questions.pop()) if self._questions else None
+
+    def answer(self, who: bytes, parts: Sequence[bytes]) -> None:
+        self.answers.append(list(parts))
+
+
+def test_mutated_questions_are_answered_and_harm_nothing() -> None:
+    rng, arena = random.Random(0), filled()
+    before = {name: array.copy() for name, array in arena.obs.items()}
+    asked = [q.Posted([("far", 2)]), q.Sample(0), q.Held(), q.Part(0, 1, 0, 8)]
+    questions: list[list[bytes]] = [[], [b"1"], [b"1", b"2", b"3"]]
+    for _ in range(3000):
+        content = bytearray(q.encode(rng.choice(asked)))
+        for _ in range(rng.randint(1, 3)):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        questions.append([b"number", bytes(content[: rng.randint(0, len(content))])])
+    end = Recorded(questions)
+    server = DataServer(end, arena, None)  # type: ignore[arg-type]
+    for _ in range(len(questions)):
+        server.serve(0.0)
+    assert len(end.answers) == len(questions)
+    assert all(len(answer) >= 2 for answer in end.answers)
+    for name, array in arena.obs.items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
+    strangers = []
+    with (
+        closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: strangers.append(1), q.LARGEST_QUESTION)) as ours,
+        closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: None, q.LARGEST_QUESTION)) as theirs,
+    ):
+        end = ours.answering(q.LARGEST_QUESTION)
+        server = DataServer(end, blank_arena(), None)
+        client = DataClient("b", lambda: theirs.asking(end.endpoint, 1000), answer_s=0.3)
+        with pytest.raises(HostSilent, match=r"host b has not answered for 0.3 s"):
+            client.ask(q.Held())
+        server.serve(0.0)
+        client.close()
+        end.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda p: p[:-1], lambda p: [p[0][:-8], *p[1:]], lambda p: [p[0], p[1][:-1], *p[2:]]],
+    ids=["piece missing", "head too short", "answers too short"],
+)
+def test_a_damaged_sample_is_refused_and_changes_nothing(damage: object) -> None:
+    arena = in_memory(LAYOUT)
+    pieces = [np.array([1, 0, 0, 1, 5, 0, 0]).tobytes(), bytes(8), bytes(4), bytes(1), bytes([9] * 8), bytes([9] * 24)]
+    with pytest.raises(ValueError, match=r"."):
+        write_sample(arena, 1, damage(pieces))  # type: ignore[operator]
+    assert not any(array.any() for array in (arena.head, *arena.obs.values()))
+    write_sample(arena, 1, pieces)
+    assert arena.holds("1", 5)
+
+
+def test_memory_is_shared_if_it_can_be_opened_and_has_the_token(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    tokens = [write_identity(folder) for folder in folders]
+    known = [Known("gone", "none", "x"), Known("wrong", "one", tokens[1]), Known("right", "two", tokens[1])]
+    assert find_shared(known, tmp_path) == (known[2], folders[1])
+    assert find_shared(known[:2], tmp_path) is None
+    assert find_shared(known, tmp_path / "elsewhere") is None
+
+
+class Silent:
+    def ask(self, question: q.Question) -> list[memoryview]:
+        raise HostSilent("no")
+
+
+class Answers:
+    def ask(self, question: q.Question) -> list[memoryview]:
+        return []
+
+
+def directory(**clients: object) -> HostDirectory:
+    """The trainer and s on host a, t and u on host b."""
+    a, b = (Place(LocalNode(name), name, f"/{name}") for name in "ab")
+    places = {"trainer": a, "s": a, "t": b, "u": b}
+    found = HostDirectory(places, {"s": ["s.0"], "t": ["t.0"]}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
+    found.clients = clients  # type: ignore[assignment]
+    return found
+
+
+def test_stations_of_a_lost_host_go_to_what_is_left() -> None:
+    hosts = directory(a=Answers(), b=Silent())
+    assert hosts.view("s").slots == {"s.0": "a", "t.0": "b"}
+    assert hosts.find_place("s") == ["t", "u"]
+    assert (hosts.lost, hosts.host_of("s"), hosts.host_of("t")) == ({"b"}, "a", "b")
+    assert hosts.find_place("t") == []
+    view = hosts.view("t")
+    assert (view.own, view.folder, dict(view.servers)) == ("a", "/a", {"main": "m", "a": "x"})
+    assert view.slots == {"s.0": "a", "t.0": "a"}
+
+
+def test_the_loss_of_the_trainers_host_ends_the_run() -> None:
+    with pytest.raises(RunHalted, match="host a is lost, and the trainer with it; start again with resume"):
+        directory(a=Silent(), b=Answers()).find_place("t")
+
+
+def test_a_slot_that_moved_is_asked_for_where_it_is_now(tmp_path: Path) -> None:
+    others = OtherHosts(LAYOUT, "a", {"far": "b"}, {"b": served(tmp_path, filled())})
+    others.note_slots("a", ["far"])
+    assert others.requests([("far", 1)]) == {}
+    others.note_slots("b", ["far"])
+    assert others.requests([("far", 1)]).keys() == {"far"}
+    with pytest.raises(UnfitMessage, match="there is no host c"):
+        others.note_slots("c", ["far"])
