@@ -24,6 +24,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "maniskill": "polyrhythm.envs.maniskill.settings:ManiSkillSettings",
         "robosuite": "polyrhythm.envs.robosuite.env:RobosuiteSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
+        "chains": "polyrhythm.envs.text.chains:ChainsSettings",
     },
     "policy": {
         "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",
@@ -33,6 +34,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "pi05": "polyrhythm.policies.pi0.settings:Pi05Settings",
         "groot_n1d5": "polyrhythm.policies.groot_n1d5.settings:GrootSettings",
         "openvla_oft": "polyrhythm.policies.openvla_oft.settings:OpenVlaOftSettings",
+        "causal_lm": "polyrhythm.policies.causal_lm.settings:CausalLmSettings",
     },
 }
 

@@ -33,7 +33,8 @@ class StepResult(NamedTuple):
     """Outcome of one primitive env step for n rows, in the requested order: each [n].
 
     `truncated`: time limit reached; `success`: the task's own measure at this step; `metrics`: one array for each name
-    of `spec.metrics`, with NaN where this step has no value.
+    of `spec.metrics`, with NaN where this step has no value; `executed` [n,C]: which actions of the chunk were executed,
+    the first ones of each row and at least one, where `spec.chunk`. The reward of such a step is that of the last.
     """
 
     reward: NDArray[np.float32]
@@ -41,6 +42,7 @@ class StepResult(NamedTuple):
     truncated: NDArray[np.bool_]
     success: NDArray[np.bool_]
     metrics: Mapping[str, NDArray[np.floating]] = MappingProxyType({})
+    executed: NDArray[np.bool_] | None = None
 
 
 class RowsFailed(Exception):
@@ -83,7 +85,8 @@ class EnvBatch(Protocol):
         ...
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        """One primitive step; actions [n,A] in env units. With `spec.step_rows` false, `rows` is every row."""
+        """One primitive step; actions [n,A] in env units, or [n,C,A] with `spec.chunk` = C. With `spec.step_rows` false,
+        `rows` is every row."""
         ...
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
@@ -125,8 +128,9 @@ class ObservesAhead(Protocol):
 class Expert(Protocol):
     """An env batch with a scripted expert, for demonstrations."""
 
-    def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
-        """The scripted expert's action for the current state of each row: [n,A] in env units."""
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.generic]:
+        """The scripted expert's action for the current state of each row: [n,A] in env units, [n,C,A] with
+        `spec.chunk`."""
         ...
 
 

@@ -57,7 +57,7 @@ class CheckedEnv:
     def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
         """Do one step. Raises ContractViolation unless the result is [n] finite numbers and flags."""
         result: StepResult = self._call("step", self._inner.step, rows, actions)
-        check_form(result, len(rows), self.spec.metrics)
+        check_form(result, len(rows), self.spec.metrics, self.spec.chunk)
         if not np.isfinite(result.reward).all():
             raise ContractViolation("step returned a reward of NaN or infinity", "check what the simulator returns")
         return result

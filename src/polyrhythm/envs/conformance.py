@@ -263,17 +263,23 @@ def _replay(env: CheckedEnv, row: int) -> list[float]:
 
 
 def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
-    """Random actions [rows,A] within the bounds."""
+    """Random actions within the bounds."""
     rng, action = rng or np.random.default_rng(0), env.spec.action
     if action.kind == "discrete":
-        return rng.integers(action.choices, size=(rows, action.dim))
+        return rng.integers(action.choices, size=_shape(env, rows))
     low, high = _finite_bounds(env)
-    return rng.uniform(low, high, size=(rows, action.dim)).astype(np.float32)
+    return rng.uniform(low, high, size=_shape(env, rows)).astype(np.float32)
+
+
+def _shape(env: CheckedEnv, rows: int) -> tuple[int, ...]:
+    """Shape of the actions of one step: [rows,A], or [rows,C,A]."""
+    chunk, dim = env.spec.chunk, env.spec.action.dim
+    return (rows, chunk, dim) if chunk else (rows, dim)
 
 
 def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
     """Actions at the lower bounds, at the upper bounds, and between, for all rows."""
-    shape = (env.rows, env.spec.action.dim)
+    shape = _shape(env, env.rows)
     if env.spec.action.kind == "discrete":
         yield from (np.full(shape, choice) for choice in (0, env.spec.action.choices - 1))
     else:

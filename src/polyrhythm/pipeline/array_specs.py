@@ -46,7 +46,7 @@ def arena_layout(
     blocks = needed if trainer else rows
     return ArenaLayout(
         blocks=blocks,
-        steps=step_settings(config, form.chunk).sample_steps(spec.max_steps),
+        steps=step_settings(config, form.chunk, whole=bool(spec.chunk)).sample_steps(spec.max_steps),
         chunk=form.chunk,
         obs=shown(spec),
         answers=answer_specs(form, spec),
@@ -75,9 +75,11 @@ def answer_specs(form: PolicyForm, spec: EnvSpec) -> dict[str, ArraySpec]:
     return fixed | {FORWARD_INPUTS + name: array for name, array in form.answers.items()}
 
 
-def step_settings(config: RunConfig, chunk: int) -> StepSettings:
+def step_settings(config: RunConfig, chunk: int, *, whole: bool = False) -> StepSettings:
+    """How slots do chunk steps. whole: an env step takes a chunk."""
     rollout = config.rollout
-    return StepSettings(chunk, rollout.action_repeat, rollout.segment_steps, rollout.join == "all")
+    join = rollout.join == "all"
+    return StepSettings(chunk, rollout.action_repeat, rollout.segment_steps, join, whole)
 
 
 def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> tuple[int, ...]:

@@ -262,7 +262,7 @@ def _rollout_factories(
     buckets: tuple[int, ...],
 ) -> list[StationFactory]:
     """The factories of simulators and generators, in this order."""
-    step = step_settings(config, chunk)
+    step = step_settings(config, chunk, whole=bool(spec.chunk))
     env = config.env.model_dump(mode="json")
     own = _policy_factory(config, spec)
     factories: list[StationFactory] = []

@@ -116,6 +116,10 @@ def check_attributes(policy: Policy, spec: EnvSpec) -> str:
             f"action_dim is {policy.action_dim!r}, the environment's actions have {spec.action.dim} entries",
             "set it to that",
         )
+    if spec.chunk and policy.chunk != spec.chunk:
+        raise ContractViolation(
+            f"chunk is {policy.chunk}, a step of the environment takes chunks of {spec.chunk} actions", "set it to that"
+        )
     if not isinstance(policy.tolerance, int | float) or not 0.0 <= policy.tolerance < float("inf"):
         raise ContractViolation(
             f"tolerance is {policy.tolerance!r}", "set it to the largest error of a log-prob, such as 1e-5"

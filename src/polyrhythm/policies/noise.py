@@ -55,6 +55,12 @@ def uniform(keys: Tensor, n: int, stream: int = 0) -> Tensor:
     return (words(keys, n, stream) >> (63 - _UNIFORM_BITS)).to(torch.float32).add_(0.5).mul_(_SCALE)
 
 
+def uniform_at(keys: Tensor, draws: Tensor, n: int, stream: int = 0) -> Tensor:
+    """Of `uniform(keys, n, stream)` one draw per key, at the place `draws` [B] int64 below n: [B] float32."""
+    word = mix_tensor(keys ^ _counters(n, stream, keys.device)[draws])
+    return (word >> (63 - _UNIFORM_BITS)).to(torch.float32).add_(0.5).mul_(_SCALE)
+
+
 def normal(keys: Tensor, n: int, stream: int = 0) -> Tensor:
     """Standard normal noise by Box-Muller: keys [B] int64 -> [B,n] float32, within ±5.8."""
     pairs = uniform(keys, n + n % 2, stream).unflatten(1, (-1, 2))

@@ -3,7 +3,16 @@
 Standard library and numpy only.
 """
 
-from polyrhythm.specs.spaces import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.spaces import (
+    INSTRUCTION,
+    PROGRESS,
+    ActionSpec,
+    Aggregate,
+    ArraySpec,
+    EnvSpec,
+    Task,
+    split_seed,
+)
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.specs.weights import PlacedTensor, WeightsLayout, WeightSpec
 
@@ -19,4 +28,5 @@ __all__ = [
     "Trajectory",
     "WeightSpec",
     "WeightsLayout",
+    "split_seed",
 ]

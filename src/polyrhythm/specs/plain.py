@@ -26,6 +26,8 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "step_rows": bool(spec.step_rows),
         "metrics": dict(spec.metrics),
         "reports_success": spec.reports_success,
+        "chunk": spec.chunk,
+        "splits": bool(spec.splits),
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain

@@ -17,6 +17,8 @@ import numpy as np
 INSTRUCTION = "instruction"
 #: Observation key that the simulator station adds: env steps done / `EnvSpec.max_steps`, float32 [], in 0..1.
 PROGRESS = "progress"
+#: Bit of a seed that is set for episodes of evaluations, where `EnvSpec.splits`.
+HELD_OUT = 1 << 62
 #: How a metric is aggregated over the env steps of an episode.
 Aggregate = Literal["last", "sum", "mean", "max"]
 #: Maximum number of metrics of an environment, and the pattern of their names.
@@ -46,7 +48,8 @@ class ActionSpec:
     """One primitive action of A = `dim` entries.
 
     `continuous`: float32 [A] within `low`..`high` (both of length A, in the environment's units).
-    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty. Raises ValueError if invalid.
+    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty. stops: of them those that end a
+    chunk, such as an end-of-text token; only where a step takes whole chunks. Raises ValueError if invalid.
     """
 
     kind: Literal["continuous", "discrete"]
@@ -54,10 +57,14 @@ class ActionSpec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     choices: int = 0
+    stops: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):  # may be arrays
             object.__setattr__(self, name, tuple(float(bound) for bound in getattr(self, name)))
+        object.__setattr__(self, "stops", tuple(int(stop) for stop in self.stops))
+        if not all(0 <= stop < self.choices for stop in self.stops):
+            raise ValueError(f"stops are among an action's {self.choices} choices, got {self.stops}")
         bounds = len(self.low), len(self.high)
         if self.dim < 1:
             raise ValueError(f"an action has 1 or more entries, got dim = {self.dim}")
@@ -93,6 +100,9 @@ class EnvSpec:
     reset_rows: rows can be reset on their own; otherwise the batch's episodes begin together.
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
     reports_success: whether `StepResult.success` means anything; None where that is unknown.
+    chunk: a step takes chunks of so many actions as a whole, as a text environment takes a message: actions [n,C,A],
+    and its result says which were executed; policies then have chunks of this length. 0: a step takes one action.
+    splits: episodes of evaluations are drawn apart from those of training by their seeds (`split_seed`).
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
     Raises ValueError if invalid.
     """
@@ -105,6 +115,8 @@ class EnvSpec:
     step_rows: bool = True
     metrics: Mapping[str, Aggregate] = field(default_factory=dict)
     reports_success: bool | None = None
+    chunk: int = 0
+    splits: bool = False
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:
@@ -116,7 +128,18 @@ class EnvSpec:
             raise ValueError(f"an environment has one task or more, each with a different name; got {names}")
         if self.max_steps < 1:
             raise ValueError(f"an environment's max_steps is 1 or more, got {self.max_steps}")
+        if self.chunk < 0 or (self.chunk and not self.step_rows):
+            raise ValueError(f"an environment's chunk is 0 or more, and 0 without step_rows; got {self.chunk}")
+        if self.action.stops and not self.chunk:
+            raise ValueError("an action's stops end a chunk, and a step of this environment takes one action; set chunk")
         check_metrics(self.metrics)
+
+
+def split_seed(spec: EnvSpec, seed: int, *, held_out: bool) -> int:
+    """The seed to reset a row with: that of the episode, its `HELD_OUT` bit set or cleared where the spec splits."""
+    if not spec.splits:
+        return seed
+    return seed | HELD_OUT if held_out else seed & ~HELD_OUT
 
 
 def check_metrics(metrics: Mapping[str, str]) -> None:

@@ -179,6 +179,8 @@ class DemonstrationSettings(Section):
     """Standard deviation of the noise on executed actions; the labels stay clean."""
     noise_every: Count = 2
     """Every n-th episode is noisy; 1 for all."""
+    keep_failed: Flag = False
+    """Imitate episodes that did not succeed too, of an expert that fails on purpose."""
     seed: Seed = 2_000_000_000
     """Seed of the demonstrations: initial state and noise of each are a hash of (seed, task, number)."""
 

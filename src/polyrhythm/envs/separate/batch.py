@@ -39,6 +39,7 @@ class SeparateBatch:
             p.unpacked(found.truncated),
             p.unpacked(found.success),
             {name: p.unpacked(array) for name, array in found.metrics.items()},
+            None if found.executed is None else p.unpacked(found.executed),
         )
         if found.failed:
             raise RowsFailed(_errors(found.failed), result)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 1
+VERSION = 2
 _LENGTH = struct.Struct("<I")
 
 
@@ -114,6 +114,7 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
     success: Array
     metrics: dict[str, Array]
     failed: dict[int, str] = {}
+    executed: Array | None = None
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):

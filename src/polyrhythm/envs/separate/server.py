@@ -90,6 +90,7 @@ class Server:
             p.packed(found.success),
             {name: p.packed(array) for name, array in found.metrics.items()},
             failed,
+            None if found.executed is None else p.packed(found.executed),
         )
 
     @answer.register

@@ -24,9 +24,9 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import as_array, as_tensors
 from polyrhythm.scheduler.records import Episode
 from polyrhythm.scheduler.rollout.evaluation import noise_stream
-from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec, split_seed
 from polyrhythm.specs.hashing import mix_array
-from polyrhythm.stations.simulator.chunk import ChunkResult, Step, step_chunk, whole_batch
+from polyrhythm.stations.simulator.chunk import ChunkResult, Step, stepper, whole_batch
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.slot import StepSettings
 
@@ -122,7 +122,8 @@ class _Playback:
         episodes = [played.episode for played in self._played]
         running = np.arange(len(episodes))
         begun = [*episodes, *[episodes[-1]] * (self._batch.rows - len(episodes))]
-        self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], [episode.seed for episode in begun])
+        seeds = [split_seed(self._spec, episode.seed, held_out=True) for episode in begun]
+        self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], seeds)
         self._observe(running)
         self._add_pictures(running)
         steps = 0
@@ -145,7 +146,8 @@ class _Playback:
         with torch.inference_mode():
             actions = as_array(self._policy.act(obs, keys["greedy"], keys["noise_key"]).actions)
         done = np.array([self._played[row].env_steps for row in rows])
-        return step_chunk(self._advance, rows, actions, self._step.action_repeat, self._spec.max_steps - done)
+        step = stepper(self._spec, self._step.action_repeat)
+        return step(self._advance, rows, actions, self._spec.max_steps - done)
 
     @staticmethod
     def _count(played: PlayedEpisode, result: ChunkResult, place: int) -> None:

@@ -45,7 +45,7 @@ def update_rows(config: RunConfig, steps: int) -> int:
 
 def longest_sample(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> int:
     """Chunk steps of the longest sample."""
-    return step_settings(config, form.chunk).sample_steps(spec.max_steps)
+    return step_settings(config, form.chunk, whole=bool(spec.chunk)).sample_steps(spec.max_steps)
 
 
 def samples_unit(config: RunConfig) -> int:

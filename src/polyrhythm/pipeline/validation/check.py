@@ -111,6 +111,11 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     _check_slots(config, infos)
     with errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
+    if spec.chunk and config.rollout.action_repeat > 1:
+        raise ConfigError(
+            f"rollout.action_repeat = {config.rollout.action_repeat}: a step of this environment takes a whole chunk, "
+            "of which no action can be held; leave it out"
+        )
     with errors_of("rollout"):
         _try_key(config.rollout.queue_key)
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch, Expert
-from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
+from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec, split_seed
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix
-from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
+from polyrhythm.stations.simulator.chunk import step_chunk, step_whole, whole_batch
 from polyrhythm.stations.simulator.slot import StepSettings
 
 #: Hash domain that separates demonstration seeds from those of training and evaluation.
@@ -32,7 +32,7 @@ class DemoEpisode:
     """One demonstration: observations and labels so far.
 
     index: its number within its task; success_at: the chunk step in which it first succeeded, -1 if it did not;
-    nonfinite: the array that has NaN or infinity, "" if none.
+    nonfinite: the array that has NaN or infinity, "" if none; keep_failed: it is imitated even if it does not succeed.
     """
 
     task: int
@@ -40,10 +40,11 @@ class DemoEpisode:
     seed: int
     noise: np.random.Generator | None
     obs: list[dict[str, NDArray[Any]]] = field(default_factory=list)
-    labels: list[NDArray[np.float32]] = field(default_factory=list)
+    labels: list[NDArray[Any]] = field(default_factory=list)
     steps: int = 0
     success_at: int = -1
     nonfinite: str = ""
+    keep_failed: bool = False
 
     @property
     def success(self) -> bool:
@@ -52,10 +53,10 @@ class DemoEpisode:
     @property
     def kept(self) -> bool:
         """Whether it is imitated: a success, or a noisy episode, whose labels are right all the same."""
-        return not self.nonfinite and (self.success or self.noise is not None)
+        return not self.nonfinite and (self.success or self.noise is not None or self.keep_failed)
 
 
-#: The primitive actions [n,A] of n episodes under way, which play in these rows.
+#: The primitive actions [n,A] of n episodes under way, which play in these rows; [n,C,A] with `EnvSpec.chunk`.
 Actor = Callable[[NDArray[np.intp], Sequence[DemoEpisode]], NDArray[Any]]
 
 
@@ -79,7 +80,8 @@ def plan_episode(settings: DemonstrationSettings, task: int, index: int) -> Demo
     """Episode `index` of a task: its seed and noise are a hash of (seed, task, index), whoever else plays beside it."""
     seed = mix(settings.seed, _DOMAIN, task, index)
     noisy = settings.noise_std > 0 and index % settings.noise_every == settings.noise_every - 1
-    return DemoEpisode(task, index, seed, np.random.default_rng(mix(seed, 1)) if noisy else None)
+    noise = np.random.default_rng(mix(seed, 1)) if noisy else None
+    return DemoEpisode(task, index, seed, noise, keep_failed=settings.keep_failed)
 
 
 def play_episodes(
@@ -88,7 +90,8 @@ def play_episodes(
     """Play these episodes in parallel, one per row; at most as many as the batch has rows."""
     rows = list(range(len(episodes) if env.spec.reset_rows else env.rows))
     given = [episodes[min(row, len(episodes) - 1)] for row in rows]
-    env.reset(rows, [episode.task for episode in given], [episode.seed for episode in given])
+    seeds = [split_seed(env.spec, episode.seed, held_out=False) for episode in given]
+    env.reset(rows, [episode.task for episode in given], seeds)
     running = np.arange(len(episodes))
     while len(running):
         under_way = [episodes[row] for row in running]
@@ -123,6 +126,8 @@ def _act(
 ) -> NDArray[np.bool_]:
     """Execute one chunk in these rows and add its labels to the episodes; which ones continue [n]."""
     spec = env.spec
+    if spec.chunk:
+        return _act_whole(env, rows, episodes, actor)
     advance = env.step if spec.step_rows else whole_batch(env)
     labels = np.zeros((len(rows), step.chunk, spec.action.dim), spec.action.dtype)
     going = np.ones(len(rows), bool)
@@ -153,6 +158,21 @@ def _act(
     for episode, label in zip(episodes, labels, strict=True):
         episode.labels.append(label)
     return going
+
+
+def _act_whole(
+    env: EnvBatch, rows: NDArray[np.intp], episodes: list[DemoEpisode], actor: Actor
+) -> NDArray[np.bool_]:
+    """`_act` for an environment that takes whole chunks. There is no noise on discrete actions."""
+    labels = actor(rows, episodes)
+    left = np.array([env.spec.max_steps - episode.steps for episode in episodes])
+    result = step_whole(env.step, rows, labels, left)
+    for place, episode in enumerate(episodes):
+        if result.success[place] and not episode.success:
+            episode.success_at = len(episode.labels)
+        episode.steps += 1
+        episode.labels.append(labels[place])
+    return np.asarray(~(result.terminated | result.truncated))
 
 
 def _noise(episode: DemoEpisode, noise_std: float, dim: int) -> NDArray[np.float32]:

@@ -1,4 +1,7 @@
-"""Chunk step of some rows: C primitive actions, each held for several env steps; a row that ends is not stepped on."""
+"""Chunk step of some rows: C primitive actions, each held for several env steps; a row that ends is not stepped on.
+
+An environment whose spec has a `chunk` takes the C actions in one env step instead (`step_whole`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvBatch, StepResult
-from polyrhythm.specs import ActionSpec
+from polyrhythm.specs import ActionSpec, EnvSpec
 
 Step = Callable[[NDArray[np.intp], NDArray[Any]], StepResult]
 
@@ -85,6 +88,26 @@ def _one_each(n: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     return np.ones((n, 1), bool), np.ones(n, np.int64)
 
 
+def step_whole(
+    step: Step, rows: NDArray[np.intp], actions: NDArray[Any], left: NDArray[np.int64] | None
+) -> ChunkResult:
+    """One env step that takes the chunks [n,C,A] whole; its reward is that of the last action executed."""
+    outcome = step(rows, actions)
+    assert outcome.executed is not None, "checked by envs.results"
+    n, valid = len(rows), outcome.executed
+    rewards = np.zeros(valid.shape, np.float32)
+    rewards[np.arange(n), valid.sum(1) - 1] = outcome.reward
+    one = _one_step(outcome, n, left)
+    return one._replace(rewards=rewards, valid=valid)
+
+
+def stepper(spec: EnvSpec, hold: int) -> Callable[..., ChunkResult]:
+    """The function (step, rows, actions, left) of an environment's chunk steps."""
+    if spec.chunk:
+        return step_whole
+    return lambda step, rows, actions, left: step_chunk(step, rows, actions, hold, left)
+
+
 def whole_batch(env: EnvBatch) -> Step:
     """A step function for an environment that steps only whole batches: the other rows do a no-op, unrecorded."""
     every = np.arange(env.rows)
@@ -95,7 +118,7 @@ def whole_batch(env: EnvBatch) -> Step:
             return env.step(every, actions)
         whole = idle.astype(actions.dtype)
         whole[rows] = actions
-        reward, terminated, truncated, success, metrics = env.step(every, whole)
+        reward, terminated, truncated, success, metrics, _ = env.step(every, whole)
         own = {name: values[rows] for name, values in metrics.items()}
         return StepResult(reward[rows], terminated[rows], truncated[rows], success[rows], own)
 

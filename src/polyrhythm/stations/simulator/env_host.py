@@ -18,9 +18,9 @@ from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, PrepareEpisodes, RefuseRequest
-from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.chunk import step_chunk, whole_batch
+from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, PrepareEpisodes, RefuseRequest, Ticket
+from polyrhythm.specs import EnvSpec, split_seed
+from polyrhythm.stations.simulator.chunk import stepper, whole_batch
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.lanes import Lanes
@@ -64,7 +64,7 @@ class EnvHost:
         step = whole_batch(self.env) if self._whole else self.env.step
         self._step = metrics.wrap(step) if metrics else step
         self._together = len(info.slots) > 1 and (self._joint or not info.reset_rows)
-        self._hold = settings.action_repeat
+        self._step_chunk = stepper(env.spec, settings.action_repeat)
         self._todo: deque[Slot] = deque()
         self._lanes = Lanes()
         self._reset_slots: Sequence[Slot] = ()  # slots reset in the last unit, until `_reset_end`
@@ -199,7 +199,8 @@ class EnvHost:
         fresh = [pending for pending in starting if not pending.grant.resume]
         rows = [pending.grant.row for pending in fresh]
         tickets = [pending.grant.ticket for pending in fresh]
-        if not rows or self._reset(rows, [t.task for t in tickets], [t.seed for t in tickets], [(slot, fresh)]):
+        seeds = [self._seed(ticket) for ticket in tickets]
+        if not rows or self._reset(rows, [t.task for t in tickets], seeds, [(slot, fresh)]):
             self._join(slot, starting)
         else:
             self._join(slot, [pending for pending in starting if pending.grant.resume])
@@ -216,12 +217,15 @@ class EnvHost:
             for pending in starting:
                 row, ticket = pending.grant.row, pending.grant.ticket
                 assert not pending.grant.resume, f"row {row} cannot resume, its batch resets only as a whole"
-                tasks[row], seeds[row] = ticket.task, ticket.seed
+                tasks[row], seeds[row] = ticket.task, self._seed(ticket)
         if self._reset(range(self.env.rows), tasks, seeds, parts):
             for slot, starting in parts:
                 self._join(slot, starting)
                 self._queue(slot)
         return True
+
+    def _seed(self, ticket: Ticket) -> int:
+        return split_seed(self.env.spec, ticket.seed, held_out=bool(ticket.evaluation))
 
     def _reset(
         self,
@@ -303,7 +307,7 @@ class EnvHost:
             rows, actions = members[0].due()
         else:
             rows, actions = (np.concatenate(parts) for parts in zip(*map(Slot.due, members), strict=True))
-        result = step_chunk(self._step, rows, actions, self._hold, left)
+        result = self._step_chunk(self._step, rows, actions, left)
         self.chunk_steps += len(rows)
         if len(members) == 1:
             return members[0].record(result)

@@ -69,7 +69,7 @@ class GuardedEnv:
 
     def _check(self, result: StepResult, rows: int) -> None:
         try:
-            check_form(result, rows, self.spec.metrics)
+            check_form(result, rows, self.spec.metrics, self.spec.chunk)
         except ContractViolation as violation:
             raise RunHalted(f"the environment's {violation}") from violation
 
@@ -129,4 +129,5 @@ def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:
         result.truncated & ~failed,
         result.success & ~failed,
         result.metrics,
+        result.executed,
     )

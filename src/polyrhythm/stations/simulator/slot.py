@@ -50,16 +50,23 @@ log = logging.getLogger(__name__)
 class StepSettings:
     """chunk: primitive actions per chunk step (C); action_repeat: env steps per primitive action; segment_steps: chunk
     steps after which a training sample is cut, 0 for whole episodes; join: step all slots of an env batch together
-    once all are answered, even if the environment could step them one by one."""
+    once all are answered, even if the environment could step them one by one; whole: an env step takes a whole chunk
+    (`EnvSpec.chunk`)."""
 
     chunk: int
     action_repeat: int = 1
     segment_steps: int = 0
     join: bool = False
+    whole: bool = False
+
+    @property
+    def stride(self) -> int:
+        """Env steps of a full chunk step."""
+        return 1 if self.whole else self.chunk * self.action_repeat
 
     def episode_steps(self, max_steps: int) -> int:
         """Chunk steps of the longest episode."""
-        return -(-max_steps // (self.chunk * self.action_repeat))
+        return -(-max_steps // self.stride)
 
     def sample_steps(self, max_steps: int) -> int:
         """Chunk steps of the longest training sample."""
@@ -104,7 +111,7 @@ class Slot:
         self.env_steps = 0
         self._failed = env.failed
         self._tasks = len(env.spec.tasks)
-        self._max_steps, self._stride = env.spec.max_steps, settings.chunk * settings.action_repeat
+        self._max_steps, self._stride = env.spec.max_steps, settings.stride
         self._recorder = Recorder(info, env, arena)
         longest = settings.episode_steps(self._max_steps)
         self._rows = RowStates(info.rows, longest, self._stride, arena.layout, env.spec.tasks)

@@ -1,0 +1,158 @@
+"""The interface of a text environment: a prompt, the model's messages, and replies to them.
+
+A text environment is a `TextSettings` with a `conversation` method; `envs.text.batch` makes an env batch of it. One env
+step is one message: a prompt that is answered once is an environment with one step, an agent one with many.
+
+Tokens: the batch turns text into ids and back (`envs.text.tokenizers`), so that policies see ids alone. Observation:
+`tokens` int32 [max_prompt_tokens], the prompt and all earlier turns, zeros behind `length` int32 []; `turn` int32 [].
+Action: a message of at most `max_new_tokens` ids, which ends at the first of `ActionSpec.stops`; what follows is not
+executed. What the environment says is in observations only, so no loss counts its tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
+from polyrhythm.errors import ConfigError
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.spaces import HELD_OUT
+
+if TYPE_CHECKING:
+    from polyrhythm.envs.text.batch import TextBatch
+
+#: One prompt in so many belongs to evaluations.
+_APART = 8
+#: Draws after which a task is said to have no prompts on one side.
+_DRAWS = 1000
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a message leads to. text: the environment's answer, shown before the next message; done: the task ended;
+    success: the task's own measure."""
+
+    text: str = ""
+    reward: float = 0.0
+    done: bool = True
+    success: bool = False
+
+
+class Conversation(Protocol):
+    """One row of a text environment; it is begun again for every episode."""
+
+    def begin(self, task: int, seed: int) -> str:
+        """The prompt. Equal (task, seed) gives an equal prompt; `draw_apart` keeps those of evaluations apart."""
+        ...
+
+    def reply(self, message: str) -> Reply:
+        """Answer a whole message, without the end-of-text token. A message that was cut at `max_new_tokens` does not
+        get here: it ends the episode with reward 0."""
+        ...
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """A conversation with a scripted expert, for demonstrations."""
+
+    def expert(self) -> str:
+        """The expert's next message; `reply` is called with it."""
+        ...
+
+
+class TextSettings(BaseModel):
+    """Settings that all text environments have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    tokenizer: str = CHARACTERS
+    """characters: one token for each character of `alphabet`; or a local folder with a tokenizer.json."""
+    max_new_tokens: Count = 128
+    """Most tokens of a message; longer ones are cut, which ends the episode."""
+    max_prompt_tokens: Count = 256
+    """Most tokens before a message: the prompt and, in several turns, everything said since."""
+    max_turns: Count = 1
+    """Most messages of an episode."""
+
+    #: Characters of the text, with the tokenizer `characters`.
+    alphabet: ClassVar[str] = "".join(map(chr, range(32, 127))) + "\n"
+    #: Texts of one token that end a message, as the end-of-text token does, but stay part of it.
+    stops: ClassVar[tuple[str, ...]] = ()
+    #: Names and descriptions of the tasks; () for one task, of the environment's type.
+    tasks: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def conversation(self) -> Conversation:
+        """A new row."""
+        raise NotImplementedError(f"{type(self).__name__}: write conversation(self) -> Conversation")
+
+    def spec(self) -> EnvSpec:
+        """The spec of a batch. Raises ConfigError if there is no such tokenizer."""
+        tokenizer = self.text_tokenizer()
+        name = getattr(self, "type", type(self).__name__)
+        integer = ArraySpec((), "int32")
+        return EnvSpec(
+            observation={
+                "tokens": ArraySpec((self.max_prompt_tokens,), "int32"),
+                "length": integer,
+                "turn": integer,
+            },
+            action=ActionSpec("discrete", 1, choices=tokenizer.size, stops=self._stop_ids(tokenizer)),
+            tasks=tuple(Task(*task) for task in self.tasks) or (Task(name, name),),
+            max_steps=self.max_turns,
+            metrics={"message_tokens": "sum", "turns": "sum", "cut": "max"},
+            reports_success=True,
+            chunk=self.max_new_tokens,
+            splits=True,
+        )
+
+    def build(self, rows: int) -> TextBatch:
+        """A batch of `rows` conversations."""
+        from polyrhythm.envs.text.batch import TextBatch, TextBatchWithExpert
+
+        conversations = [self.conversation() for _ in range(rows)]
+        made = TextBatchWithExpert if isinstance(conversations[0], Demonstrates) else TextBatch
+        return made(self, conversations)
+
+    def check(self) -> None:
+        """Raise MissingError if the tokenizer's package is not installed."""
+        self.text_tokenizer()
+
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded once per process."""
+        if self.tokenizer == CHARACTERS:
+            return character_tokenizer(self.alphabet)
+        return folder_tokenizer(self.tokenizer)
+
+    def _stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        ids = list(tokenizer.ends)
+        for text in self.stops:
+            found = tokenizer.encode(text)
+            if len(found) != 1:
+                raise ConfigError(
+                    f"env.tokenizer = {self.tokenizer}: {text!r}, which ends a message here, is {len(found)} tokens of "
+                    f"{tokenizer.origin}; use the tokenizer characters"
+                )
+            ids += found
+        return tuple(ids)
+
+
+def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
+    """The first of what `draw` draws (it has a `prompt`) that is on the seed's side: by a hash of the prompt one in
+    eight belongs to evaluations, so that no prompt of theirs occurs in training, wherever seeds come from."""
+    held_out, random = bool(seed & HELD_OUT), Random(seed)
+    for _ in range(_DRAWS):
+        found = draw(random)
+        if (zlib.crc32(found.prompt.encode()) % _APART == 0) == held_out:
+            return found
+    side = "evaluations" if held_out else "training"
+    raise ConfigError(f"env: none of {_DRAWS} prompts is on the side of {side}; give the task more prompts")
+
+

@@ -1,0 +1,137 @@
+"""An env batch of conversations: ids to text and back, turns, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.errors import ConfigError, PolyrhythmError
+
+if TYPE_CHECKING:
+    from polyrhythm.envs.text.base import TextSettings
+
+
+class TextBatch:
+    """Rows that reset and step by themselves. A row's context is its prompt, its messages as they were sampled, and the
+    replies: what the model wrote is never tokenized again."""
+
+    def __init__(self, settings: TextSettings, conversations: Sequence[Conversation]) -> None:
+        self.spec, self.rows = settings.spec(), len(conversations)
+        self._settings, self._tokenizer = settings, settings.text_tokenizer()
+        self._conversations = conversations
+        self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
+        self._length = np.zeros(self.rows, np.int32)
+        self._turn = np.zeros(self.rows, np.int32)
+        self._stops = np.array(self.spec.action.stops)
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        errors: dict[int, Exception] = {}
+        for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
+            try:
+                ids = self._tokenizer.encode(self._conversations[row].begin(int(task), int(seed)))
+            except PolyrhythmError:
+                raise
+            except Exception as error:  # of the user's code: the row fails alone
+                errors[row] = error
+                continue
+            if not 0 < len(ids) <= self._settings.max_prompt_tokens:
+                raise self._unfit(len(ids), task, seed)
+            self._length[row] = self._turn[row] = 0
+            self._tokens[row] = 0
+            self._append(row, ids)
+        if errors:
+            raise RowsFailed(errors)
+
+    def _unfit(self, tokens: int, task: int, seed: int) -> ConfigError:
+        where = f"the prompt of task {self.spec.tasks[task].name}, seed {seed}, has {tokens} tokens"
+        if not tokens:
+            return ConfigError(f"env: {where}; give it a text, from which the model can begin")
+        limit = self._settings.max_prompt_tokens
+        return ConfigError(f"env.max_prompt_tokens = {limit}: {where}; raise it to that or more, or shorten the prompts")
+
+    def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
+        """Add to the row's context; False, and nothing is added, if it does not fit."""
+        first = int(self._length[row])
+        if first + len(ids) > self._settings.max_prompt_tokens:
+            return False
+        self._tokens[row, first : first + len(ids)] = ids
+        self._length[row] += len(ids)
+        return True
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        """One message of each row: actions [n,C,1]."""
+        ids = np.asarray(actions)[:, :, 0]
+        n, chunk = ids.shape
+        stop = np.isin(ids, self._stops)
+        whole = stop.any(1)
+        lengths = np.where(whole, stop.argmax(1) + 1, chunk)
+        reward = np.zeros(n, np.float32)
+        terminated, truncated, success = np.zeros((3, n), bool)
+        errors: dict[int, Exception] = {}
+        for i, row in enumerate(map(int, rows)):
+            self._turn[row] += 1
+            message = ids[i, : lengths[i]]
+            try:
+                reply = self._replied(row, message) if whole[i] else Reply(done=False)
+            except PolyrhythmError:
+                raise
+            except Exception as error:  # of the user's code: the row fails alone
+                errors[row] = error
+                continue
+            reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
+            if not reply.done:
+                fits = whole[i] and self._append(row, [*message.tolist(), *self._tokenizer.encode(reply.text)])
+                truncated[i] = not fits or self._turn[row] >= self.spec.max_steps
+        metrics = {
+            "message_tokens": lengths.astype(np.float64),
+            "turns": np.ones(n),
+            "cut": (~whole).astype(np.float64),
+        }
+        executed = np.arange(chunk) < lengths[:, None]
+        result = StepResult(reward, terminated, truncated, success, metrics, executed)
+        if errors:
+            raise RowsFailed(errors, result)
+        return result
+
+    def _replied(self, row: int, message: NDArray[Any]) -> Reply:
+        return self._conversations[row].reply(self._tokenizer.decode(message.tolist()))
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        index = np.asarray(rows, np.intp)
+        out["tokens"][:], out["length"][:], out["turn"][:] = self._tokens[index], self._length[index], self._turn[index]
+
+    def transcript(self, row: int) -> str:
+        """The row's context as text: the prompt, messages and replies."""
+        return self._tokenizer.decode(self._tokens[row, : self._length[row]].tolist())
+
+    def close(self) -> None:
+        """Close the conversations that can be closed."""
+        for conversation in self._conversations:
+            if callable(close := getattr(conversation, "close", None)):
+                close()
+
+
+class TextBatchWithExpert(TextBatch):
+    """Conversations that demonstrate."""
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
+        """The expert's next message of each row: [n,C,1], which ends with an end-of-text token unless it has a stop of
+        its own. ConfigError: it is longer than a message may be."""
+        end = self._tokenizer.ends[0]
+        found = np.full((len(rows), self.spec.chunk, 1), end, np.int64)
+        for i, row in enumerate(map(int, rows)):
+            conversation = self._conversations[row]
+            assert isinstance(conversation, Demonstrates)
+            ids = self._tokenizer.encode(conversation.expert())
+            ids += [] if ids and ids[-1] in self.spec.action.stops else [end]
+            if len(ids) > self.spec.chunk:
+                raise ConfigError(
+                    f"env.max_new_tokens = {self.spec.chunk}: the expert's message has {len(ids)} tokens; raise it"
+                )
+            found[i, : len(ids), 0] = ids
+        return found

@@ -1,0 +1,193 @@
+"""An engine on torch alone: continuous batching with keys and values in slots, exact log-probs in float32.
+
+Invariant: running requests are the rows 0..n-1 of the cache and of the arrays here. A request that ends gives its row
+to the last one, so that a decode step reads the cache without copying it.
+
+After a change of the weights the keys and values of running requests are kept, as in other engines: the log-probs of
+their next tokens are those of new weights that attend to old keys. `refresh` makes them anew instead, so that every
+log-prob is that of the weights alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyrhythm.policies import noise
+from polyrhythm.policies.causal_lm.cache import SlotCache
+from polyrhythm.policies.causal_lm.network import CausalNetwork
+from polyrhythm.policies.causal_lm.sampling import Sampling, draw, processed
+from polyrhythm.policies.engine import EngineRequest, Generated
+
+#: Attention reads a multiple of so many positions, so that shapes repeat.
+_STRIDE = 16
+
+
+@dataclass(slots=True)
+class _Row:
+    """A running request, and what was sampled for it so far."""
+
+    request: EngineRequest
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: EngineRequest) -> _Row:
+        row, prefix = cls(request), request.prefix
+        if prefix is not None:
+            row.tokens, row.logprobs = prefix.tokens.tolist(), prefix.logprobs.tolist()
+            row.versions = prefix.versions.tolist()
+        return row
+
+    @property
+    def sequence(self) -> list[int]:
+        return [*self.request.prompt.tolist(), *self.tokens]
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.tokens)
+
+    def generated(self, *, finished: bool) -> Generated:
+        return Generated(
+            self.request.request_id,
+            np.array(self.tokens, np.int32),
+            np.array(self.logprobs, np.float32),
+            np.array(self.versions, np.int32),
+            finished,
+        )
+
+
+class NativeEngine:
+    """An engine over `network`'s own weights. length: the longest sequence; stops: tokens that end one."""
+
+    def __init__(
+        self,
+        network: CausalNetwork,
+        sampling: Sampling,
+        stops: Sequence[int],
+        *,
+        capacity: int,
+        length: int,
+        refresh: bool = False,
+    ) -> None:
+        self.capacity = capacity
+        self._network, self._sampling, self._stops = network, sampling, frozenset(stops)
+        self._length, self._refresh = length, refresh
+        self._device = next(network.parameters()).device
+        self._version = -1
+        self._waiting: deque[_Row] = deque()
+        self._running: list[_Row] = []
+        with torch.inference_mode(False):
+            self._cache = SlotCache(capacity, length)
+            self._keys = torch.zeros(capacity, dtype=torch.int64, device=self._device)
+            self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: EngineRequest) -> None:
+        """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
+        prompt, most = len(request.prompt), request.max_new_tokens
+        done = 0 if request.prefix is None else len(request.prefix.tokens)
+        if prompt < 1 or prompt + most > self._length or done >= most:
+            raise ValueError(
+                f"a request of {prompt} + {most} tokens, {done} of them done; the engine takes 1 to {self._length} in "
+                "all, with one or more to do"
+            )
+        if len(self._running) + len(self._waiting) >= self.capacity:
+            raise ValueError(f"the engine has {self.capacity} requests; wait until one has finished")
+        if any(row.request.request_id == request.request_id for row in (*self._running, *self._waiting)):
+            raise ValueError(f"the engine has a request {request.request_id}; give each its own id")
+        self._waiting.append(_Row.of(request))
+
+    def abort(self, request_id: int) -> Generated:
+        """KeyError: there is no such request."""
+        for row in self._waiting:
+            if row.request.request_id == request_id:
+                self._waiting.remove(row)
+                return row.generated(finished=False)
+        for place, row in enumerate(self._running):
+            if row.request.request_id == request_id:
+                self._remove(place)
+                return row.generated(finished=False)
+        raise KeyError(request_id)
+
+    def weights_changed(self, version: int) -> None:
+        self._version = version
+        if self._refresh and self._running:
+            self._waiting.extendleft(reversed(self._running))
+            self._running.clear()
+
+    # ------------------------------------------------------------ steps
+
+    @torch.no_grad()
+    def step(self) -> list[Generated]:
+        """One token for each request: those that were added from their prompts, the others from the cache."""
+        if not self._running and not self._waiting:
+            return []
+        running = len(self._running)
+        features = [self._decode(running)] if running else []
+        if self._waiting:
+            features.append(self._begin())
+        self._sample(torch.cat(features))
+        return self._take_finished()
+
+    def _decode(self, count: int) -> Tensor:
+        """Features [count,width] of the last tokens of the rows 0..count-1."""
+        rows = self._running[:count]
+        positions = [row.length - 1 for row in rows]
+        longest = min(self._length, -(-(max(positions) + 1) // _STRIDE) * _STRIDE)
+        tokens = torch.tensor([row.tokens[-1] for row in rows], device=self._device)
+        return self._network.decode(tokens, torch.tensor(positions, device=self._device), longest, self._cache)
+
+    def _begin(self) -> Tensor:
+        """Move all waiting requests to rows; the features of their last positions."""
+        rows, first = list(self._waiting), len(self._running)
+        self._waiting.clear()
+        self._running += rows
+        lengths = [row.length for row in rows]
+        padded = np.zeros((len(rows), max(lengths)), np.int64)
+        for place, row in enumerate(rows):
+            padded[place, : row.length] = row.sequence
+        own = slice(first, first + len(rows))
+        keys = [row.request.noise_key for row in rows]
+        self._keys[own] = torch.tensor(keys, dtype=torch.int64, device=self._device)
+        self._greedy[own] = torch.tensor([row.request.greedy for row in rows], device=self._device)
+        features = self._network.prefill(torch.from_numpy(padded).to(self._device), self._cache, first)
+        at = torch.tensor(lengths, device=self._device) - 1
+        return features[torch.arange(len(rows), device=self._device), at]
+
+    def _sample(self, features: Tensor) -> None:
+        """Add a token to every running request, from features [n,width] of their last positions."""
+        n = len(features)
+        log_p = processed(self._network.logits(features), self._sampling)
+        draws = torch.tensor([len(row.tokens) for row in self._running], device=self._device)
+        uniform = noise.uniform_at(self._keys[:n], draws, self._length)
+        tokens, logprobs = draw(log_p, uniform, self._greedy[:n])
+        for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.versions.append(self._version)
+
+    def _take_finished(self) -> list[Generated]:
+        finished = []
+        for place in range(len(self._running) - 1, -1, -1):
+            row = self._running[place]
+            if row.tokens[-1] in self._stops or len(row.tokens) >= row.request.max_new_tokens:
+                finished.append(row.generated(finished=True))
+                self._remove(place)
+        return finished[::-1]
+
+    def _remove(self, place: int) -> None:
+        """Take a row out; the last one moves to its place."""
+        last = len(self._running) - 1
+        if place < last:
+            self._cache.move(last, place, self._running[last].length)
+            self._keys[place], self._greedy[place] = self._keys[last].clone(), self._greedy[last].clone()
+            self._running[place] = self._running[last]
+        self._running.pop()

@@ -1,0 +1,156 @@
+"""The network: a causal language model of transformers, from a local folder or from a random start.
+
+    hidden(tokens)          features of whole sequences, padded behind: for training
+    prefill, decode         features of new positions, with a cache: for generation
+    logits(features)        logits of some of them
+
+Features and logits are separate, because logits of all positions of a large vocabulary would not fit into memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.policies.causal_lm.cache import SlotCache
+from polyrhythm.policies.mlp import seeded
+
+#: Kinds of layers of which the state is keys and values alone.
+_ATTENTION = {"full_attention", "sliding_attention"}
+#: Settings by which a model changes the logits of its output layer.
+_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+def open_config(folder: str) -> Any:
+    """The configuration of a folder's model. MissingError: there is no such folder. ConfigError: it holds no causal
+    language model that can be used here."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    what, path = f"policy.checkpoint = {folder}", Path(folder).expanduser()
+    if not path.is_dir():
+        raise MissingError(f"{what}: there is no such folder; name one with config.json (nothing is downloaded here)")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{what}: it has no config.json; name the folder of a causal language model")
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for a damaged or unknown configuration
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{what}: config.json is of no model that transformers knows ({reason}); name another") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            f"{what}: it holds a {config.model_type} model, which is no causal language model; name the folder of one"
+        )
+    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+        raise ConfigError(f"{what}: it has a config.json, but no weights (*.safetensors); fetch the folder again")
+    _refuse_unfit(config, what)
+    return config
+
+
+def _refuse_unfit(config: Any, what: str) -> None:
+    """ConfigError: a model whose layers or logits need more than the engine here does."""
+    kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+    if kinds:
+        raise ConfigError(f"{what}: it has layers of the kind {', '.join(sorted(kinds))}; name a model of attention alone")
+    changed = [name for name in _LOGITS if getattr(config, name, None) not in (None, 1, 1.0)]
+    if changed:
+        raise ConfigError(f"{what}: it changes its logits by {changed[0]}, which is not supported; name another model")
+
+
+def check_context(config: Any, tokens: int, what: str) -> None:
+    """ConfigError: the model's positions, or the window of its attention, are fewer than `tokens`."""
+    limits = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
+    kinds = getattr(config, "layer_types", None)
+    if getattr(config, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds):
+        limits["sliding_window"] = getattr(config, "sliding_window", None)
+    for name, limit in limits.items():
+        if limit is not None and limit < tokens:
+            raise ConfigError(
+                f"{what}: its {name} is {limit}, the environment has up to {tokens} tokens (env.max_prompt_tokens + "
+                f"env.max_new_tokens); lower one of them to {limit} in all"
+            )
+
+
+class CausalNetwork(nn.Module):
+    """The model and the passes that are made of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
+
+    @property
+    def width(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[1])  # type: ignore[operator]
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Features [B,L,width] of sequences [B,L] int64 that begin at 0; what stands behind a position has no effect."""
+        return self._features(tokens, None, None, None)
+
+    def prefill(self, tokens: Tensor, cache: SlotCache, first: int) -> Tensor:
+        """As `hidden`, and the keys and values go to the cache's rows from `first` on."""
+        count, length = tokens.shape
+        cache.begin(first, count, length)
+        at = torch.arange(length, device=tokens.device)
+        mask = (at[None, :] <= at[:, None])[None, None]
+        return self._features(tokens, mask, at[None].expand(count, -1), cache)
+
+    def decode(self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache) -> Tensor:
+        """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] below
+        `longest`."""
+        cache.advance(positions, longest)
+        mask = (torch.arange(longest, device=tokens.device) <= positions[:, None])[:, None, None]
+        return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
+
+    def _features(
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: SlotCache | None
+    ) -> Tensor:
+        found = self.model.base_model(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cache is not None
+        )  # type: ignore[operator]
+        features: Tensor = found.last_hidden_state
+        return features
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits [...,vocabulary] of features [...,width]."""
+        found: Tensor = self.model.get_output_embeddings()(features)  # type: ignore[operator]
+        return found
+
+
+def empty_network(config: Any) -> CausalNetwork:
+    """The network with whatever values its constructor gives."""
+    from transformers import AutoModelForCausalLM
+
+    return CausalNetwork(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
+
+
+def random_network(config: Any, seed: int) -> CausalNetwork:
+    """The network with weights drawn from `seed`, on the CPU."""
+    with seeded(seed):
+        return empty_network(config)
+
+
+def loaded_network(folder: str) -> CausalNetwork:
+    """The network with the folder's weights in float32, on the CPU. ConfigError: weights are missing or damaged."""
+    from transformers import AutoModelForCausalLM
+
+    path = Path(folder).expanduser()
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
+        )
+    except Exception as error:  # transformers and safetensors raise many kinds
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"policy.checkpoint = {folder}: its weights cannot be read ({reason}); fetch it again") from error
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"policy.checkpoint = {folder}: its weights lack {missing[0]} (and {len(missing) - 1} more); fetch it again"
+        )
+    return CausalNetwork(model)

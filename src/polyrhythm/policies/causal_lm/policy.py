@@ -1,0 +1,185 @@
+"""A causal language model as a policy: a chunk step is a message, each of its tokens a primitive action.
+
+C = max_new_tokens of the environment, A = 1. Entries behind the token that ends a message have log-prob and entropy 0;
+the environment says that they were not executed, so no loss counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from polyrhythm.policies import distributions
+from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.causal_lm.engine import NativeEngine
+from polyrhythm.policies.causal_lm.network import CausalNetwork
+from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, processed
+from polyrhythm.policies.engine import EngineRequest, Generated
+from polyrhythm.specs import EnvSpec
+
+if TYPE_CHECKING:
+    from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+
+#: Names of the observation (`envs.text`) and of the forward input.
+TOKENS, LENGTH, MESSAGE = "tokens", "length", "message"
+#: Groups of rows of similar length in which sequences are evaluated.
+_GROUPS = 4
+#: Rows from which on they are grouped.
+_GROUPED = 16
+
+
+class CausalLm(nn.Module):
+    """The policy. forward_inputs = {"message": int32 [B,C]}: the sampled tokens, after the end the first stop.
+
+    It has no value: `value` is 0, for algorithms that compare the samples of a group.
+    """
+
+    def __init__(self, settings: CausalLmSettings, env_spec: EnvSpec, network: CausalNetwork) -> None:
+        super().__init__()
+        self.network = network
+        self.chunk, self.action_dim = env_spec.chunk, 1
+        self.exact, self.tolerance = False, settings.tolerance
+        self._sampling = Sampling(env_spec.action.choices, settings.temperature, settings.top_k, settings.top_p)
+        self._stops = env_spec.action.stops
+        self._prompt = env_spec.observation[TOKENS].shape[0]
+        self._logits_tokens = settings.logits_tokens
+        self._refresh = settings.refresh_cache
+
+    # ------------------------------------------------------------ acting
+
+    @torch.no_grad()
+    def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
+        """Whole messages, by an engine that lives for this call."""
+        prompts, lengths = obs[TOKENS].cpu().numpy(), _lengths(obs).tolist()
+        engine = NativeEngine(
+            self.network, self._sampling, self._stops, capacity=len(lengths), length=max(lengths) + self.chunk
+        )
+        requests = zip(lengths, greedy.tolist(), noise_key.tolist(), strict=True)
+        for row, (length, is_greedy, key) in enumerate(requests):
+            prompt = prompts[row, :length].astype(np.int32)
+            engine.add(EngineRequest(row, prompt, self.chunk, is_greedy, key))
+        found: list[Generated] = []
+        while len(found) < len(lengths):
+            found += engine.step()
+        return self._answer(sorted(found, key=lambda one: one.request_id), greedy.device)
+
+    def _answer(self, found: list[Generated], device: torch.device) -> Act:
+        shape = (len(found), self.chunk)
+        message = np.full(shape, self._stops[0], np.int64)
+        logprob = np.zeros(shape, np.float32)
+        for row, generated in enumerate(found):
+            count = len(generated.tokens)
+            message[row, :count], logprob[row, :count] = generated.tokens, generated.logprobs
+        actions = torch.from_numpy(message).to(device)
+        value = torch.zeros(len(found), device=device)
+        logprobs = torch.from_numpy(logprob).to(device)
+        return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
+
+    def make_engine(self, capacity: int) -> NativeEngine:
+        """An engine over this module's own weights, on its device (`policies.engine.Streams`)."""
+        return NativeEngine(
+            self.network,
+            self._sampling,
+            self._stops,
+            capacity=capacity,
+            length=self._prompt + self.chunk,
+            refresh=self._refresh,
+        )
+
+    def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
+        """Prompt and the most new tokens for one row of observations (tensors [1,...])."""
+        length = int(_lengths(obs)[0])
+        return obs[TOKENS][0, :length].cpu().numpy().astype(np.int32), self.chunk
+
+    def act_of(self, obs: Observations, generated: Generated) -> Act:
+        """What `act` would have returned for this row (tensors [1,...]) had it sampled these tokens."""
+        return self._answer([generated], obs[TOKENS].device)
+
+    # ------------------------------------------------------------ training
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        message = forward_inputs[MESSAGE].long()
+        logprob, entropies = self._log_probs(obs, message, self._sampling, with_entropy=True)
+        return Evaluation(logprob.unsqueeze(-1), self.value(obs), entropies.unsqueeze(-1))
+
+    def value(self, obs: Observations) -> Tensor:
+        return torch.zeros(len(obs[LENGTH]), device=obs[LENGTH].device)
+
+    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
+        """Mean cross entropy per token of messages [B,C,1], without temperature and cuts."""
+        message = actions.squeeze(-1).long()
+        plain = Sampling(self._sampling.choices)
+        logprob, _ = self._log_probs(obs, message, plain, with_entropy=False)
+        return -logprob.sum() / self._counts(message).sum()
+
+    def _counts(self, message: Tensor) -> Tensor:
+        """Tokens of each message [B,C]: up to its first stop, which counts: [B] int64."""
+        stop = torch.isin(message, torch.tensor(self._stops, device=message.device))
+        ends = torch.where(stop.any(1), stop.to(torch.int8).argmax(1) + 1, self.chunk)
+        return ends
+
+    def _log_probs(
+        self, obs: Observations, message: Tensor, sampling: Sampling, *, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [B,C] float32 of messages [B,C] int64, 0 behind their ends.
+
+        Rows of similar length are computed together, so that little is padded; logits are made of the message's tokens
+        alone, `logits_tokens` at a time, and made again in the backward pass.
+        """
+        lengths, counts = _lengths(obs), self._counts(message)
+        sizes = lengths + counts
+        rows = len(sizes)
+        groups = _GROUPS if rows >= _GROUPED else 1
+        order = sizes.argsort() if groups > 1 else torch.arange(rows, device=sizes.device)
+        features, places = [], []
+        for index in order.chunk(groups):
+            found, row, column = self._features(obs[TOKENS][index], lengths[index], message[index], counts[index])
+            features.append(found)
+            places.append(index[row] * self.chunk + column)
+        place = torch.cat(places)
+        tokens = message.flatten()[place]
+        flat, entropies = self._scores(torch.cat(features), tokens, sampling, with_entropy)
+        zeros = torch.zeros(rows * self.chunk, device=message.device)
+        shape = message.shape
+        return zeros.scatter(0, place, flat).view(shape), zeros.scatter(0, place, entropies).view(shape)
+
+    def _features(self, prompt: Tensor, lengths: Tensor, message: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+        """Features [T,width] that predict the T message tokens of these rows, with row and column of each [T]."""
+        longest, most = int(lengths.max()), int(counts.max())
+        at = torch.arange(most, device=message.device)
+        counted = at < counts[:, None]
+        row, column = counted.nonzero(as_tuple=True)
+        sequence = message.new_zeros(len(prompt), longest + most)
+        sequence[:, :longest] = prompt[:, :longest]
+        sequence[row, lengths[row] + column] = message[row, column]
+        size = int((lengths + counts).max())
+        hidden = self.network.hidden(sequence[:, : size - 1])
+        return hidden[row, lengths[row] + column - 1], row, column
+
+    def _scores(self, features: Tensor, tokens: Tensor, sampling: Sampling, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies 0 unless asked for."""
+        size = self._logits_tokens
+        if len(tokens) <= size:
+            return self._score(features, tokens, sampling, with_entropy)
+        parts = [
+            checkpoint(self._score, x, y, sampling, with_entropy, use_reentrant=False)
+            for x, y in zip(features.split(size), tokens.split(size), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _score(self, features: Tensor, tokens: Tensor, sampling: Sampling, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        log_p = processed(self.network.logits(features), sampling, keep=tokens)
+        logprob = distributions.categorical_logprob(log_p, tokens)
+        return logprob, entropy(log_p) if with_entropy else torch.zeros_like(logprob)
+
+
+def _lengths(obs: Observations) -> Tensor:
+    """Tokens of each prompt, 1 where there are none: [B] int64."""
+    return obs[LENGTH].long().clamp(min=1)

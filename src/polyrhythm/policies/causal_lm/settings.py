@@ -1,0 +1,122 @@
+"""Settings of the policy `causal_lm`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
+from polyrhythm.policies.form import PolicyForm, Role, describe
+from polyrhythm.specs import ArraySpec, EnvSpec
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class CausalLmSettings(BaseModel):
+    """A causal language model for text environments: a local folder's, or a small Llama from a random start.
+
+    Tokens are the environment's (`env.tokenizer`): with a checkpoint name its folder there too.
+    """
+
+    model_config = SETTINGS
+    needs: ClassVar = ("torch", "transformers", "safetensors")
+    extra: ClassVar = "vla"
+
+    type: Literal["causal_lm"] = "causal_lm"
+    """The policy's name."""
+    checkpoint: str = ""
+    """Folder of a causal language model in the layout of Hugging Face; empty for a random Llama of the sizes below."""
+    layers: Count = 4
+    """Layers of the random Llama."""
+    width: Count = 64
+    """Features per token of the random Llama."""
+    heads: Count = 4
+    """Attention heads of the random Llama."""
+    hidden: Count = 256
+    """Units of its feed-forward layers."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Divides the logits, in generation and in training."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample among so many of the likeliest tokens; 0 for all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample among the likeliest tokens that have this probability together; 1 for all."""
+    logits_tokens: Count = 8192
+    """Tokens whose logits are in memory at a time; those of longer batches are made again in the backward pass."""
+    refresh_cache: bool = False
+    """After new weights compute the keys and values of unfinished messages again, instead of keeping the old ones."""
+    tolerance: Annotated[float, Field(gt=0)] = 5e-5
+    """Largest difference of log-probs between generation and training in float32."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> CausalLmSettings:
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise ValueError(f"width = {self.width}: it is an even multiple of heads ({self.heads}); change one of them")
+        return self
+
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        answers = {MESSAGE: ArraySpec((env_spec.chunk,), "int32")} if env_spec.chunk else {}
+        config = self._config(env_spec)
+        return describe(lambda _role: self._empty(env_spec, config), answers)
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> CausalLm:  # noqa: ARG002 - alike
+        from polyrhythm.policies.causal_lm.network import loaded_network, random_network
+
+        config = self._config(env_spec)
+        network = loaded_network(self.checkpoint) if self.checkpoint else random_network(config, seed)
+        return CausalLm(self, env_spec, network).to(device)
+
+    def outline(self, env_spec: EnvSpec, *, role: Role) -> CausalLm:  # noqa: ARG002 - the same for both
+        return self._empty(env_spec, self._config(env_spec))
+
+    def _empty(self, env_spec: EnvSpec, config: Any) -> CausalLm:
+        from polyrhythm.policies.causal_lm.network import empty_network
+
+        return CausalLm(self, env_spec, empty_network(config))
+
+    def _config(self, env_spec: EnvSpec) -> Any:
+        """The configuration of transformers, for an environment that it fits."""
+        from polyrhythm.policies.causal_lm.network import check_context, open_config
+
+        _refuse_other_environment(env_spec)
+        tokens = env_spec.observation[TOKENS].shape[0] + env_spec.chunk
+        if not self.checkpoint:
+            return self._small_llama(env_spec.action.choices, tokens)
+        config = open_config(self.checkpoint)
+        what = f"policy.checkpoint = {self.checkpoint}"
+        if config.vocab_size < env_spec.action.choices:
+            raise ConfigError(
+                f"{what}: it has {config.vocab_size} tokens, the environment's tokenizer {env_spec.action.choices}; set "
+                "env.tokenizer to the same folder"
+            )
+        check_context(config, tokens, what)
+        return config
+
+    def _small_llama(self, choices: int, tokens: int) -> Any:
+        from transformers import LlamaConfig
+
+        return LlamaConfig(
+            vocab_size=choices,
+            hidden_size=self.width,
+            intermediate_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            max_position_embeddings=tokens,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=None,
+        )
+
+
+def _refuse_other_environment(env_spec: EnvSpec) -> None:
+    """ConfigError: it is no text environment."""
+    observation, action = env_spec.observation, env_spec.action
+    if not env_spec.chunk or not action.stops or action.dim != 1 or not {TOKENS, LENGTH} <= observation.keys():
+        raise ConfigError(
+            "policy.type = causal_lm: the environment is no text environment (prompts of tokens, messages that end); use "
+            "one such as env.type = chains, or another policy"
+        )

@@ -1,0 +1,257 @@
+"""Every engine passes the same checks; a further one is a line in ENGINES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from polyrhythm.envs.text.chains import ChainsSettings
+from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.policies.engine import Engine, EngineRequest, Generated, Streams
+
+ENV = ChainsSettings(max_new_tokens=24, max_prompt_tokens=40)
+STOPS = ENV.spec().action.stops
+CUTS = {"temperature": 0.7, "top_k": 12, "top_p": 0.9}
+#: Largest difference of log-probs between an engine and the trainer's full forward, in float32.
+EXACT = 1e-5
+
+
+def native(policy: CausalLm, capacity: int) -> Engine:
+    return policy.make_engine(capacity)
+
+
+#: name -> an engine of this capacity over the policy's weights.
+ENGINES: dict[str, Callable[[CausalLm, int], Engine]] = {"native": native}
+
+
+@pytest.fixture(params=ENGINES)
+def make(request: pytest.FixtureRequest) -> Callable[[CausalLm, int], Engine]:
+    return ENGINES[request.param]
+
+
+def policy(seed: int = 0, **settings: float) -> CausalLm:
+    """Larger weights than those of a random start, so that it is not almost uniform, and ends at different lengths."""
+    section = CausalLmSettings(layers=2, width=32, heads=2, hidden=64, **settings)  # type: ignore[arg-type]
+    made = section.build(ENV.spec(), seed=seed, device="cpu", role="act").eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.mul_(4.0 if p.dim() == 2 else 1.0)
+    return made
+
+
+def prompt(seed: int) -> NDArray[np.int32]:
+    random = Random(seed)
+    return np.array([random.randint(1, 16) for _ in range(random.randint(1, 40))], np.int32)
+
+
+def request(i: int, *, most: int = 24, greedy: bool = False, prefix: Generated | None = None) -> EngineRequest:
+    return EngineRequest(i, prompt(i), most, greedy, 7919 * i + 5, prefix)
+
+
+def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[int, Generated]:
+    """All of them, as many at a time as there is room for."""
+    waiting, found = list(requests), {}
+    running = 0
+    while waiting or running:
+        while waiting and running < engine.capacity:
+            engine.add(waiting.pop(0))
+            running += 1
+        for one in engine.step():
+            found[one.request_id] = one
+            running -= 1
+    return found
+
+
+def alone(made: CausalLm, make: Callable[[CausalLm, int], Engine], asked: EngineRequest) -> Generated:
+    engine = make(made, 1)
+    engine.weights_changed(0)
+    return run(engine, [asked])[asked.request_id]
+
+
+def full_forward(made: CausalLm, asked: EngineRequest, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """The trainer's log-probs of these tokens."""
+    obs = {"tokens": torch.zeros(1, 40, dtype=torch.int32), "length": torch.tensor([len(asked.prompt)])}
+    obs["tokens"][0, : len(asked.prompt)] = torch.from_numpy(asked.prompt)
+    message = torch.zeros(1, 24, dtype=torch.int32)
+    message[0, : len(tokens)] = torch.from_numpy(tokens)
+    logprob = made.evaluate(obs, {MESSAGE: message}).logprob[0, : len(tokens), 0]
+    return logprob.detach().numpy()
+
+
+def halves(engine: Engine, asked: EngineRequest, steps: int) -> Generated:
+    """What it has generated after so many steps; it does not finish before."""
+    engine.add(asked)
+    for _ in range(steps):
+        assert not engine.step()
+    return engine.abort(asked.request_id)
+
+
+def long_request(made: CausalLm, make: Callable[[CausalLm, int], Engine]) -> tuple[EngineRequest, Generated]:
+    """A request whose answer has eight tokens or more, and the answer."""
+    for i in range(50):
+        found = alone(made, make, request(i))
+        if len(found.tokens) >= 8:
+            return request(i), found
+    raise AssertionError("no answer is long")
+
+
+@pytest.mark.parametrize("settings", [{}, CUTS], ids=["plain", "cut"])
+def test_log_probs_are_those_of_the_trainers_forward(
+    make: Callable[[CausalLm, int], Engine], settings: dict[str, float]
+) -> None:
+    made = policy(**settings)
+    asked = [request(i, greedy=i % 5 == 0) for i in range(24)]
+    found = run(make(made, 7), asked)
+    for one in asked:
+        expected = full_forward(made, one, found[one.request_id].tokens)
+        np.testing.assert_allclose(found[one.request_id].logprobs, expected, atol=EXACT)
+    lengths = {len(one.tokens) for one in found.values()}
+    assert len(lengths) > 5, "answers of different lengths, or nothing was shown"
+
+
+def test_a_request_depends_on_nobody_beside_it(make: Callable[[CausalLm, int], Engine]) -> None:
+    made, random = policy(), Random(3)
+    asked = [request(i, most=random.randint(1, 24)) for i in range(30)]
+    engine = make(made, 6)
+    engine.weights_changed(4)
+    together = run(engine, asked)
+    for one in asked[::3]:
+        np.testing.assert_array_equal(together[one.request_id].tokens, alone(made, make, one).tokens)
+    assert all(found.finished and set(found.versions) == {4} for found in together.values())
+
+
+def test_an_answer_ends_at_its_stop_or_its_limit(make: Callable[[CausalLm, int], Engine]) -> None:
+    for one in run(make(policy(), 8), [request(i, most=1 + i % 24) for i in range(24)]).values():
+        stops = np.isin(one.tokens, STOPS)
+        assert not stops[:-1].any()
+        assert stops[-1] or len(one.tokens) == 1 + one.request_id % 24
+
+
+def test_an_aborted_request_resumes_as_if_nothing_had_been(make: Callable[[CausalLm, int], Engine]) -> None:
+    made = policy()
+    asked, whole = long_request(made, make)
+    engine = make(made, 2)
+    engine.weights_changed(0)
+    part = halves(engine, asked, 3)
+    assert not part.finished
+    np.testing.assert_array_equal(part.tokens, whole.tokens[:3])
+    resumed = run(engine, [asked._replace(prefix=part)])[asked.request_id]
+    np.testing.assert_array_equal(resumed.tokens, whole.tokens)
+    np.testing.assert_allclose(resumed.logprobs, whole.logprobs, atol=EXACT)
+
+
+def test_a_request_can_be_aborted_before_it_began(make: Callable[[CausalLm, int], Engine]) -> None:
+    engine = make(policy(), 1)
+    assert len(halves(engine, request(1), 0).tokens) == 0
+    assert run(engine, [request(1)])[1].finished, "its id and its place are free again"
+
+
+def test_weights_that_change_between_two_tokens_give_versions_by_token(
+    make: Callable[[CausalLm, int], Engine],
+) -> None:
+    made, other = policy(), policy(1)
+    asked, _ = long_request(made, make)
+    engine = make(made, 2)
+    engine.weights_changed(0)
+    engine.add(asked)
+    for _ in range(3):
+        engine.step()
+    made.load_state_dict(other.state_dict())
+    engine.weights_changed(1)
+    found = next(iter(_until_finished(engine)))
+    assert found.versions.tolist() == [0] * 3 + [1] * (len(found.tokens) - 3)
+
+
+def test_a_resumed_request_under_new_weights_has_their_log_probs(make: Callable[[CausalLm, int], Engine]) -> None:
+    made, other = policy(), policy(1)
+    asked, _ = long_request(made, make)
+    engine = make(made, 2)
+    engine.weights_changed(0)
+    part = halves(engine, asked, 3)
+    made.load_state_dict(other.state_dict())
+    engine.weights_changed(1)
+    found = run(engine, [asked._replace(prefix=part)])[asked.request_id]
+    expected = full_forward(other, asked, found.tokens)[3:]
+    np.testing.assert_allclose(found.logprobs[3:], expected, atol=EXACT)
+    np.testing.assert_array_equal(found.logprobs[:3], part.logprobs)
+
+
+def test_a_refreshed_cache_gives_the_log_probs_of_the_new_weights_alone() -> None:
+    made, other = policy(refresh_cache=True), policy(1)
+    asked, _ = long_request(made, native)
+    engine = made.make_engine(3)
+    engine.weights_changed(0)
+    for i in (asked.request_id, 90, 91):
+        engine.add(request(i))
+    for _ in range(3):
+        engine.step()
+    made.load_state_dict(other.state_dict())
+    engine.weights_changed(1)
+    found = {one.request_id: one for one in _until_finished(engine)}[asked.request_id]
+    np.testing.assert_allclose(found.logprobs[3:], full_forward(other, asked, found.tokens)[3:], atol=EXACT)
+
+
+def _until_finished(engine: Engine) -> Iterator[Generated]:
+    for _ in range(40):
+        yield from engine.step()
+
+
+def test_requests_that_come_and_go_are_each_answered_as_alone(make: Callable[[CausalLm, int], Engine]) -> None:
+    made, random = policy(), Random(11)
+    engine = make(made, 4)
+    engine.weights_changed(0)
+    waiting, found = [request(i) for i in range(20)], {}
+    running: set[int] = set()
+    while waiting or running:
+        while waiting and len(running) < engine.capacity:
+            asked = waiting.pop(0)
+            engine.add(asked)
+            running.add(asked.request_id)
+        if random.random() < 0.3:
+            chosen = random.choice(sorted(running))
+            running.discard(chosen)
+            waiting.append(request(chosen, prefix=engine.abort(chosen)))
+        for one in engine.step():
+            found[one.request_id] = one
+            running.discard(one.request_id)
+    for i in range(0, 20, 4):
+        np.testing.assert_array_equal(found[i].tokens, alone(made, make, request(i)).tokens)
+
+
+def test_act_is_the_engine_in_one_pass() -> None:
+    made = policy(**CUTS)
+    assert isinstance(made, Streams)
+    assert isinstance(made, nn.Module)
+    batch = ENV.build(6)
+    batch.reset(range(6), [0] * 6, range(6))
+    obs = {name: np.zeros((6, *array.shape), array.dtype) for name, array in ENV.spec().observation.items()}
+    batch.observe(range(6), obs)
+    tensors = {name: torch.from_numpy(array) for name, array in obs.items()}
+    greedy, keys = torch.arange(6) % 3 == 0, torch.arange(6) * 31
+    act = made.act(tensors, greedy, keys)
+    engine = made.make_engine(2)
+    engine.weights_changed(0)
+    for row in range(6):
+        one = {name: tensor[row : row + 1] for name, tensor in tensors.items()}
+        ids, most = made.prompt_of(one)
+        found = run(engine, [EngineRequest(row, ids, most, bool(greedy[row]), int(keys[row]))])[row]
+        streamed = made.act_of(one, found)
+        assert torch.equal(streamed.actions, act.actions[row : row + 1])
+        assert torch.equal(streamed.forward_inputs[MESSAGE], act.forward_inputs[MESSAGE][row : row + 1])
+        torch.testing.assert_close(streamed.logprob, act.logprob[row : row + 1], atol=EXACT, rtol=0)
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(make: Callable[[CausalLm, int], Engine]) -> None:
+    engine = make(policy(), 1)
+    with pytest.raises(ValueError, match="a request of 40 \\+ 25 tokens"):
+        engine.add(EngineRequest(0, np.ones(40, np.int32), 25, False, 0))
+    engine.add(request(1))
+    with pytest.raises(ValueError, match="the engine has 1 requests; wait"):
+        engine.add(request(2))
