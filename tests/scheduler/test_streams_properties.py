@@ -1,4 +1,4 @@
-"""The guarantees over random clusters that serve by streams: any lengths of answers, places, weights, aborts, faults."""
+"""The guarantees over random clusters served by streams: any lengths of answers, places, weights, aborts, faults."""
 
 from __future__ import annotations
 
