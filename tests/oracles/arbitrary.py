@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import inf
 from typing import Any
 
+from polyrhythm.clustersim.costs import parse_cost, parse_count
 from polyrhythm.clustersim.settings import ClusterSettings
 
 #: One chunk step in a hundred lasts longer than the episode deadline.
@@ -50,6 +52,36 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
             "evaluations": _evaluations(rng, background=True) if evaluator else _evaluations(rng, background=False),
             "max_time": "100000s",
             "message_delay": rng.choice(("0ms", "0ms", "1ms", "lognormal:2ms:1.0")),
+        }
+    )
+
+
+def arbitrary_streams(rng: random.Random) -> ClusterSettings:
+    """Such a cluster, served by streams: any lengths of answers, numbers of places, costs of decoding."""
+    base = arbitrary_cluster(rng, redundant=rng.random() < 0.3)
+    scheduler = {
+        "batching": "streams",
+        "on_update": rng.choice(("drain", "continue", "abort")),
+        "max_rows": rng.choice((1, 2, 5, 64)),
+        "evaluation_priority": "turns",
+    }
+    tokens = tuple(parse_count(rng.choice((1, 30, "lognormal:20steps:1.0"))) for _ in base.simulators)
+    costs = [
+        {
+            "prefill": parse_cost(rng.choice(("0ms", "3ms", "lognormal:2ms:0.8+1ms"))),
+            "decode": parse_cost(rng.choice(("0ms", "1ms", "lognormal:1ms:0.8+0.1ms"))),
+        }
+        for _ in base.generators
+    ]
+    return base.model_copy(
+        update={
+            "scheduler": replace(base.scheduler, **scheduler),
+            "simulators": tuple(
+                group.model_copy(update={"tokens": count}) for group, count in zip(base.simulators, tokens, strict=True)
+            ),
+            "generators": tuple(
+                group.model_copy(update=cost) for group, cost in zip(base.generators, costs, strict=True)
+            ),
         }
     )
 

@@ -19,11 +19,13 @@ from polyrhythm.scheduler.records import (
     Evaluate,
     EvaluationDone,
     Event,
+    Request,
     SampleEvaluated,
     SampleFinished,
     Serve,
     SimulatorJoined,
     StartRows,
+    StartStream,
 )
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -88,7 +90,11 @@ class EvaluationAudit:
         if isinstance(command, EpisodeSetAside):
             self.set_aside.add((command.background, command.task, command.seed))
         if isinstance(command, Serve):
-            return self._serve(command)
+            batch = command.batch
+            return self._serve(command, batch.generator, batch.requests, pinned=batch.pinned)
+        if isinstance(command, StartStream):
+            stream = command.stream
+            return self._serve(command, stream.generator, (stream.request,), pinned=stream.pinned)
         if isinstance(command, ApplyWeights):
             if command.pinned != (command.generator == evaluator) and (command.pinned or self.settings.evaluator_only):
                 return f"{evaluator} alone is the evaluator, but there is {command}"
@@ -117,12 +123,11 @@ class EvaluationAudit:
                     return wrong
         return ""
 
-    def _serve(self, command: Serve) -> str:
-        batch = command.batch
-        if any((request.slot in self.reserved) != batch.pinned for request in batch.requests):
+    def _serve(self, command: Command, generator: str, requests: tuple[Request, ...], *, pinned: bool) -> str:
+        if any((request.slot in self.reserved) != pinned for request in requests):
             return f"reserved slots are {sorted(self.reserved)}, but there is {command}"
-        is_evaluator = batch.generator == self.settings.evaluator
-        if batch.pinned != is_evaluator and (batch.pinned or self.settings.evaluator_only):
+        is_evaluator = generator == self.settings.evaluator
+        if pinned != is_evaluator and (pinned or self.settings.evaluator_only):
             return f"{self.settings.evaluator} alone is the evaluator, but there is {command}"
         return ""
 
@@ -154,6 +159,9 @@ def _waiting(conductor: Conductor) -> str:
     if evaluation is not None and evaluation.version >= 0 and evaluation.waiting and rollout.rows.reserved:
         return f"{evaluation} waits although the rows {rollout.rows.reserved} are free"
     if serving.background and evaluator is not None and not evaluator.busy and evaluator.pinned >= 0:
+        held = [stream.request.rows for stream in evaluator.streams.values() if stream.pinned]
+        if held and sum(held) + serving.background[0].rows > conductor.settings.max_rows:
+            return ""
         return f"{evaluator} is idle although {serving.background} wait"
     return ""
 
@@ -168,7 +176,7 @@ def _lacking_weights(conductor: Conductor) -> list[GeneratorState]:
         return [g for g in free if g.name not in live]
     behind = [g for g in free if g.version < versions.published]
     quiet = not conductor.ledger.running
-    if quiet or conductor.settings.on_update == "continue" or not live:
+    if quiet or conductor.settings.on_update != "drain" or not live:
         return behind
     return [g for g in behind if g.name not in live and versions.published == versions.applied]
 

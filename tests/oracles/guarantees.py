@@ -1,10 +1,12 @@
 """Checks the guarantees of a running simulation, from events and commands alone.
 
-1. A request is answered exactly once, or its slot is told why not: it leaves the queue by `Serve` or `RefuseRequest`,
-   is served again only after its generator was lost, and none is left when nothing moves.
+1. A request is answered exactly once, or its slot is told why not: it leaves the queue by `Serve`, `StartStream` or
+   `RefuseRequest`, is served again only after its generator was lost, and none is left when nothing moves. A stream
+   whose request is refused is aborted.
 2. The ledger balances at every event; no sample is trained twice.
 3. A sample's lag when it is lent is at most ⌈α⌉ (`bound: sample`); the mean lag is at most α (`bound: mean`).
-4. No generator that could serve idles while a batch is due (checked for `routing: least_loaded`).
+4. No generator that could serve idles while a batch is due, or has places for the request that came first (checked
+   for `routing: least_loaded`).
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
 its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
@@ -15,7 +17,7 @@ those on all of theirs are given work (`lease_audit`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -27,6 +29,7 @@ from tests.oracles.shadow import TrainingOnlyConductor
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
+    AbortStream,
     ApplyWeights,
     BatchDone,
     Command,
@@ -37,8 +40,11 @@ from polyrhythm.scheduler.records import (
     RequestArrived,
     Serve,
     SimulatorJoined,
+    StartStream,
     StartUpdate,
     StationLost,
+    Stream,
+    StreamDone,
     UpdateDone,
     WeightsApplied,
 )
@@ -51,12 +57,25 @@ class Violation(AssertionError):
 @dataclass(slots=True)
 class GeneratorView:
     """A generator as its messages show it. version: -1 before the first weights; applying: `ApplyWeights` is out;
-    pinning: one for its second copy is, which does not keep it from serving."""
+    pinning: one for its second copy is, which does not keep it from serving. streams: by number until their end is
+    told; aborted: those of them that it was told to abort."""
 
     version: int
     serving: Serve | None = None
     applying: bool = False
     pinning: bool = False
+    streams: dict[int, Stream] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+
+    def rows(self, *, pinned: bool = False) -> int:
+        """Rows of its streams."""
+        return sum(stream.request.rows for stream in self.streams.values() if stream.pinned == pinned)
+
+    @property
+    def requests(self) -> list[Request]:
+        """What it serves and was not told to abort."""
+        kept = [stream.request for number, stream in self.streams.items() if number not in self.aborted]
+        return [*(self.serving.batch.requests if self.serving is not None else ()), *kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +106,8 @@ class GuaranteeChecker:
         self._evaluations = EvaluationAudit(self._settings)
         self.leases = None if self._settings.lease is None else LeaseAudit(self._settings.lease)
         # Evaluations change when training has its devices, so there training alone would decide otherwise.
-        alone = self._settings.evaluator and self.leases is None
+        # Streams are numbered in common, and evaluations' count in the loads.
+        alone = self._settings.evaluator and self.leases is None and self._settings.batching != "streams"
         self._shadow = TrainingOnlyConductor(conductor, self._evaluations) if alone else None
         cluster.driver.observer = self.observe
 
@@ -107,7 +127,7 @@ class GuaranteeChecker:
         if imbalance:
             raise Violation(f"at {now} the ledger is off by {imbalance} after {event}: {self._conductor.ledger}")
         wrong = self._groups.note(event, decided) or self._evaluations.note(event, decided)
-        if not wrong and type(event) not in (RequestArrived, BatchDone):
+        if not wrong and type(event) not in (RequestArrived, BatchDone, StreamDone):
             wrong = misplaced(self._conductor)
         if not wrong and self.leases is not None:
             wrong = self.leases.note(event, commands)
@@ -145,9 +165,8 @@ class GuaranteeChecker:
     def _forget(self, station: str) -> None:
         """A station is lost, or replaced by a later incarnation."""
         seat = self._seats.pop(station, None)
-        if seat is not None and seat.serving is not None:
-            for request in seat.serving.batch.requests:
-                self._put_back(request)
+        for request in seat.requests if seat is not None else ():
+            self._put_back(request)
         for request in [request for generator, request in self._answered.values() if generator == station]:
             del self._answered[request.slot]  # the answer may have been lost with it
             self._put_back(request)
@@ -174,6 +193,17 @@ class GuaranteeChecker:
                 self._answered[request.slot] = (event.generator, request)
         seat.serving = None
 
+    def _stream_done(self, now: float, event: StreamDone) -> None:
+        seat = self._seats[event.generator]
+        stream = seat.streams.pop(event.stream)
+        asked = self._latest.get(stream.request.slot)
+        wanted = event.stream not in seat.aborted
+        seat.aborted.discard(event.stream)
+        if event.aborted and wanted:
+            raise Violation(f"at {now} nobody told {event.generator} to abort {stream}")
+        if wanted and asked is not None and asked.reply_to == stream.request.reply_to:
+            self._answered[stream.request.slot] = (event.generator, stream.request)
+
     def _applied(self, _now: float, event: WeightsApplied) -> None:
         seat = self._seats[event.generator]
         if event.pinned:
@@ -199,6 +229,25 @@ class GuaranteeChecker:
         seat.serving = command
         for request in command.batch.requests:
             self._leave_queue(now, request.slot, request.sequence, command)
+
+    def _start_stream(self, now: float, command: StartStream) -> None:
+        seat, stream = self._seats[command.generator], command.stream
+        request, places = stream.request, self._settings.max_rows
+        held = seat.rows(pinned=stream.pinned)
+        if seat.applying or (held and held + request.rows > places) or stream.number in seat.streams:
+            raise Violation(f"at {now} {command.generator} has no place for {command}: {seat}")
+        seat.streams[stream.number] = stream
+        self._leave_queue(now, request.slot, request.sequence, command)
+
+    def _abort(self, now: float, command: AbortStream) -> None:
+        seat = self._seats[command.generator]
+        if command.stream not in seat.streams or command.stream in seat.aborted:
+            raise Violation(f"at {now} no such stream is under way: {command}")
+        seat.aborted.add(command.stream)
+        request = seat.streams[command.stream].request
+        asked = self._latest.get(request.slot)
+        if asked is not None and asked.reply_to == request.reply_to:  # its slot lives, and has to be told
+            self._waiting[request.slot] = QueuedRequest(now, asked)
 
     def _refuse(self, now: float, command: RefuseRequest) -> None:
         self._leave_queue(now, command.slot, command.sequence, command)
@@ -243,6 +292,14 @@ class GuaranteeChecker:
         if self.leases is not None:
             leaving = {name for name, state in self._conductor.delivery.leases.present.items() if state.leaving}
             able = [name for name in able if self.leases.present(name) and name not in leaving]
+        if settings.batching == "streams":
+            first = min(waiting, key=lambda w: w.arrived)
+            earliest = [w.asked.rows for w in waiting if w.arrived == first.arrived]
+            rows = {name: self._seats[name].rows() for name in able}
+            open_to = [name for name, held in rows.items() if not held or held + max(earliest) <= settings.max_rows]
+            if open_to:
+                raise Violation(f"at {now} {open_to} have places although {first} waits: {event}")
+            return
         if not able:
             return
         oldest = min(w.arrived for w in waiting)
@@ -258,11 +315,14 @@ _EVENTS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
     StationLost: GuaranteeChecker._lost,
     RequestArrived: GuaranteeChecker._asked,
     BatchDone: GuaranteeChecker._batch_done,
+    StreamDone: GuaranteeChecker._stream_done,
     WeightsApplied: GuaranteeChecker._applied,
     UpdateDone: GuaranteeChecker._updated,
 }
 _COMMANDS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
     Serve: GuaranteeChecker._serve,
+    StartStream: GuaranteeChecker._start_stream,
+    AbortStream: GuaranteeChecker._abort,
     RefuseRequest: GuaranteeChecker._refuse,
     ApplyWeights: GuaranteeChecker._apply,
     StartUpdate: GuaranteeChecker._lend,

@@ -18,6 +18,7 @@ from polyrhythm.scheduler.records import (
     Serve,
     SimulatorJoined,
     StartRows,
+    StartStream,
     StartUpdate,
     StationLost,
     TakeDevice,
@@ -29,7 +30,7 @@ from polyrhythm.scheduler.settings import LeaseSettings
 _JOINED = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
 _WORK = {
     **dict.fromkeys((StartRows, CancelRow, RefuseRequest), "simulator"),
-    **dict.fromkeys((Serve, ApplyWeights), "generator"),
+    **dict.fromkeys((Serve, StartStream, ApplyWeights), "generator"),
     **dict.fromkeys((StartUpdate, PublishWeights), "trainer"),
 }
 

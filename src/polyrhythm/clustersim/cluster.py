@@ -23,6 +23,7 @@ from polyrhythm.clustersim.settings import (
 from polyrhythm.clustersim.stations.generator import VirtualGenerator
 from polyrhythm.clustersim.stations.simulator import VirtualSimulator
 from polyrhythm.clustersim.stations.station import VirtualLease, VirtualStation
+from polyrhythm.clustersim.stations.stream_generator import VirtualStreamGenerator
 from polyrhythm.clustersim.stations.trainer import VirtualTrainer
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
@@ -125,6 +126,9 @@ class Cluster:
         if isinstance(group, SimulatorGroup):
             return VirtualSimulator(name, incarnation, self.driver, seed, group)
         if isinstance(group, GeneratorGroup):
+            if self.settings.scheduler.batching == "streams":
+                resumes = self.settings.scheduler.on_update == "abort"
+                return VirtualStreamGenerator(name, incarnation, self.driver, seed, group, resumes=resumes)
             return VirtualGenerator(name, incarnation, self.driver, seed, group)
         assert isinstance(group, TrainerSettings)
         receivers = sum(each.count for each in self.settings.generators)
@@ -142,7 +146,7 @@ class Cluster:
         member.up = False
         now = driver.clock.now
         member.failed_at = now
-        if fault.after_reply and isinstance(station, VirtualGenerator):
+        if fault.after_reply and isinstance(station, VirtualGenerator | VirtualStreamGenerator):
             station.answer_and_fall_silent()
         station.cut = now - self._rng.random() * 2 * self.settings.message_delay.mean()
         station.close()
@@ -153,7 +157,7 @@ class Cluster:
     def _detect(self, failure: tuple[Member, FaultPlan]) -> None:
         member, fault = failure
         station = self.stations[member.name]
-        if isinstance(station, VirtualGenerator):
+        if isinstance(station, VirtualGenerator | VirtualStreamGenerator):
             station.lost()
         self.driver.report(station, StationLost(member.name, member.incarnation, fault.kind))
         restart = member.group.restart if fault.restart is None else fault.restart

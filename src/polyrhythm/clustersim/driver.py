@@ -25,6 +25,7 @@ from polyrhythm.clustersim.costs import FREE, Cost
 from polyrhythm.clustersim.measures import Measures
 from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
+    AbortStream,
     ApplyWeights,
     CancelRow,
     Command,
@@ -39,6 +40,7 @@ from polyrhythm.scheduler.records import (
     Request,
     Serve,
     StartRows,
+    StartStream,
     StartUpdate,
     TakeDevice,
     TargetReached,
@@ -84,6 +86,8 @@ _ADDRESS: dict[type, Callable[[Any], str]] = {
     CancelRow: attrgetter("simulator"),
     RefuseRequest: attrgetter("simulator"),
     Serve: attrgetter("generator"),
+    StartStream: attrgetter("generator"),
+    AbortStream: attrgetter("generator"),
     ApplyWeights: attrgetter("generator"),
     StartUpdate: attrgetter("trainer"),
     PublishWeights: attrgetter("trainer"),
@@ -97,6 +101,9 @@ class Asker(Protocol):
 
     def taken(self, request: Request) -> None:
         """Note that a generator took the request from the queue."""
+
+    def tokens(self, request: Request) -> list[int]:
+        """Tokens of the answer to each row of the request."""
 
     def returned(self, request: Request) -> None:
         """Note that the request's generator died before it answered."""

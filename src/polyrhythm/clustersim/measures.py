@@ -47,6 +47,7 @@ class Measures:
 
     waiting: requests that no generator serves yet; present: time with at least one of them.
     evaluated, evaluations_dropped: episodes of the finished evaluations.
+    tokens: generated, in answers that reached their slots; tokens_aborted: by streams that were aborted.
     lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
     devices: seconds of occupation of each shared device; publishing: seconds in which versions were being sent to the
     generators. switches: of leased devices, one for each take and each yield; switching: their seconds.
@@ -72,6 +73,8 @@ class Measures:
     rows_served: int = 0
     batches: int = 0
     waited: float = 0.0
+    tokens: int = 0
+    tokens_aborted: int = 0
     transitions: int = 0
     chunk_steps: int = 0
     samples: int = 0

@@ -94,6 +94,7 @@ class SimulatorGroup(StationGroup):
     episode_time: duration of a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step
     takes as long as that of its slowest row.
     segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
+    tokens: of the answer to one row's request, if the policy generates tokens; else it counts as one.
     raises: probability that a row's chunk step fails. broken: share of initial states from which each one does.
     solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
     succeed. The return of an episode is 1 or 0.
@@ -111,6 +112,7 @@ class SimulatorGroup(StationGroup):
     chunk: int = Field(default=1, ge=1)
     episode_time: CostText | None = None
     segment_steps: int = Field(default=0, ge=0)
+    tokens: CountText | None = None
     raises: float = Field(default=0.0, ge=0, lt=1)
     broken: float = Field(default=0.0, ge=0, lt=1)
     solved: float = Field(default=0.0, ge=0, le=1)
@@ -132,11 +134,17 @@ class SimulatorGroup(StationGroup):
 class GeneratorGroup(StationGroup):
     """A group of `count` equal generators. serve: cost of a forward pass, per row; apply: of loading a version.
 
+    For answers of several tokens: prefill: cost of reading prompts, per row, during which nothing is decoded; decode:
+    of a decode step, per row that has not ended. A pass lasts until its longest answer has ended; under
+    `scheduler.batching: streams` each answer ends by itself, and `serve` is not used.
+
     `scheduler.evaluator` names the generator with the second copy of the weights, for background evaluations;
     `scheduler.evaluator_only` reserves it for them.
     """
 
     serve: CostText = FREE
+    prefill: CostText = FREE
+    decode: CostText = FREE
     apply: CostText = FREE
 
 
@@ -260,6 +268,20 @@ class ClusterSettings(ClusterSection):
                 raise ValueError("a background evaluation needs a generator but scheduler.evaluator is empty; name one")
             if not any(group.reserved for group in groups):
                 raise ValueError("a background evaluation needs rows but no env batch is reserved for it; set reserved")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_are_alone(self) -> Self:
+        """Streams on a device that other passes slow down are not simulated."""
+        if self.scheduler.batching != "streams" or self.sharing == "lease":
+            return self
+        numbers = Counter(number for _, _, devices in self.seats() for number in devices)
+        for name, group, devices in self.seats():
+            if isinstance(group, GeneratorGroup) and any(numbers[number] > 1 for number in devices):
+                raise ValueError(
+                    f"scheduler.batching is streams but {name} shares devices {list(devices)}, which is not simulated; "
+                    f"give it devices of its own, or set sharing to lease"
+                )
         return self
 
     @model_validator(mode="after")

@@ -49,13 +49,17 @@ def summarise(
 
 
 def _throughput(measures: Measures, now: float) -> dict[str, float]:
-    """transitions: primitive env steps of active rows; trained_transitions: those of completed updates."""
+    """transitions: primitive env steps of active rows; tokens: in answers that reached their slots; tokens_aborted: of
+    streams that nobody waited for any more; trained_transitions: primitive env steps of completed updates."""
     seconds = now or 1.0
     return {
         "transitions": measures.transitions,
         "transitions_per_s": measures.transitions / seconds,
         "chunk_steps": measures.chunk_steps,
         "chunk_steps_per_s": measures.chunk_steps / seconds,
+        "tokens": measures.tokens,
+        "tokens_per_s": measures.tokens / seconds,
+        "tokens_aborted": measures.tokens_aborted,
         "samples": measures.samples,
         "trained_samples": measures.trained_samples,
         "trained_samples_per_s": measures.trained_samples / seconds,

@@ -25,8 +25,9 @@ from polyrhythm.config.sections.rollout import (
     DynamicBatching,
     FreshnessSettings,
     GroupSettings,
-    LimitedBatching,
+    LockstepBatching,
     RolloutSettings,
+    StreamsBatching,
 )
 from polyrhythm.config.sections.running import (
     CheckpointSettings,
@@ -101,6 +102,7 @@ class RunConfig(Section):
         check_objective(self)
         _check_groups(self)
         _check_slots(self)
+        _check_streams(self)
         _check_warm_start(self)
         return self
 
@@ -184,11 +186,36 @@ def _check_advantage(config: RunConfig) -> None:
 
 def _check_slots(config: RunConfig) -> None:
     batching, largest = config.batching, config.rollout.largest_slot_rows
-    if isinstance(batching, LimitedBatching) and largest is not None and batching.max_rows < largest:
+    if isinstance(batching, LockstepBatching) or largest is None:
+        return
+    if batching.max_rows < largest:
         raise InvalidSetting(
             "batching.max_rows",
             batching.max_rows,
             f"a request is never split and the largest slot has {largest} rows; raise this, or set rollout.sharding",
+        )
+
+
+def _check_streams(config: RunConfig) -> None:
+    if not isinstance(config.batching, StreamsBatching):
+        if config.freshness.on_update == "abort":
+            raise InvalidSetting(
+                "freshness.on_update",
+                "abort",
+                "a one-pass policy has no unfinished generation to cut (only a streaming engine has); use continue, or "
+                "batching streams with a policy that generates tokens",
+            )
+        return
+    if config.rollout.buckets != "none":
+        raise InvalidSetting(
+            "rollout.buckets", config.rollout.buckets, "batching streams has no passes to pad; set it to none"
+        )
+    if config.evaluation.weights == "second_copy" and config.evaluation.priority != "turns":
+        raise InvalidSetting(
+            "evaluation.priority",
+            config.evaluation.priority,
+            "with batching streams, training and evaluation decode in turns; set it to turns, or evaluation.weights to "
+            "own_generator",
         )
 
 

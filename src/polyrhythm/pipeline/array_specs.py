@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -107,6 +107,6 @@ def largest_batch(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) ->
     slots = [slot.rows for info in batches for slot in info.slots]
     reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)
     training = sum(slots) - reserved  # evaluation rows have separate passes
-    if isinstance(config.batching, LimitedBatching):
+    if isinstance(config.batching, LimitedBatching | StreamsBatching):
         training = min(config.batching.max_rows, training)
     return max(training, reserved, *slots)

@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching
+from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
@@ -48,7 +48,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated,
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
-from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
+from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory, StreamGeneratorFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -113,9 +113,10 @@ def scheduler_settings(
     limits: dict[str, Any] = {}
     if isinstance(batching, LimitedBatching):
         limits = {"max_rows": batching.max_rows, "max_requests": batching.max_requests}
+    if isinstance(batching, StreamsBatching):
+        limits = {"max_rows": batching.max_rows}
     if isinstance(batching, DynamicBatching):
         limits["max_wait_s"] = batching.max_wait_ms / 1000.0
-    assert freshness.on_update != "abort", "the schema refuses abort for one-pass policies"
     return SchedulerSettings(
         batch_size=config.training.batch_size,
         sync_interval=freshness.sync_interval,
@@ -297,14 +298,23 @@ def _rollout_factories(
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
         factories.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
-    graphs = config.rollout.graphs
     evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
     for name in generator_names(config):
-        evaluates: Literal["no", "too"] = "too" if name == evaluator else "no"
-        factories.append(GeneratorFactory(name, own, evaluates, buckets, graphs))
+        evaluates: Evaluates = "too" if name == evaluator else "no"
+        factories.append(_generator_factory(config, name, own, evaluates, buckets))
     if evaluator == EVALUATION_GENERATOR:
-        factories.append(GeneratorFactory(evaluator, own, "only", buckets, graphs))
+        factories.append(_generator_factory(config, evaluator, own, "only", buckets))
     return factories
+
+
+def _generator_factory(
+    config: RunConfig, name: str, policy: PolicyFactory, evaluates: Evaluates, buckets: tuple[int, ...]
+) -> StationFactory:
+    """The factory of a generator of the form that `batching` asks for."""
+    if isinstance(config.batching, StreamsBatching):
+        resumes = config.freshness.on_update == "abort"
+        return StreamGeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
+    return GeneratorFactory(name, policy, evaluates, buckets, config.rollout.graphs)
 
 
 def _trainer_factory(

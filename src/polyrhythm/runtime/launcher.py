@@ -77,7 +77,8 @@ class Launcher:
             ):  # fmt: skip
                 self.hosting.send(station, command, slot)
             case (
-                records.ApplyWeights(generator=station)
+                records.StartStream(generator=station) | records.AbortStream(generator=station)
+                | records.ApplyWeights(generator=station)
                 | records.PublishWeights(trainer=station) | records.SaveTrainer(trainer=station)
                 | records.TakeDevice(station=station) | records.YieldDevice(station=station)
             ):  # fmt: skip

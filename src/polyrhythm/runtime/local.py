@@ -193,7 +193,7 @@ class LocalHosting:
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
         self._manager.check_sender(*sender)
         match message:
-            case records.RequestArrived() | records.BatchDone():  # first: the most frequent
+            case records.RequestArrived() | records.BatchDone() | records.StreamDone():  # first: the most frequent
                 self._expected.accept(message)
                 self._events.append(message)
             case wire.Heartbeat():

@@ -69,7 +69,7 @@ Order = records.Command | StartRowsInBlocks
 #: The orders that reach stations.
 ORDERS = (
     *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes),
-    *(records.Serve, records.ApplyWeights),
+    *(records.Serve, records.StartStream, records.AbortStream, records.ApplyWeights),
     *(records.StartUpdate, records.PublishWeights, records.SaveTrainer),
     *(records.TakeDevice, records.YieldDevice),
 )

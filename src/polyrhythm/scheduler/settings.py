@@ -154,8 +154,8 @@ class SchedulerSettings:
     def _check_streams(self) -> None:
         if self.batching != "streams" and self.on_update == "abort":
             raise ValueError(
-                f"on_update is abort but batching is {self.batching}: a pass cannot be cut in the middle; make on_update "
-                f"continue, or batching streams"
+                f"on_update is abort but batching is {self.batching}: a pass cannot be cut in the middle; make "
+                f"on_update continue, or batching streams"
             )
         shared = bool(self.evaluator) and not self.evaluator_only
         if self.batching == "streams" and shared and self.evaluation_priority != "turns":

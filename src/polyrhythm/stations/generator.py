@@ -6,7 +6,6 @@ all answers of a batch are sent before its `BatchDone`; batches are answered in 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -15,10 +14,9 @@ from typing import NamedTuple
 import torch
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.offload import OffloadStore
-from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Reply
@@ -27,6 +25,7 @@ from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.padding import padded
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.stations.batch_buffer import BatchLayout
+from polyrhythm.stations.copies import PolicyCopies
 from polyrhythm.stations.passes import Graphs, Passes, UnfitAct, passes_on
 from polyrhythm.stations.simulator.guard import IDLE
 
@@ -64,16 +63,10 @@ class Generator:
         graphs: Graphs = "auto",
         passes: Passes | None = None,
     ) -> None:
-        self.name, self.incarnation, self.version = name, incarnation, -1
-        self._policy, self._module = policy, as_module(policy).eval()
-        self._receiver = Receiver(weights, self._module)
-        self._pinned, self._pinned_version = pinned, -1
-        self._pinned_receiver = Receiver(weights, as_module(pinned).eval(), ahead=False) if pinned is not None else None
-        self._arena, self._weights, self._channels = arena, weights, channels
+        self.name, self.incarnation = name, incarnation
+        self._copies = PolicyCopies(name, policy, pinned, weights)
+        self._arena, self._channels = arena, channels
         self._todo: deque[Serve | ApplyWeights] = deque()
-        # The evaluator alone takes versions only when it is told.
-        self._stages_ahead = pinned is not policy and not next(self._module.parameters()).is_cpu
-        self._staging: threading.Thread | None = None
         self._doing = IDLE
         self._done: Serve | ApplyWeights | None = None  # in the last unit of work
         self._begun = self._computed = 0.0  # of the last pass
@@ -86,15 +79,18 @@ class Generator:
         self._passes = passes or self._make_passes()
         self._warm_up()
 
+    @property
+    def version(self) -> int:
+        return self._copies.version
+
     def _make_passes(self) -> Passes:
-        device = next(self._module.parameters()).device
+        device = next(self._copies.module.parameters()).device
         rows = max(sum(self._arena.layout.slots.values()), *self._buckets, 0)
         return passes_on(device, BatchLayout.of(self._arena), rows, self._graphs)
 
     def _warm_up(self) -> None:
-        copies = [self._policy] if self._pinned in (None, self._policy) else [self._policy, self._evaluated()]
         with torch.inference_mode():
-            self._passes.warm_up(copies, self._buckets)
+            self._passes.warm_up(self._copies.all, self._buckets)
 
     def joined(self) -> GeneratorJoined:
         """The event that announces this station."""
@@ -103,7 +99,7 @@ class Generator:
     def handle(self, command: Order) -> None:
         if not isinstance(command, Serve | ApplyWeights) or command.generator != self.name:
             raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
-        if not (self._can_serve(command.batch) if isinstance(command, Serve) else self._can_apply(command)):
+        if not (self._can_serve(command.batch) if isinstance(command, Serve) else self._copies.can_apply(command)):
             raise UnfitMessage("impossible", f"{self.name} cannot execute {command}")
         self._todo.append(command)
 
@@ -114,11 +110,7 @@ class Generator:
             if request.slot in seen or not 0 < request.rows <= slots.get(request.slot, 0):
                 return False
             seen.add(request.slot)
-        return bool(seen) and (self._pinned is not None or not batch.pinned)
-
-    def _can_apply(self, command: ApplyWeights) -> bool:
-        """Whether the version is published, and the pinned copy exists if it is for that."""
-        return 0 <= command.version <= self._weights.newest and (self._pinned is not None or not command.pinned)
+        return bool(seen) and self._copies.can_serve(pinned=batch.pinned)
 
     def work(self) -> bool:
         """Launch one forward pass, finish one, or do both where passes run on the host; or change weights once.
@@ -143,24 +135,8 @@ class Generator:
         else:
             return False
         self._doing = ("pass", self._flying[0].begun) if self._flying else IDLE
-        self._stage_ahead()
+        self._copies.stage_ahead()
         return True
-
-    def _stage_ahead(self) -> None:
-        """Copy a version that was published in host memory to this station's device, in a thread, while passes go
-        on."""
-        if not self._stages_ahead or (self._staging is not None and self._staging.is_alive()):
-            return
-        newest, receiver = self._weights.newest, self._receiver
-        if newest <= max(receiver.version, receiver.staged) or not receiver.stages:
-            return
-        self._staging = threading.Thread(target=receiver.stage, args=(newest,), name="staging", daemon=True)
-        self._staging.start()
-
-    def _wait_for_staging(self) -> None:
-        if self._staging is not None:
-            self._staging.join()
-            self._staging = None
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of the last unit of work. A pass begins when it was launched and the one before it has ended; a
@@ -175,17 +151,8 @@ class Generator:
                 yield Span(self.name, APPLY, begin, end, version)
 
     def _apply(self, command: ApplyWeights) -> None:
-        if command.pinned:
-            assert self._pinned_receiver is not None, f"{self.name} does not evaluate"
-            version = self._pinned_version = self._pinned_receiver.apply(command.version)
-        else:
-            self._wait_for_staging()
-            version = self.version = self._receiver.apply(command.version)
+        version = self._copies.apply(command)
         self._channels.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
-
-    def _evaluated(self) -> Policy:
-        assert self._pinned is not None, f"{self.name} is not the evaluator"
-        return self._pinned
 
     def _launch(self, command: Serve) -> None:
         """Gather the active rows of all requests, one after another, pad them to the bucket, and begin the pass."""
@@ -201,7 +168,7 @@ class Generator:
         if first < rows:
             buffer.pad(first)
         buffer.gather(self._arena)
-        policy, version = (self._evaluated(), self._pinned_version) if batch.pinned else (self._policy, self.version)
+        policy, version = self._copies.serving(pinned=batch.pinned)
         try:
             with torch.inference_mode():
                 self._passes.launch(policy, rows, version)
@@ -231,20 +198,16 @@ class Generator:
         memory of passes, captured graphs). The bytes freed."""
         assert self.store is not None, f"{self.name} leases no device"
         assert not self._flying, f"{self.name} has a pass under way"
-        self._wait_for_staging()
-        self._receiver.drop_staged()
-        if self._pinned_receiver is not None:
-            self._pinned_receiver.drop_staged()
+        self._copies.drop_staged()
         del self._passes  # `resume` makes others
-        modules = [self._module] if self._pinned is None else [self._module, as_module(self._pinned)]
-        return self.store.suspend(tensor for module in modules for tensor in tensors_of(module))
+        return self.store.suspend(tensor for module in self._copies.modules for tensor in tensors_of(module))
 
     def resume(self) -> None:
         """Come back; on a CUDA device passes are warmed up and captured anew, as tensors have new addresses."""
         assert self.store is not None, f"{self.name} leases no device"
         self.store.resume()
         self._passes = self._make_passes()
-        if not next(self._module.parameters()).is_cpu:
+        if not next(self._copies.module.parameters()).is_cpu:
             self._warm_up()
 
     def current_call(self) -> tuple[str, float]:
@@ -258,13 +221,10 @@ class Generator:
         """passes: forward passes; rows: answered in them; padding: rows computed as padding; weights/...: what was
         taken (`runtime.memory.traffic`), for evaluations too."""
         found = {"passes": float(self._served), "rows": float(self._rows), "padding": float(self._padding)}
-        receivers = [receiver for receiver in (self._receiver, self._pinned_receiver) if receiver is not None]
-        for name, count in [item for receiver in receivers for item in receiver.traffic.statistics().items()]:
-            found[name] = found.get(name, 0.0) + count
-        return found
+        return {**found, **self._copies.statistics()}
 
     def close(self) -> None:
-        self._wait_for_staging()
+        self._copies.wait_for_staging()
         self._flying.clear()
         if self.store is not None:
             self.store.close()

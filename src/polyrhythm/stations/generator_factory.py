@@ -9,6 +9,7 @@ from typing import Any, Literal
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import BuildsInParts, Policy, as_module, as_settings
+from polyrhythm.policies.engine import Streams
 from polyrhythm.policies.form import Role
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.offload import store_of
@@ -17,6 +18,10 @@ from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.weights import first_misfit, weight_specs
 from polyrhythm.stations.generator import Generator
+from polyrhythm.stations.stream_generator import StreamGenerator
+
+#: Whether a generator answers evaluations during training: not, beside training, or nothing else.
+Evaluates = Literal["no", "too", "only"]
 
 HOST = "cpu"
 
@@ -54,6 +59,51 @@ class PolicyFactory:
         return policy
 
 
+def _pinned(policy: PolicyFactory, evaluates: Evaluates, context: StationContext, own: Policy) -> Policy | None:
+    """The copy for evaluations: another one where the station serves training too."""
+    if evaluates == "too":
+        return policy.build(context.device, "act", context.weights().layout)
+    return own if evaluates == "only" else None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGeneratorFactory:
+    """A generator that serves by streams. evaluates: as in `GeneratorFactory`; places, resumes: as in
+    `StreamGenerator`."""
+
+    name: str
+    policy: PolicyFactory
+    evaluates: Evaluates = "no"
+    places: int = 64
+    resumes: bool = False
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        def make() -> Station:
+            weights = context.weights()
+            policy = self.policy.build(context.device, "act", weights.layout)
+            if not isinstance(policy, Streams):
+                raise RunHalted(f"{self.policy.label}: it cannot generate by streams; set batching to dynamic")
+            generator = StreamGenerator(
+                self.name,
+                incarnation,
+                policy,
+                context.arena,
+                weights,
+                context.channels,
+                _pinned(self.policy, self.evaluates, context, policy),
+                places=self.places,
+                resumes=self.resumes,
+            )
+            generator.label = self.policy.label
+            generator.store = store_of(context)
+            return generator
+
+        return [(f"{self.name}.{incarnation}", make)]
+
+    def announcements(self, incarnation: int) -> Sequence[GeneratorJoined]:
+        return [GeneratorJoined(self.name, incarnation)]
+
+
 @dataclass(frozen=True, slots=True)
 class GeneratorFactory:
     """A generator with its own copy of the policy; its weights come over the weights channel.
@@ -64,7 +114,7 @@ class GeneratorFactory:
 
     name: str
     policy: PolicyFactory
-    evaluates: Literal["no", "too", "only"] = "no"
+    evaluates: Evaluates = "no"
     buckets: tuple[int, ...] = ()
     graphs: Literal["auto", "off"] = "auto"
 
@@ -72,10 +122,6 @@ class GeneratorFactory:
         def make() -> Station:
             weights = context.weights()
             policy = self.policy.build(context.device, "act", weights.layout)
-            pinned = None
-            if self.evaluates != "no":
-                own = self.evaluates == "too"
-                pinned = self.policy.build(context.device, "act", weights.layout) if own else policy
             generator = Generator(
                 self.name,
                 incarnation,
@@ -83,7 +129,7 @@ class GeneratorFactory:
                 context.arena,
                 weights,
                 context.channels,
-                pinned,
+                _pinned(self.policy, self.evaluates, context, policy),
                 self.buckets,
                 graphs=self.graphs,
             )

@@ -37,6 +37,15 @@ class VirtualEpisodes:
         """Draw the seconds of the rows' joint reset."""
         return self._group.reset.draw(self._station.rng, len(slot.resetting))
 
+    def tokens(self, row: VirtualRow) -> int:
+        """Tokens of the answer to the row's next request, a function of its ticket and step."""
+        if self._group.tokens is None:
+            return 1
+        assert row.ticket is not None, "an idle row asks for nothing"
+        rng, ticket = self._ticket_rng, row.ticket
+        rng.seed(f"{self._seed}/{ticket.seed}/{ticket.noise}/{row.chunk_steps}/tokens")
+        return self._group.tokens.draw(rng)
+
     def step_seconds(self, slot: VirtualSlot) -> float:
         """Draw the seconds of the active rows' chunk step."""
         if self._group.episode_time is not None:

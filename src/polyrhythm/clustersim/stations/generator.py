@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+from polyrhythm.clustersim.costs import FREE
 from polyrhythm.clustersim.driver import Driver, ProtocolError
 from polyrhythm.clustersim.measures import APPLY, BATCH_CLOCK, NO_REQUESTS, SERVE
 from polyrhythm.clustersim.settings import GeneratorGroup
@@ -24,6 +25,7 @@ class VirtualGenerator(VirtualStation):
         self._group = group
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._batches: dict[int, Batch] = {}
+        self._tokens: dict[int, list[int]] = {}
         self._version = -1
         self._pinned = -1
         self._rng_pinned = random.Random(f"{seed}/{name}/{incarnation}/pinned")
@@ -68,8 +70,10 @@ class VirtualGenerator(VirtualStation):
     def obey(self, command: Command) -> None:
         if isinstance(command, Serve):
             simulators = self.driver.simulators
+            wanted = self._tokens[command.batch.number] = []
             for request in command.batch.requests:
                 simulators[request.simulator].taken(request)
+                wanted += simulators[request.simulator].tokens(request)
             self._batches[command.batch.number] = command.batch
         elif not isinstance(command, ApplyWeights):
             raise ProtocolError(f"generator {self.name} cannot obey {command!r}")
@@ -99,7 +103,21 @@ class VirtualGenerator(VirtualStation):
         measures.batches += 1
         measures.rows_served += rows
         measures.generator.begin(self.clock.now)
-        self.work(group.serve.draw(rng, rows), self._end, command)
+        seconds = group.serve.draw(rng, rows) + self._generate(self._tokens[batch.number], rng)
+        self.work(seconds, self._end, command)
+
+    def _generate(self, wanted: list[int], rng: random.Random) -> float:
+        """Seconds until the longest answer of these lengths has ended; rows that have ended cost nothing more."""
+        group, seconds, done = self._group, 0.0, 0
+        if group.prefill is not FREE:
+            seconds += group.prefill.draw(rng, len(wanted))
+        if group.decode is FREE:
+            return seconds
+        for ended, length in enumerate(sorted(wanted)):
+            if length > done:
+                seconds += (length - done) * group.decode.draw(rng, len(wanted) - ended)
+                done = length
+        return seconds
 
     def _end(self, command: Serve | ApplyWeights) -> None:
         if not self.alive:
@@ -123,6 +141,7 @@ class VirtualGenerator(VirtualStation):
 
     def _reply(self, batch: Batch) -> None:
         del self._batches[batch.number]
+        self.measures.tokens += sum(self._tokens.pop(batch.number))
         simulators = self.driver.simulators
         version, _ = self._copy(pinned=batch.pinned)
         for request in batch.requests:

@@ -144,6 +144,13 @@ class VirtualSimulator(VirtualStation):
             self.measures.requests_served += 1
             self.measures.waited += self.clock.now - request.arrived
 
+    def tokens(self, request: Request) -> list[int]:
+        slot = self._slots.get(request.slot)
+        if not self.alive or slot is None or slot.outstanding != request.reply_to:
+            return [1] * request.rows  # nobody waits for the answer any more
+        lengths = [self._episodes.tokens(row) for row in slot.active]
+        return lengths + [1] * (request.rows - len(lengths))  # rows that were cancelled since
+
     def returned(self, request: Request) -> None:
         slot = self._slots.get(request.slot)
         if self.alive and slot is not None and slot.outstanding == request.reply_to and slot.in_batch:

@@ -88,9 +88,7 @@ class RolloutSettings(Section):
     @model_validator(mode="after")
     def _spares_fit(self) -> RolloutSettings:
         if self.reset_ahead > self.rows:
-            raise InvalidSetting(
-                "reset_ahead", self.reset_ahead, f"more than rollout.rows; set at most {self.rows}"
-            )
+            raise InvalidSetting("reset_ahead", self.reset_ahead, f"more than rollout.rows; set at most {self.rows}")
         return self
 
     @model_validator(mode="after")
@@ -153,6 +151,15 @@ class AutoBatching(Section):
     """Requests in one forward pass."""
 
 
+class StreamsBatching(Section):
+    """No batches: each request is answered token by token and ends by itself (continuous batching)."""
+
+    type: Literal["streams"] = "streams"
+    """Name of the rule."""
+    max_rows: Count = 64
+    """Rows that a generator answers at a time; a request begins as soon as there are places for its rows."""
+
+
 #: Batching that has limits.
 LimitedBatching = DynamicBatching | AutoBatching
 
@@ -160,7 +167,8 @@ LimitedBatching = DynamicBatching | AutoBatching
 Batching = Annotated[
     Annotated[LockstepBatching, Tag("lockstep")]
     | Annotated[DynamicBatching, Tag("dynamic")]
-    | Annotated[AutoBatching, Tag("auto")],
+    | Annotated[AutoBatching, Tag("auto")]
+    | Annotated[StreamsBatching, Tag("streams")],
     Discriminator(type_or("dynamic")),
 ]
 
@@ -173,19 +181,10 @@ class FreshnessSettings(Section):
     bound: Literal["sample", "mean"] = "sample"
     """Whether max_lag limits every sample, or the mean over samples."""
     on_update: Literal["drain", "continue", "abort"] = "continue"
-    """drain: finish episodes before new weights apply; continue: new weights between two forward passes."""
+    """drain: finish episodes before new weights apply; continue: new weights between two forward passes or tokens;
+    abort: generations are cut and resumed from their tokens (batching streams)."""
     sync_interval: Count = 1
     """Updates per weight publication (K)."""
-
-    @model_validator(mode="after")
-    def _can_abort(self) -> FreshnessSettings:
-        if self.on_update == "abort":
-            raise InvalidSetting(
-                "on_update",
-                "abort",
-                "a one-pass policy has no unfinished generation to cut (only a streaming engine has); use continue",
-            )
-        return self
 
 
 class GroupSettings(Section):

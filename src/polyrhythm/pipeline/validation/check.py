@@ -16,7 +16,7 @@ import torch
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.objective_needs import reward_level_of_objective
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.conformance import ContractViolation, own_place, raised
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, PolyrhythmError
@@ -300,7 +300,7 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
 
 def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> None:
     """Raise ConfigError if a slot of a custom sharding function exceeds the batch limit."""
-    if not isinstance(config.batching, LimitedBatching):
+    if not isinstance(config.batching, LimitedBatching | StreamsBatching):
         return
     largest = max(slot.rows for own in infos for info in own if not info.reserved for slot in info.slots)
     if largest > config.batching.max_rows:

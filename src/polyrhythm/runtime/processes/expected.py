@@ -33,7 +33,8 @@ class _Sample:
 @dataclass(slots=True)
 class _Station:
     """One incarnation. addresses: of its parts; rows, sequences: by slot, its rows and the number of its next request;
-    samples: under way by ticket and attempt; passes: batches that it serves; applying: (version, pinned) that it was
+    samples: under way by ticket and attempt; passes: batches that it serves; streams: that it answers, with whether it
+    was told to abort them; applying: (version, pinned) that it was
     told to apply; switches: devices to take (True) or to leave; update: that it works on, -1 for none; publishing:
     versions; updates: most that it can have done."""
 
@@ -43,6 +44,7 @@ class _Station:
     sequences: dict[str, int] = field(default_factory=dict)
     samples: dict[tuple[int, int], _Sample] = field(default_factory=dict)
     passes: set[int] = field(default_factory=set)
+    streams: dict[int, bool] = field(default_factory=dict)
     applying: list[tuple[int, bool]] = field(default_factory=list)
     switches: list[tuple[int, bool]] = field(default_factory=list)
     update: int = -1
@@ -112,6 +114,14 @@ class ExpectedEvents:
     def _note_pass(self, command: records.Serve) -> None:
         self._stations[command.generator].passes.add(command.batch.number)
 
+    def _note_stream(self, command: records.StartStream) -> None:
+        self._stations[command.generator].streams[command.stream.number] = False
+
+    def _note_abort(self, command: records.AbortStream) -> None:
+        streams = self._stations[command.generator].streams
+        if command.stream in streams:
+            streams[command.stream] = True
+
     def _note_grants(self, start: StartRowsInBlocks) -> None:
         station = self._stations[start.command.simulator]
         for grant, block in zip(start.command.grants, start.blocks, strict=True):
@@ -136,11 +146,13 @@ class ExpectedEvents:
         takes = isinstance(command, records.TakeDevice)
         self._stations[command.station].switches.append((command.device, takes))
 
-    def is_due(self, command: object) -> bool:
+    def is_due(self, command: object) -> bool:  # noqa: PLR0911 - a kind of command each
         """Whether main sent this command to the present incarnation, and nothing has answered it yet."""
         match command:
             case records.Serve(generator=name, batch=batch):
                 return batch.number in self._of(name).passes
+            case records.StartStream(generator=name, stream=stream):
+                return stream.number in self._of(name).streams
             case StartRowsInBlocks(command=start, blocks=blocks):
                 samples = self._of(start.simulator).samples
                 tickets = [grant.ticket for grant in start.grants]
@@ -215,6 +227,18 @@ class ExpectedEvents:
         passes.remove(event.batch)
         return True
 
+    def _accept_stream(self, event: records.StreamDone) -> bool:
+        """An abort only where it was told to; a reply carries a version, and tokens."""
+        streams = self._station(event.generator, event.incarnation).streams
+        told = streams.get(event.stream)
+        lowest = -1 if event.aborted else 0
+        if told is None or (event.aborted and not told) or not lowest <= event.version <= self._newest:
+            return False
+        if event.tokens < (0 if event.aborted else 1):
+            return False
+        del streams[event.stream]
+        return True
+
     def _accept_sample(self, event: records.SampleFinished | records.SampleFailed) -> bool:
         samples = self._station(event.simulator, event.incarnation).samples
         sample = samples.get((event.ticket, event.attempt))
@@ -269,6 +293,8 @@ class ExpectedEvents:
 
 _NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
     records.Serve: ExpectedEvents._note_pass,
+    records.StartStream: ExpectedEvents._note_stream,
+    records.AbortStream: ExpectedEvents._note_abort,
     StartRowsInBlocks: ExpectedEvents._note_grants,
     records.ApplyWeights: ExpectedEvents._note_weights,
     records.StartUpdate: ExpectedEvents._note_update,
@@ -278,6 +304,7 @@ _NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
 _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
     records.RequestArrived: ExpectedEvents._accept_request,
     records.BatchDone: ExpectedEvents._accept_pass,
+    records.StreamDone: ExpectedEvents._accept_stream,
     **dict.fromkeys((records.SampleFinished, records.SampleFailed), ExpectedEvents._accept_sample),
     records.UpdateDone: ExpectedEvents._accept_update,
     records.Published: ExpectedEvents._accept_publication,

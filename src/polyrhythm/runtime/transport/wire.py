@@ -146,6 +146,7 @@ _TYPES: tuple[type, ...] = (
         Refused,
     ),
     *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
+    *(records.StartStream, records.AbortStream, records.StreamDone),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"

@@ -20,7 +20,14 @@ from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
 from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.inference.slots import ServedSlot, SlotRegistry
 from polyrhythm.scheduler.inference.weights import WeightScheduler
-from polyrhythm.scheduler.records import AbortStream, EnvBatchInfo, GeneratorJoined, RefuseRequest, Request, RequestArrived
+from polyrhythm.scheduler.records import (
+    AbortStream,
+    EnvBatchInfo,
+    GeneratorJoined,
+    RefuseRequest,
+    Request,
+    RequestArrived,
+)
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 

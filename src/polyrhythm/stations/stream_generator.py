@@ -1,0 +1,313 @@
+"""The generator station that serves by streams: it holds an engine for each copy of the policy, and decodes in steps.
+
+Invariant: weights change only between two decode steps and all at once; a reply carries the oldest version that sampled
+one of its request's tokens; it is sent before its `StreamDone`; commands are obeyed in their order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.policies.base import Observations, Policy
+from polyrhythm.policies.engine import Engine, EngineRequest, Generated, Streams
+from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.offload import OffloadStore
+from polyrhythm.runtime.memory.tensors import tensors_of
+from polyrhythm.runtime.memory.weights import Weights
+from polyrhythm.runtime.messages import Channels, Order, Reply
+from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import (
+    AbortStream,
+    ApplyWeights,
+    GeneratorJoined,
+    StartStream,
+    Stream,
+    StreamDone,
+    WeightsApplied,
+)
+from polyrhythm.stations.batch_buffer import BatchLayout, BatchMemory
+from polyrhythm.stations.copies import PolicyCopies
+from polyrhythm.stations.simulator.guard import IDLE
+
+
+@dataclass(slots=True)
+class _Running:
+    """A stream under way. begun: when, by `time.monotonic`; answers: its records [n]; requests: engine request of each
+    row that has not ended; obs: of each row, [1, ...]; oldest, tokens: over the rows that have."""
+
+    stream: Stream
+    begun: float
+    answers: NDArray[Any]
+    requests: dict[int, EngineRequest] = field(default_factory=dict)
+    obs: list[Observations] = field(default_factory=list)
+    rows: dict[int, int] = field(default_factory=dict)
+    oldest: int = -1
+    tokens: int = 0
+
+    def count(self, generated: Generated) -> None:
+        """Take note of tokens, which may be none."""
+        if len(generated.versions):
+            oldest = int(generated.versions.min())
+            self.oldest = oldest if self.oldest < 0 else min(self.oldest, oldest)
+            self.tokens += len(generated.tokens)
+
+
+class StreamGenerator:
+    """Inference server of one policy copy, by streams. places: the most rows of each copy at a time. resumes: weights
+    cut what runs, which goes on from its tokens with nothing kept of the older weights (`on_update: abort`). pinned,
+    label, store: as in `Generator`."""
+
+    def __init__(  # noqa: PLR0913 - its collaborators
+        self,
+        name: str,
+        incarnation: int,
+        policy: Policy,
+        arena: Arena,
+        weights: Weights,
+        channels: Channels,
+        pinned: Policy | None = None,
+        *,
+        places: int,
+        resumes: bool = False,
+    ) -> None:
+        self.name, self.incarnation = name, incarnation
+        self._copies = PolicyCopies(name, policy, pinned, weights)
+        self._arena, self._channels, self._resumes = arena, channels, resumes
+        self._capacity = max(places, *arena.layout.slots.values())
+        layout = BatchLayout.of(arena)
+        self._gathered, self._record = BatchMemory(layout, self._capacity), BatchMemory(layout, 1).buffer(1)
+        self._todo: deque[StartStream | AbortStream | ApplyWeights] = deque()
+        self._streams: dict[int, _Running] = {}
+        self._owners: dict[int, _Running] = {}
+        self._requests = self._steps = self._rows = self._tokens = self._cut = self._aborted = 0
+        self._doing = IDLE
+        self._done: list[_Running] | ApplyWeights = []  # of the last unit of work
+        self.label = f"policy {type(policy).__name__}"
+        self.store: OffloadStore | None = None
+        self._engines = self._make_engines()
+
+    def _make_engines(self) -> dict[bool, Engine]:
+        """The engines of both copies, by whether it is the pinned one."""
+        found = {}
+        for pinned in (False, True):
+            if self._copies.can_serve(pinned=pinned):
+                policy, version = self._copies.serving(pinned=pinned)
+                assert isinstance(policy, Streams), "checked by the factory"
+                found[pinned] = policy.make_engine(self._capacity)
+                found[pinned].weights_changed(version)
+        return found
+
+    @property
+    def version(self) -> int:
+        return self._copies.version
+
+    def joined(self) -> GeneratorJoined:
+        """The event that announces this station."""
+        return GeneratorJoined(self.name, self.incarnation, self.version)
+
+    def handle(self, command: Order) -> None:
+        if not isinstance(command, StartStream | AbortStream | ApplyWeights) or command.generator != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
+        if (isinstance(command, StartStream) and not self._can_start(command.stream)) or (
+            isinstance(command, ApplyWeights) and not self._copies.can_apply(command)
+        ):
+            raise UnfitMessage("impossible", f"{self.name} cannot execute {command}")
+        self._todo.append(command)
+
+    def _can_start(self, stream: Stream) -> bool:
+        rows = self._arena.layout.slots.get(stream.request.slot, 0)
+        new = stream.number not in self._streams and all(
+            not isinstance(other, StartStream) or other.stream.number != stream.number for other in self._todo
+        )
+        return new and 0 < stream.request.rows <= rows and self._copies.can_serve(pinned=stream.pinned)
+
+    def work(self) -> bool:
+        """Obey the commands that have come, then decode one token of every row; or change weights once.
+
+        Consumes: streams to start or to abort, and weights, in command order. Waits for: nothing but the device.
+        Unblocked by: `handle`. Produces: a reply to the slot of each stream that ended, then `StreamDone`; or
+        `WeightsApplied`.
+        """
+        self._done, obeyed = [], bool(self._todo)
+        while self._todo:
+            command = self._todo.popleft()
+            if isinstance(command, ApplyWeights):
+                self._doing = ("weights", time.monotonic())
+                self._apply(command)
+                self._done, self._doing = command, IDLE
+                return True
+            if isinstance(command, StartStream):
+                self._start(command.stream)
+            else:
+                self._abort(command.stream)
+        if self._streams:
+            self._doing = ("pass", time.monotonic())
+            self._step()
+            self._doing = IDLE
+        elif not obeyed:
+            return False
+        self._copies.stage_ahead()
+        return True
+
+    # ------------------------------------------------------------ streams
+
+    def _start(self, stream: Stream) -> None:
+        request = stream.request
+        buffer = self._gathered.buffer(request.rows)
+        buffer.put_request(0, self._arena.view(request.slot, request.rows))
+        buffer.gather(self._arena)
+        obs, greedy, noise_key = buffer.inputs
+        policy, _ = self._copies.serving(pinned=stream.pinned)
+        assert isinstance(policy, Streams), "checked by the factory"
+        run = _Running(stream, time.monotonic(), np.zeros(request.rows, self._arena.layout.answer_dtype))
+        device = next(self._copies.module.parameters()).device
+        for row in range(request.rows):
+            own = {name: tensor[row : row + 1].to(device, copy=True) for name, tensor in obs.items()}
+            prompt, most = policy.prompt_of(own)
+            self._requests += 1
+            asked = EngineRequest(self._requests, prompt, most, bool(greedy[row]), int(noise_key[row]))
+            run.obs.append(own)
+            run.requests[asked.request_id], run.rows[asked.request_id] = asked, row
+            self._owners[asked.request_id] = run
+            self._add(stream, asked)
+        self._streams[stream.number] = run
+
+    def _add(self, stream: Stream, asked: EngineRequest) -> None:
+        try:
+            self._engines[stream.pinned].add(asked)
+        except ValueError as wrong:
+            raise RunHalted(f"{self.label}: its engine refused {stream.request.slot}'s request: {wrong}") from wrong
+
+    def _abort(self, number: int) -> None:
+        """End the stream without a reply; nothing if it has ended."""
+        run = self._streams.pop(number, None)
+        if run is None:
+            return
+        for request_id in run.requests:
+            del self._owners[request_id]
+            run.count(self._engines[run.stream.pinned].abort(request_id))
+        self._aborted += run.tokens
+        self._channels.emit(StreamDone(self.name, self.incarnation, number, run.oldest, run.tokens, aborted=True))
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        """One decode step of each engine with requests; then answer the streams whose rows have all ended."""
+        ended: list[_Running] = []
+        for pinned, engine in self._engines.items():
+            if any(run.stream.pinned == pinned for run in self._streams.values()):
+                self._steps += 1
+                for generated in engine.step():
+                    run = self._owners.pop(generated.request_id)
+                    self._answer(run, generated)
+                    if not run.requests:
+                        ended.append(run)
+        if not ended:
+            return
+        self._channels.reply([self._reply(run) for run in ended])
+        for run in ended:
+            del self._streams[run.stream.number]
+            self._rows, self._tokens = self._rows + run.stream.request.rows, self._tokens + run.tokens
+            self._channels.emit(StreamDone(self.name, self.incarnation, run.stream.number, run.oldest, run.tokens))
+        self._done = ended
+
+    def _answer(self, run: _Running, generated: Generated) -> None:
+        """Write the record of a row that has ended."""
+        del run.requests[generated.request_id]
+        row = run.rows[generated.request_id]
+        policy, _ = self._copies.serving(pinned=run.stream.pinned)
+        assert isinstance(policy, Streams), "checked by the factory"
+        act = policy.act_of(run.obs[row], generated)
+        if wrong := self._record.form_error(act):
+            raise RunHalted(f"{self.label}: act_of returned {wrong}; correct act_of")
+        self._record.answer(act)
+        run.answers[row] = self._record.answers[0]
+        run.count(generated)
+
+    def _reply(self, run: _Running) -> Reply:
+        """All rows of a request carry its oldest version: a sample is never younger than it says."""
+        request = run.stream.request
+        run.answers["version"] = run.oldest
+        return Reply(request.reply_to, request.slot, request.sequence, run.answers)
+
+    # ------------------------------------------------------------ weights
+
+    def _apply(self, command: ApplyWeights) -> None:
+        """Change the weights in place; streams go on, or are cut before and resumed from their tokens."""
+        engine = self._engines[command.pinned]
+        cut: list[tuple[_Running, EngineRequest]] = []
+        if self._resumes:
+            for run in self._streams.values():
+                if run.stream.pinned == command.pinned:
+                    cut += [(run, self._shorten(engine, asked)) for asked in run.requests.values()]
+        version = self._copies.apply(command)
+        engine.weights_changed(version)
+        for run, asked in cut:
+            run.requests[asked.request_id] = asked
+            self._add(run.stream, asked)
+        self._channels.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
+
+    def _shorten(self, engine: Engine, asked: EngineRequest) -> EngineRequest:
+        """The request with what has been generated for it as its prefix; it has left the engine."""
+        generated = engine.abort(asked.request_id)
+        self._cut += 1
+        return asked._replace(prefix=generated if len(generated.tokens) else None)
+
+    # ------------------------------------------------------------ the station
+
+    def spans(self, begin: float, end: float) -> Iterator[Span]:
+        """Of the last unit of work: a decode step, and from its start to its end each request that it ended."""
+        if isinstance(self._done, ApplyWeights):
+            yield Span(self.name, APPLY, begin, end, self._done.version)
+            return
+        yield Span(self.name, PASS, begin, end, len(self._streams) + len(self._done))
+        for run in self._done:
+            yield Span(run.stream.request.slot, IN_BATCH, run.begun, end, run.stream.request.sequence)
+
+    def suspend(self) -> int:
+        """Leave the device: as `Generator`, with the engines in place of passes."""
+        assert self.store is not None, f"{self.name} leases no device"
+        assert not self._streams, f"{self.name} has streams under way"
+        self._copies.drop_staged()
+        self._engines.clear()  # `resume` makes others
+        return self.store.suspend(tensor for module in self._copies.modules for tensor in tensors_of(module))
+
+    def resume(self) -> None:
+        """Come back, with new engines."""
+        assert self.store is not None, f"{self.name} leases no device"
+        self.store.resume()
+        self._engines = self._make_engines()
+
+    def current_call(self) -> tuple[str, float]:
+        return self._doing
+
+    def pending_work(self) -> list[str]:
+        streams = [f"{self.name} answers {run.stream.request.slot}" for run in list(self._streams.values())]
+        return streams + [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
+
+    def statistics(self) -> dict[str, float]:
+        """passes: decode steps; rows: answered; tokens: in their answers; aborted_tokens: of aborted streams;
+        resumed: generations that were cut by weights and went on; weights/...: what was taken."""
+        counts = {
+            "passes": self._steps,
+            "rows": self._rows,
+            "tokens": self._tokens,
+            "aborted_tokens": self._aborted,
+            "resumed": self._cut,
+        }
+        return {**{name: float(count) for name, count in counts.items()}, **self._copies.statistics()}
+
+    def close(self) -> None:
+        self._copies.wait_for_staging()
+        self._streams.clear()
+        if self.store is not None:
+            self.store.close()

@@ -1,0 +1,37 @@
+"""The guarantees over random clusters served by streams: any lengths of answers, places, weights, aborts, faults."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.oracles.arbitrary import arbitrary_streams
+from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
+from tests.oracles.replay import first_difference
+from tests.scheduler.test_properties import Resumed
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.scheduler.conductor import Conductor
+
+examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+randoms = st.randoms(use_true_random=False)
+
+
+@examples
+@given(randoms)
+def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
+    cluster_settings = arbitrary_streams(rng)
+    conductor = Conductor(cluster_settings.scheduler)
+    cluster = Cluster(cluster_settings, conductor, record=True)
+    check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
+
+
+@settings(examples, max_examples=60)
+@given(randoms)
+def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
+    cluster_settings = arbitrary_streams(rng)
+    cluster = Cluster(cluster_settings, record=True)
+    cluster.run()
+    resumed = Resumed(Conductor(cluster_settings.scheduler), rng.randint(1, len(cluster.driver.steps)))
+    assert first_difference(resumed, cluster.driver.steps) is None
