@@ -210,7 +210,7 @@ def test_another_tokenizer_than_the_models_is_refused(folder: Path) -> None:
         1,
         chunk=12,
     )
-    with pytest.raises(ConfigError, match="it has 408 tokens, the environment's tokenizer 9999; set env.tokenizer"):
+    with pytest.raises(ConfigError, match=r"it has 408 tokens, the environment's tokenizer 9999; set env.tokenizer"):
         CausalLmSettings(checkpoint=str(folder)).form(larger)
 
 
