@@ -1,4 +1,4 @@
-"""A text environment of your own: `hca=` is to be answered by its first letter. `polyrhythm train initials.yaml`, here."""
+"""Your own text environment: `hca=` is to be answered by its first letter. `polyrhythm train initials.yaml`, here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class Word(NamedTuple):
 class InitialsSettings(TextSettings):
     type: str = "initials:InitialsSettings"
     longest: int = 4
-    """Most letters of a word."""
     alphabet: ClassVar = "abcdefgh="
 
     def conversation(self) -> Initials:
