@@ -78,6 +78,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "mujoco",
                 "OpenGL",
                 "robosuite",
+                "tokenizers",
                 "polyrhythm.config",
                 "polyrhythm.conformance",
                 "polyrhythm.errors",
