@@ -96,9 +96,13 @@ class EvaluationAudit:
             stream = command.stream
             return self._serve(command, stream.generator, (stream.request,), pinned=stream.pinned)
         if isinstance(command, ApplyWeights):
-            if command.pinned != (command.generator == evaluator) and (command.pinned or self.settings.evaluator_only):
-                return f"{evaluator} alone is the evaluator, but there is {command}"
-        elif isinstance(command, SampleEvaluated):
+            is_evaluator = command.generator == evaluator
+            wrong = command.pinned != is_evaluator and (command.pinned or self.settings.evaluator_only)
+            return f"{evaluator} alone is the evaluator, but there is {command}" if wrong else ""
+        return self._count(command)
+
+    def _count(self, command: Command) -> str:
+        if isinstance(command, SampleEvaluated):
             asked = self.open[command.name]
             asked.finished += 1
             if asked.versions != {command.version}:
