@@ -128,6 +128,9 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(RenderingUnavailable, match="MUJOCO_GL=egl, but its library is missing; run: apt-get install"):
         choose_gl_backend()
+    monkeypatch.setenv("MUJOCO_GL", "elg")
+    with pytest.raises(RenderingUnavailable, match="MUJOCO_GL=elg: MuJoCo draws nothing with it; set it"):
+        choose_gl_backend()
     monkeypatch.delenv("MUJOCO_GL")
     with pytest.raises(RenderingUnavailable, match="run: apt-get install -y libosmesa6"):
         choose_gl_backend()

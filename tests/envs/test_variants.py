@@ -15,6 +15,7 @@ from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS
 from polyrhythm.envs.robosuite.env import RobosuiteSettings
 from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS as ROBOSUITE
 from polyrhythm.envs.robosuite.tasks import OTHER_WORDS as OTHER_ROBOSUITE
+from polyrhythm.envs.separate.settings import SeparateSettings
 from polyrhythm.envs.variants import Varied
 
 TASKS = ("door-close-v3", "coffee-button-v3")
@@ -70,6 +71,11 @@ def test_only_what_a_policy_can_notice_is_a_variant() -> None:
         with pytest.raises(ValueError, match="observation: state has no pictures"):
             settings(tasks=("Lift",) if settings is RobosuiteSettings else TASKS, observation="state",
                      appearance={"light_change": 0.5})
+
+
+def test_an_environment_in_another_python_has_its_variants_too() -> None:
+    apart = SeparateSettings.of({"type": "metaworld", "tasks": list(TASKS), "python": "/no/python"})
+    assert apart.variants() == MetaWorldSettings(tasks=TASKS).variants()
 
 
 @needs_metaworld

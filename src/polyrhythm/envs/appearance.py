@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from polyrhythm.config.base import Section
+from polyrhythm.config.base import InvalidSetting, Section
 from polyrhythm.envs.variants import Variant
 from polyrhythm.specs.hashing import mix
 
@@ -43,6 +43,13 @@ class AppearanceSettings(Section):
     def is_usual(self) -> bool:
         """Whether nothing differs."""
         return not (self.camera_shift or self.light_change or self.colour_change)
+
+    def refuse_unseen(self) -> None:
+        """Raise InvalidSetting if something differs, for an environment that draws no pictures."""
+        for name, value in self:
+            if value:
+                why = "observation: state has no pictures; leave it out, or observe pixels"
+                raise InvalidSetting(f"appearance.{name}", value, why)
 
 
 #: The variants of an environment with a section `appearance`.

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from polyrhythm.config.base import InvalidSetting
 from polyrhythm.envs.appearance import VISION, Appearance, AppearanceSettings
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import Camera, choose_gl_backend
@@ -101,10 +100,8 @@ class MetaWorldSettings(BaseModel):
 
     @model_validator(mode="after")
     def _is_seen(self) -> MetaWorldSettings:
-        if self.observation == "state" and not self.appearance.is_usual:
-            raise InvalidSetting(
-                "appearance", self.appearance, "observation: state has no pictures; leave it out, or observe pixels"
-            )
+        if self.observation == "state":
+            self.appearance.refuse_unseen()
         return self
 
     def variants(self) -> dict[str, Variant]:

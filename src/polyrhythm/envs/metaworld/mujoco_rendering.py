@@ -28,6 +28,8 @@ Camera = Literal["free", "corner2"]
 
 _VARIABLE = "MUJOCO_GL"
 _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
+#: Values of the variable with which MuJoCo draws: backends, and those that leave the choice to it.
+_DRAWING = frozenset({"osmesa", "egl", "glfw", "glx", "cgl", "wgl", "enable", "enabled", "on", "true", "1"})
 #: GL backends that need no screen, the preferred one first.
 BACKENDS = tuple(_LIBRARIES)
 _INSTALL = {
@@ -56,6 +58,8 @@ def choose_gl_backend() -> None:
     """
     logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # logs an optional package at INFO
     chosen = os.environ.get(_VARIABLE, "").lower().strip()
+    if chosen and chosen not in _DRAWING:
+        raise RenderingUnavailable(f"{_VARIABLE}={chosen}: MuJoCo draws nothing with it; set it to osmesa or egl")
     if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
         return
     if chosen:

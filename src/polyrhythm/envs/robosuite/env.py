@@ -150,10 +150,8 @@ class RobosuiteSettings(BaseModel):
 
     @model_validator(mode="after")
     def _is_seen(self) -> RobosuiteSettings:
-        if self.observation == "state" and not self.appearance.is_usual:
-            raise InvalidSetting(
-                "appearance", self.appearance, "observation: state has no pictures; leave it out, or observe pixels"
-            )
+        if self.observation == "state":
+            self.appearance.refuse_unseen()
         return self
 
     def variants(self) -> dict[str, Variant]:

@@ -17,6 +17,7 @@ from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.separate.batch import SeparateBatch
 from polyrhythm.envs.separate.env_process import EnvProcess
+from polyrhythm.envs.variants import Variant, Varied
 from polyrhythm.errors import MissingError
 from polyrhythm.specs import EnvSpec
 
@@ -52,6 +53,13 @@ class SeparateSettings(BaseModel):
     def own(self) -> dict[str, Any]:
         """The environment's section, without `python`."""
         return self.model_dump(mode="json", exclude={"python"})
+
+    def variants(self) -> Mapping[str, Variant]:
+        """Those of the environment; none where its settings cannot be imported here."""
+        with suppress(NotFound):
+            own = resolve("env", self.own())
+            return own.variants() if isinstance(own, Varied) else {}
+        return {}
 
     def check(self) -> None:
         """Raise ConfigError unless the other Python starts and has the environment."""

@@ -106,15 +106,17 @@ def _find(part: str, name: str, check: Callable[[], object]) -> Iterator[Examine
 def _environment(config: RunConfig, specs: list[EnvSpec]) -> Iterator[Examined]:
     """Packages and spec. specs: receives the spec; an environment whose package is missing may not tell its own."""
     lacking = [package for package in getattr(config.env, "needs", ()) if not need(package).found]
-    yield from _find("environment", "environment's packages", lambda: check_installed("env", config.env))
+    packages = list(_find("environment", "environment's packages", lambda: check_installed("env", config.env)))
+    yield from packages
+    is_missing = any(one.finding.state == "missing" for one in packages)
 
     def spec() -> str:
         specs.append(try_spec(config, env_settings(config)))
         return _described(specs[0])
 
     for examined in _find("environment", "environment", spec):
-        if lacking and examined.finding.state == "failed":
-            detail = f"not checked without {lacking[0]}, and neither is the policy"
+        if is_missing and examined.finding.state != "ok":
+            detail = f"not checked without {lacking[0] if lacking else 'that'}, and neither is the policy"
             yield Examined("environment", Finding("environment", "note", detail))
         else:
             yield examined

@@ -233,7 +233,9 @@ class RolloutScheduler:
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
         held = [(slot.name, self.samples.get(number)) for slot in gone for number in slot.tickets.values()]
-        lost = [s for name, s in held if s is not None and s.state is SampleState.RUNNING and s.slot == name]
+        # A slot may hold a ticket twice: an attempt that was cancelled, and the present one.
+        running = [s for name, s in held if s is not None and s.state is SampleState.RUNNING and s.slot == name]
+        lost = list({sample.ticket.number: sample for sample in running}.values())
         commands: list[Command] = []
         if blame:
             for sample in {(self._quarantine_of(s.ticket).background, s.ticket.start): s for s in lost}.values():
