@@ -57,6 +57,17 @@ def test_a_vector_environment_learns_and_its_metrics_are_everywhere(
     assert "The environment&#x27;s own metrics" in (folder / "report.html").read_text()
 
 
+def test_a_text_environment_is_one_file_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES / "own_text_env")
+    monkeypatch.syspath_prepend(str(EXAMPLES / "own_text_env"))
+    folder = tmp_path / "run"
+    assert len((EXAMPLES / "own_text_env" / "initials.py").read_text().splitlines()) < 40
+    assert main(["train", "initials.yaml", "--out", str(folder), "launcher=inline", "training.versions=3"]) == 0
+    run = learned(folder)
+    assert run["before"]["low"] > 0.5, "by imitation"
+    assert all(1 <= line["env/metrics/message_tokens"] <= 4 for line in run["updates"])
+
+
 def scalars(folder: Path, name: str) -> list[float]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -113,6 +124,7 @@ def test_the_examples_refuse_a_key_that_is_not_theirs(
     ("recipe", "here"),
     [
         ("own_env/point.yaml", True),
+        ("own_text_env/initials.yaml", True),
         ("own_vector_env/rail.yaml", True),
         ("own_policy/bounded.yaml", False),
         ("own_loss/objective.yaml", True),

@@ -77,6 +77,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "mujoco",
                 "OpenGL",
                 "robosuite",
+                "tokenizers",
                 "polyrhythm.config",
                 "polyrhythm.conformance",
                 "polyrhythm.errors",

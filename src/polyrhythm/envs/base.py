@@ -33,8 +33,8 @@ class StepResult(NamedTuple):
     """Outcome of one primitive env step for n rows, in the requested order: each [n].
 
     `truncated`: time limit reached; `success`: the task's own measure at this step; `metrics`: one array for each name
-    of `spec.metrics`, with NaN where this step has no value; `executed` [n,C]: which actions of the chunk were executed,
-    the first ones of each row and at least one, where `spec.chunk`. The reward of such a step is that of the last.
+    of `spec.metrics`, with NaN where this step has no value; `executed` [n,C], where `spec.chunk`: which actions of the
+    chunk were executed, the first ones of each row and at least one. The reward of such a step is that of the last.
     """
 
     reward: NDArray[np.float32]
@@ -85,8 +85,8 @@ class EnvBatch(Protocol):
         ...
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        """One primitive step; actions [n,A] in env units, or [n,C,A] with `spec.chunk` = C. With `spec.step_rows` false,
-        `rows` is every row."""
+        """One primitive step; actions [n,A] in env units, or [n,C,A] with `spec.chunk` = C. With `spec.step_rows`
+        false, `rows` is every row."""
         ...
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:

@@ -38,7 +38,7 @@ def check_form(result: object, rows: int, metrics: Collection[str], chunk: int =
 
 def _check_executed(executed: object, rows: int, chunk: int) -> None:
     if not chunk:
-        raise ContractViolation("step returned executed, the spec has no chunk", "leave it out, or set the spec's chunk")
+        raise ContractViolation("step returned executed, the spec has no chunk", "leave it out, or set the chunk")
     if not isinstance(executed, np.ndarray) or executed.shape != (rows, chunk) or executed.dtype != np.bool_:
         found = np.asarray(executed)
         raise ContractViolation(

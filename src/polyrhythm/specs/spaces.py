@@ -131,7 +131,7 @@ class EnvSpec:
         if self.chunk < 0 or (self.chunk and not self.step_rows):
             raise ValueError(f"an environment's chunk is 0 or more, and 0 without step_rows; got {self.chunk}")
         if self.action.stops and not self.chunk:
-            raise ValueError("an action's stops end a chunk, and a step of this environment takes one action; set chunk")
+            raise ValueError("an action's stops end a chunk, but a step here takes one action; set chunk")
         check_metrics(self.metrics)
 
 

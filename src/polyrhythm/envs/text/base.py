@@ -154,5 +154,3 @@ def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
             return found
     side = "evaluations" if held_out else "training"
     raise ConfigError(f"env: none of {_DRAWS} prompts is on the side of {side}; give the task more prompts")
-
-

@@ -36,7 +36,7 @@ class TextBatch:
                 ids = self._tokenizer.encode(self._conversations[row].begin(int(task), int(seed)))
             except PolyrhythmError:
                 raise
-            except Exception as error:  # of the user's code: the row fails alone
+            except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
                 errors[row] = error
                 continue
             if not 0 < len(ids) <= self._settings.max_prompt_tokens:
@@ -52,7 +52,9 @@ class TextBatch:
         if not tokens:
             return ConfigError(f"env: {where}; give it a text, from which the model can begin")
         limit = self._settings.max_prompt_tokens
-        return ConfigError(f"env.max_prompt_tokens = {limit}: {where}; raise it to that or more, or shorten the prompts")
+        return ConfigError(
+            f"env.max_prompt_tokens = {limit}: {where}; raise it to that or more, or shorten the prompts"
+        )
 
     def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
         """Add to the row's context; False, and nothing is added, if it does not fit."""
@@ -68,10 +70,10 @@ class TextBatch:
         ids = np.asarray(actions)[:, :, 0]
         n, chunk = ids.shape
         stop = np.isin(ids, self._stops)
-        whole = stop.any(1)
+        whole: NDArray[np.bool_] = np.asarray(stop.any(1))
         lengths = np.where(whole, stop.argmax(1) + 1, chunk)
         reward = np.zeros(n, np.float32)
-        terminated, truncated, success = np.zeros((3, n), bool)
+        terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
         errors: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
             self._turn[row] += 1
@@ -80,7 +82,7 @@ class TextBatch:
                 reply = self._replied(row, message) if whole[i] else Reply(done=False)
             except PolyrhythmError:
                 raise
-            except Exception as error:  # of the user's code: the row fails alone
+            except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
                 errors[row] = error
                 continue
             reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success

@@ -17,7 +17,7 @@ from polyrhythm.envs.text.base import Conversation, Count, Reply, TextSettings, 
 #: One demonstration in so many goes all the way.
 _WHOLE = 5
 #: Probability with which the teacher of the others gives up after a step.
-_GIVES_UP = 0.6
+_GIVES_UP = 0.7
 _CALL = re.compile(r"<(\d{1,4})([+-])(\d{1,4})>")
 #: Largest term of a chain.
 _LARGEST = 9

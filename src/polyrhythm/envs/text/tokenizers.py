@@ -78,9 +78,9 @@ class FolderTokenizer:
         try:
             self._tokenizer: Any = Loaded.from_file(str(file))
         except Exception as error:  # of the package, without a class of its own
-            raise ConfigError(f"env.tokenizer = {folder}: tokenizer.json cannot be read ({error}); fetch it again") from (
-                error
-            )
+            raise ConfigError(
+                f"env.tokenizer = {folder}: tokenizer.json cannot be read ({error}); fetch it again"
+            ) from (error)
         self.origin = f"the tokenizer of {folder}"
         self.size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self.ends = tuple(_end_ids(folder, self._tokenizer))

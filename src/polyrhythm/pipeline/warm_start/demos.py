@@ -1,7 +1,8 @@
 """Records demonstrations of an environment's scripted expert as chunk steps to imitate, in memory.
 
-Of the unsuccessful episodes only the noisy ones are kept, whose labels are still correct, unless `keep_failed`. An episode that is not finite
-is dropped. How episodes are played: warm_start/episodes.py; as a dataset in files: pipeline/lerobot.
+Of the unsuccessful episodes only the noisy ones are kept, whose labels are still correct, unless `keep_failed`. An
+episode that is not finite is dropped. How episodes are played: warm_start/episodes.py; as a dataset in files:
+pipeline/lerobot.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ def open_config(folder: str) -> Any:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers raises many kinds for a damaged or unknown configuration
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{what}: config.json is of no model that transformers knows ({reason}); name another") from error
+        raise ConfigError(
+            f"{what}: config.json is of no model that transformers knows ({reason}); name another"
+        ) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(
             f"{what}: it holds a {config.model_type} model, which is no causal language model; name the folder of one"
@@ -55,7 +57,9 @@ def _refuse_unfit(config: Any, what: str) -> None:
     """ConfigError: a model whose layers or logits need more than the engine here does."""
     kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
     if kinds:
-        raise ConfigError(f"{what}: it has layers of the kind {', '.join(sorted(kinds))}; name a model of attention alone")
+        raise ConfigError(
+            f"{what}: it has layers of the kind {', '.join(sorted(kinds))}; name a model of attention alone"
+        )
     changed = [name for name in _LOGITS if getattr(config, name, None) not in (None, 1, 1.0)]
     if changed:
         raise ConfigError(f"{what}: it changes its logits by {changed[0]}, which is not supported; name another model")
@@ -82,16 +86,8 @@ class CausalNetwork(nn.Module):
         super().__init__()
         self.model = model
 
-    @property
-    def vocabulary(self) -> int:
-        return int(self.model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
-
-    @property
-    def width(self) -> int:
-        return int(self.model.get_output_embeddings().weight.shape[1])  # type: ignore[operator]
-
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Features [B,L,width] of sequences [B,L] int64 that begin at 0; what stands behind a position has no effect."""
+        """Features [B,L,width] of sequences [B,L] int64 that begin at 0; what is behind a position has no effect."""
         return self._features(tokens, None, None, None)
 
     def prefill(self, tokens: Tensor, cache: SlotCache, first: int) -> Tensor:
@@ -113,7 +109,11 @@ class CausalNetwork(nn.Module):
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: SlotCache | None
     ) -> Tensor:
         found = self.model.base_model(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cache is not None
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
         )  # type: ignore[operator]
         features: Tensor = found.last_hidden_state
         return features
@@ -148,7 +148,9 @@ def loaded_network(folder: str) -> CausalNetwork:
         )
     except Exception as error:  # transformers and safetensors raise many kinds
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"policy.checkpoint = {folder}: its weights cannot be read ({reason}); fetch it again") from error
+        raise ConfigError(
+            f"policy.checkpoint = {folder}: its weights cannot be read ({reason}); fetch it again"
+        ) from error
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"policy.checkpoint = {folder}: its weights lack {missing[0]} (and {len(missing) - 1} more); fetch it again"

@@ -121,8 +121,7 @@ class CausalLm(nn.Module):
     def _counts(self, message: Tensor) -> Tensor:
         """Tokens of each message [B,C]: up to its first stop, which counts: [B] int64."""
         stop = torch.isin(message, torch.tensor(self._stops, device=message.device))
-        ends = torch.where(stop.any(1), stop.to(torch.int8).argmax(1) + 1, self.chunk)
-        return ends
+        return torch.where(stop.any(1), stop.to(torch.int8).argmax(1) + 1, self.chunk)
 
     def _log_probs(
         self, obs: Observations, message: Tensor, sampling: Sampling, *, with_entropy: bool
@@ -162,7 +161,9 @@ class CausalLm(nn.Module):
         hidden = self.network.hidden(sequence[:, : size - 1])
         return hidden[row, lengths[row] + column - 1], row, column
 
-    def _scores(self, features: Tensor, tokens: Tensor, sampling: Sampling, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def _scores(
+        self, features: Tensor, tokens: Tensor, sampling: Sampling, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies 0 unless asked for."""
         size = self._logits_tokens
         if len(tokens) <= size:

@@ -53,7 +53,9 @@ class CausalLmSettings(BaseModel):
     @model_validator(mode="after")
     def _heads_divide(self) -> CausalLmSettings:
         if self.width % self.heads or self.width // self.heads % 2:
-            raise ValueError(f"width = {self.width}: it is an even multiple of heads ({self.heads}); change one of them")
+            raise ValueError(
+                f"width = {self.width}: it is an even multiple of heads ({self.heads}); change one of them"
+            )
         return self
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
@@ -88,8 +90,8 @@ class CausalLmSettings(BaseModel):
         what = f"policy.checkpoint = {self.checkpoint}"
         if config.vocab_size < env_spec.action.choices:
             raise ConfigError(
-                f"{what}: it has {config.vocab_size} tokens, the environment's tokenizer {env_spec.action.choices}; set "
-                "env.tokenizer to the same folder"
+                f"{what}: it has {config.vocab_size} tokens, the environment's tokenizer {env_spec.action.choices}; "
+                "set env.tokenizer to the same folder"
             )
         check_context(config, tokens, what)
         return config
@@ -117,6 +119,6 @@ def _refuse_other_environment(env_spec: EnvSpec) -> None:
     observation, action = env_spec.observation, env_spec.action
     if not env_spec.chunk or not action.stops or action.dim != 1 or not {TOKENS, LENGTH} <= observation.keys():
         raise ConfigError(
-            "policy.type = causal_lm: the environment is no text environment (prompts of tokens, messages that end); use "
-            "one such as env.type = chains, or another policy"
+            "policy.type = causal_lm: the environment is no text environment (prompts of tokens, messages that end); "
+            "use one such as env.type = chains, or another policy"
         )

@@ -1,0 +1,205 @@
+"""Text environments: turns, lengths, what counts as executed, prompts that are kept apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from tests.policies.small_tokenizer import write_tokenizer
+
+from polyrhythm.envs.base import Expert, RowsFailed
+from polyrhythm.envs.conformance import check_contract
+from polyrhythm.envs.text import Reply, TextSettings
+from polyrhythm.envs.text.batch import TextBatch
+from polyrhythm.envs.text.chains import ChainsSettings, calculate
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.specs import split_seed
+
+TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}
+
+
+class EchoSettings(TextSettings):
+    """Repeats the message until it is `x`; `!` raises."""
+
+    type: str = "echo"
+    max_new_tokens: int = 4
+    max_prompt_tokens: int = 12
+    max_turns: int = 3
+    alphabet: ClassVar = "abx!;"
+    stops: ClassVar = (";",)
+
+    def conversation(self) -> Echo:
+        return Echo()
+
+
+class Echo:
+    def begin(self, task: int, seed: int) -> str:
+        return "ab" * (1 + seed % 8)
+
+    def reply(self, message: str) -> Reply:
+        if message == "!":
+            raise RuntimeError("stuck")
+        return Reply(message, reward=2.0, done=message == "x", success=message == "x")
+
+
+def echo(seed: int = 0, rows: int = 1) -> TextBatch:
+    batch = EchoSettings().build(rows)
+    batch.reset(range(rows), [0] * rows, [seed] * rows)
+    return batch
+
+
+def messages(batch: TextBatch, *texts: str) -> Any:
+    """Actions of these messages, with garbage behind their ends."""
+    tokenizer = EchoSettings().text_tokenizer()
+    found = np.full((len(texts), 4, 1), 2)
+    for i, text in enumerate(texts):
+        ids = tokenizer.encode(text.replace("$", ""))
+        ids += [0] * text.endswith("$")
+        found[i, : len(ids), 0] = ids
+    return found
+
+
+@pytest.mark.parametrize("settings", [ChainsSettings(), ChainsSettings(**TOOL), EchoSettings(max_prompt_tokens=40)])
+def test_text_environments_keep_the_contract(settings: TextSettings) -> None:
+    findings = list(check_contract(settings, 4, lambda _: None))
+    assert [finding for finding in findings if finding.state not in ("ok", "note")] == []
+
+
+def test_a_message_ends_at_its_first_stop_and_the_rest_was_not_executed() -> None:
+    batch = echo(rows=3)
+    result = batch.step([0, 1, 2], messages(batch, "x$", "ab;", "aaaa"))
+    assert result.executed is not None
+    assert result.executed.sum(1).tolist() == [2, 3, 4]
+    assert result.terminated.tolist() == [True, False, False]
+    assert result.truncated.tolist() == [False, False, True], "a message that was cut ends the episode"
+    assert result.reward.tolist() == [2.0, 2.0, 0.0]
+    assert result.metrics["cut"].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_the_next_prompt_is_the_conversation_so_far_token_by_token() -> None:
+    batch = echo()
+    assert batch.transcript(0) == "ab"
+    batch.step([0], messages(batch, "a;"))
+    assert batch.transcript(0) == "aba;a;"
+    out = {name: np.zeros((1, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
+    batch.observe([0], out)
+    assert out["length"][0] == 6
+    assert out["turn"][0] == 1
+    assert not out["tokens"][0, 6:].any()
+
+
+def test_turns_and_context_are_limited() -> None:
+    batch = echo()
+    assert not batch.step([0], messages(batch, "$")).truncated[0]
+    assert not batch.step([0], messages(batch, "$")).truncated[0]
+    assert batch.step([0], messages(batch, "$")).truncated[0], "three turns"
+    batch = echo(seed=4)  # a prompt of 10 tokens
+    assert batch.step([0], messages(batch, "a$")).truncated[0], "message and reply do not fit"
+    assert batch.transcript(0) == "ab" * 5
+
+
+def test_a_conversation_that_raises_fails_alone() -> None:
+    batch = echo(rows=2)
+    with pytest.raises(RowsFailed) as raised:
+        batch.step([0, 1], messages(batch, "!$", "x$"))
+    assert list(raised.value.errors) == [0]
+    assert raised.value.result is not None
+    assert raised.value.result.success.tolist() == [False, True]
+
+
+def test_a_prompt_beyond_the_limit_is_refused_with_its_length() -> None:
+    with pytest.raises(ConfigError, match=r"env.max_prompt_tokens = 12: .* seed 7, has 16 tokens; raise it"):
+        echo(seed=7)
+
+
+def test_a_character_without_an_id_is_named() -> None:
+    class Odd(EchoSettings):
+        def conversation(self) -> Any:
+            return type("Odd", (Echo,), {"begin": lambda self, task, seed: "ab?"})()
+
+    with pytest.raises(RowsFailed) as raised:
+        Odd().build(1).reset([0], [0], [0])
+    assert "'?' is not among the characters 'abx!;'; add it" in str(raised.value.errors[0])
+
+
+def prompts(settings: ChainsSettings, *, held_out: bool) -> set[str]:
+    batch = settings.build(1)
+    found = set()
+    for seed in range(300):
+        batch.reset([0], [0], [split_seed(batch.spec, seed * 7919, held_out=held_out)])
+        found.add(batch.transcript(0))
+    return found
+
+
+def test_no_prompt_of_an_evaluation_occurs_in_training() -> None:
+    settings = ChainsSettings(terms=(2, 3))
+    training, evaluation = prompts(settings, held_out=False), prompts(settings, held_out=True)
+    assert len(evaluation) > 50, "prompts, of which short chains have few"
+    assert not training & evaluation
+
+
+def play(settings: ChainsSettings, episodes: int) -> list[tuple[str, bool]]:
+    """Transcript and success of the expert's episodes."""
+    batch = settings.build(episodes)
+    assert isinstance(batch, Expert)
+    batch.reset(range(episodes), [0] * episodes, range(episodes))
+    found: dict[int, tuple[str, bool]] = {}
+    rows = np.arange(episodes)
+    while len(rows):
+        actions = batch.expert_actions(rows)
+        last = batch._tokenizer.decode(actions[0, :, 0].tolist())
+        result = batch.step(rows, actions)
+        for i, row in enumerate(rows):
+            if result.terminated[i] or result.truncated[i]:
+                found[int(row)] = (batch.transcript(int(row)) + last * (i == 0), bool(result.success[i]))
+        rows = rows[~(result.terminated | result.truncated)]
+    return [found[row] for row in range(episodes)]
+
+
+def test_the_teacher_without_tool_mostly_gives_up() -> None:
+    successes = [success for _, success in play(ChainsSettings(), 300)]
+    assert 0.25 < np.mean(successes) < 0.5
+
+
+def test_the_teacher_with_tool_is_always_right_and_seldom_calls() -> None:
+    episodes = play(ChainsSettings(**TOOL), 200)
+    assert all(success for _, success in episodes)
+    calls = np.mean(["<" in text for text, _ in episodes])
+    assert 0.1 < calls < 0.3
+
+
+@pytest.mark.parametrize(
+    ("call", "result"), [("<8-2>", "6"), ("<13+9>", "22"), ("<2-8>", "-6"), ("<8*2>", "?"), ("<8-2", "?"), ("<->", "?")]
+)
+def test_the_calculator(call: str, result: str) -> None:
+    assert calculate(call) == result
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"terms": (5, 3)}, "terms"), ({"tool": True}, "max_turns"), ({"max_turns": 3}, "max_turns")],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        ChainsSettings(**settings)
+
+
+def test_a_folders_tokenizer_needs_an_end_of_text(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="there is no such folder"):
+        EchoSettings(tokenizer=str(tmp_path / "none")).spec()
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        EchoSettings(tokenizer=str(tmp_path)).spec()
+    write_tokenizer(tmp_path)
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json", "special_tokens_map.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match="names no end-of-text token, so no message would end; set eos_token_id"):
+        EchoSettings(tokenizer=str(tmp_path)).spec()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
+    from polyrhythm.envs.text import tokenizers
+
+    tokenizers._loaded.cache_clear()
+    assert tokenizers.folder_tokenizer(str(tmp_path)).ends == (2, 3)

@@ -1,0 +1,73 @@
+"""The language recipes from end to end, as small as they can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.config.load import load_config
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
+
+SMALL = (
+    "policy.layers=1",
+    "policy.width=16",
+    "policy.heads=2",
+    "policy.hidden=16",
+    "rollout.rows=8",
+    "groups.size=4",
+    "training.versions=3",
+    "training.mini_batch_samples=8",
+    "evaluation.episodes=8",
+    "demonstrations.episodes_per_task=40",
+    "supervised.steps=4",
+    "supervised.warmup_steps=1",
+)
+SINGLE = ("quickstart_lm", "env.terms=[2,4]", "env.max_new_tokens=24")
+AGENT = ("quickstart_agent", "env.terms=[2,4]", "env.max_turns=4", "supervised.steps=60", "supervised.batch_size=16")
+
+
+def run(folder: Path, recipe: str, *overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary, and the metrics of the updates."""
+    config = load_config(recipe, [*SMALL, *overrides])
+    summary = train(validate_run(config), folder)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return summary, [line for line in lines if "throughput/transitions" in line]
+
+
+@pytest.mark.parametrize("launcher", ["inline", "local"])
+def test_one_answer_per_prompt(launcher: str, tmp_path: Path) -> None:
+    summary, updates = run(tmp_path, *SINGLE, f"launcher={launcher}")
+    assert summary["ledger"]["trained"] == 24
+    assert all(line["env/metrics/turns"] == 1 for line in updates)
+    assert all(1 <= line["env/metrics/message_tokens"] <= 24 for line in updates)
+    assert all(0 < line["train/actor/entropy_loss"] < 3 for line in updates), "of tokens, not of padding"
+    assert summary["after"]["episodes"] == 8
+
+
+def test_own_weights_make_no_mismatch(tmp_path: Path) -> None:
+    """Lock-step and on-policy, generator and trainer agree on every log-prob of every message."""
+    _, updates = run(tmp_path, *SINGLE, "launcher=inline", "preset=lockstep")
+    assert all(abs(line["train/actor/mismatch_kl"]) < 1e-9 for line in updates)
+
+
+def test_several_turns_with_a_tool(tmp_path: Path) -> None:
+    summary, updates = run(tmp_path, *AGENT, "launcher=inline")
+    assert summary["ledger"]["trained"] == 24
+    assert max(line["env/metrics/turns"] for line in updates) > 1
+    assert all(line["env/sample_chunk_steps"] <= 4 for line in updates)
+    result = evaluate(tmp_path)
+    assert {name: result[name] for name in summary["after"]} == summary["after"]
+
+
+def test_an_action_of_a_message_cannot_be_held() -> None:
+    config = load_config(SINGLE[0], [*SMALL, "launcher=inline", "rollout.action_repeat=2"])
+    with pytest.raises(
+        ConfigError, match=r"rollout\.action_repeat = 2: a step of this environment takes a whole chunk"
+    ):
+        validate_run(config)

@@ -1,0 +1,221 @@
+"""The policy `causal_lm`: contract, masks, memory of logits, folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.policies.small_tokenizer import VOCABULARY, write_tokenizer
+from torch import Tensor
+
+from polyrhythm.conformance import Note
+from polyrhythm.envs.text import TextSettings
+from polyrhythm.envs.text.chains import ChainsSettings
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
+from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, processed
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.policies.conformance import policy_checks
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+ENV = ChainsSettings(max_new_tokens=20)
+TINY = {"layers": 2, "width": 32, "heads": 2, "hidden": 64}
+
+
+def observations(settings: TextSettings, rows: int) -> dict[str, Tensor]:
+    batch = settings.build(rows)
+    batch.reset(range(rows), [0] * rows, range(rows))
+    out = {name: np.zeros((rows, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
+    batch.observe(range(rows), out)
+    return {name: torch.from_numpy(array) for name, array in out.items()}
+
+
+def built(**settings: float) -> CausalLm:
+    section = CausalLmSettings.model_validate({**TINY, **settings})
+    return section.build(ENV.spec(), seed=0, device="cpu", role="train").eval()
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6, "top_k": 9, "top_p": 0.8}], ids=["plain", "cut"])
+def test_it_keeps_the_contract(settings: dict[str, float]) -> None:
+    section = CausalLmSettings.model_validate({**TINY, **settings})
+    checks = policy_checks(section, observations(ENV, 6), ENV.spec(), imitates=True)
+    told = {name: check() for name, check in checks.items()}
+    assert [name for name, answer in told.items() if isinstance(answer, Note)] == []
+
+
+def test_what_is_behind_the_end_of_a_message_has_no_effect() -> None:
+    policy, obs = built(), observations(ENV, 4)
+    message = torch.randint(1, 15, (4, 20), dtype=torch.int32)
+    message[:, 5] = 0
+    other = message.clone()
+    other[:, 6:] = torch.randint(1, 15, (4, 14), dtype=torch.int32)
+    first, second = (policy.evaluate(obs, {MESSAGE: x}) for x in (message, other))
+    assert torch.equal(first.logprob, second.logprob)
+    assert (first.logprob[:, :6] != 0).all()
+    assert not first.logprob[:, 6:].any()
+    assert not first.entropy[:, 6:].any()
+    losses = [policy.sft_loss(obs, x.long().unsqueeze(-1)) for x in (message, other)]
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(losses[0], -first.logprob.sum() / 24)
+
+
+def test_the_loss_of_some_logits_at_a_time_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    obs = observations(ENV, 20)
+    message = torch.randint(0, 20, (20, 20))
+    gradients = []
+    for size in (7, 8192):
+        policy = built(logits_tokens=size)
+        policy.sft_loss(obs, message.unsqueeze(-1)).backward()
+        gradients.append({name: p.grad for name, p in policy.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], msg=name)
+
+
+def test_rows_are_computed_as_each_alone() -> None:
+    policy, obs = built(), observations(ENV, 24)
+    message = torch.randint(0, 20, (24, 20), dtype=torch.int32)
+    whole = policy.evaluate(obs, {MESSAGE: message}).logprob
+    for row in range(0, 24, 5):
+        one = policy.evaluate({name: x[row : row + 1] for name, x in obs.items()}, {MESSAGE: message[row : row + 1]})
+        torch.testing.assert_close(one.logprob[0], whole[row], atol=1e-5, rtol=0)
+
+
+def test_sampling_is_cut_to_the_likeliest_tokens() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05, 0.0]]))
+    by_k = processed(logits, Sampling(5, top_k=2)).exp()
+    torch.testing.assert_close(by_k, torch.tensor([[0.625, 0.375, 0.0, 0.0, 0.0]]))
+    by_p = processed(logits, Sampling(5, top_p=0.9)).exp()
+    torch.testing.assert_close(by_p[0, :3], torch.tensor([0.5, 0.3, 0.15]) / 0.95)
+    assert processed(logits, Sampling(5, top_p=0.01)).exp()[0, 0] == 1.0, "the likeliest is always left"
+    kept = processed(logits, Sampling(5, top_k=2), keep=torch.tensor([3]))
+    torch.testing.assert_close(kept.exp()[0], torch.tensor([0.5, 0.3, 0.0, 0.05, 0.0]) / 0.85)
+    assert processed(logits, Sampling(3)).shape == (1, 3), "logits beyond the tokenizer's ids do not exist"
+
+
+def test_a_draw_follows_the_distribution_and_never_what_was_cut() -> None:
+    log_p = processed(torch.log(torch.tensor([0.2, 0.5, 0.3, 1e-9])), Sampling(4, top_k=3)).expand(2000, -1)
+    uniform = (torch.arange(2000) + 0.5) / 2000
+    uniform[-1] = 1.0 - 2.0**-24
+    tokens, logprob = draw(log_p, uniform, torch.zeros(2000, dtype=torch.bool))
+    assert tokens.bincount(minlength=4).tolist() == pytest.approx([400, 1000, 600, 0], abs=2)
+    torch.testing.assert_close(logprob, log_p[0][tokens])
+    assert (draw(log_p, uniform, torch.ones(2000, dtype=torch.bool))[0] == 1).all()
+    torch.testing.assert_close(entropy(log_p[0]), torch.distributions.Categorical(probs=log_p[0].exp()).entropy())
+
+
+# ------------------------------------------------------------ folders
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY + 8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return write_tokenizer(path)
+
+
+def text_settings(folder: Path, **settings: int) -> TextSettings:
+    class Story(TextSettings):
+        type: str = "story"
+
+        def conversation(self) -> Prompted:
+            return Prompted()
+
+    return Story(tokenizer=str(folder), **{"max_new_tokens": 12, "max_prompt_tokens": 40, **settings})
+
+
+class Prompted:
+    def begin(self, task: int, seed: int) -> str:
+        return f"Task: push the red block, State: {seed};\nAction: "
+
+    def reply(self, message: str) -> object:
+        raise NotImplementedError
+
+
+def test_a_folders_model_keeps_the_contract_and_has_its_weights(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    env = text_settings(folder)
+    section = CausalLmSettings(checkpoint=str(folder), temperature=0.8)
+    checks = policy_checks(section, observations(env, 6), env.spec(), imitates=True)
+    for name in ("attributes", "act", "form", "evaluate agrees with act", "noise by key alone", "gradient"):
+        checks[name]()
+    policy = section.build(env.spec(), seed=0, device="cpu", role="act")
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = torch.randint(0, VOCABULARY, (2, 9))
+    ours = policy.network.logits(policy.network.hidden(tokens))
+    torch.testing.assert_close(ours, theirs(tokens).logits)
+
+
+def test_a_context_beyond_the_models_positions_is_refused(folder: Path) -> None:
+    env = text_settings(folder, max_prompt_tokens=80)
+    told = r"its max_position_embeddings is 64, the environment has up to 92 tokens \(env.max_prompt_tokens"
+    with pytest.raises(ConfigError, match=told):
+        CausalLmSettings(checkpoint=str(folder)).form(env.spec())
+
+
+def test_a_folder_that_is_no_causal_language_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    spec = text_settings(folder).spec()
+
+    def told(name: str, content: object = None) -> str:
+        path = tmp_path / name
+        if content is not None:
+            path.mkdir()
+            (path / "config.json").write_text(json.dumps(content))
+        with pytest.raises((ConfigError, MissingError)) as raised:
+            CausalLmSettings(checkpoint=str(path)).form(spec)
+        return str(raised.value)
+
+    assert "there is no such folder" in told("none")
+    (tmp_path / "empty").mkdir()
+    assert "it has no config.json; name the folder of a causal language model" in told("empty")
+    assert "is of no model that transformers knows" in told("odd", {"model_type": "nothing_known"})
+    assert "it holds a t5 model, which is no causal language model" in told("t5", {"model_type": "t5"})
+    assert "no weights (*.safetensors); fetch the folder again" in told("bare", {"model_type": "llama"})
+
+
+def test_weights_that_lack_a_tensor_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    section = CausalLmSettings(checkpoint=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"its weights lack model.norm.weight"):
+        section.build(text_settings(folder).spec(), seed=0, device="cpu", role="act")
+
+
+def test_another_tokenizer_than_the_models_is_refused(folder: Path) -> None:
+    spec = text_settings(folder).spec()
+    larger = EnvSpec(
+        spec.observation,
+        ActionSpec("discrete", 1, choices=9999, stops=(1,)),
+        spec.tasks,
+        1,
+        chunk=12,
+    )
+    with pytest.raises(ConfigError, match=r"it has 408 tokens, the environment's tokenizer 9999; set env.tokenizer"):
+        CausalLmSettings(checkpoint=str(folder)).form(larger)
+
+
+def test_an_environment_without_text_is_refused() -> None:
+    action = ActionSpec("continuous", 1, low=(-1.0,), high=(1.0,))
+    spec = EnvSpec({"state": ArraySpec((3,), "float32")}, action, (Task("a", "a"),), 5)
+    with pytest.raises(ConfigError, match="no text environment"):
+        CausalLmSettings().form(spec)
