@@ -59,16 +59,16 @@ class Stand:
     def ask(self, number):
         slot = f"s{number}"
         self.sequences[slot] += 1
-        rows = len(self.tickets[slot])
-        return self.tell(RequestArrived("sim", 0, slot, self.sequences[slot], rows, 0, f"{slot}#{self.sequences[slot]}"))
+        sequence, rows = self.sequences[slot], len(self.tickets[slot])
+        return self.tell(RequestArrived("sim", 0, slot, sequence, rows, 0, f"{slot}#{sequence}"))
 
     def done(self, generator, stream, *, aborted=False):
         return self.tell(StreamDone(generator, 0, stream, 0, 5, aborted=aborted))
 
     def cancel(self, number):
         """The sample of the slot's only row fails."""
-        (grant,) = self.tickets[f"s{number}"]
-        return self.tell(SampleFailed("sim", 0, grant.ticket.number, grant.ticket.attempt, DropReason.ENVIRONMENT_RAISED))
+        ticket = self.tickets[f"s{number}"][0].ticket
+        return self.tell(SampleFailed("sim", 0, ticket.number, ticket.attempt, DropReason.ENVIRONMENT_RAISED))
 
 
 def started(commands):
