@@ -122,3 +122,11 @@ def test_a_file_that_is_no_mapping_or_missing_is_refused(tmp_path: Path) -> None
         load_cluster(write(tmp_path, "a: ["))
     with pytest.raises(ConfigError, match="cannot be read"):
         load_cluster(tmp_path / "nowhere.yaml")
+
+
+def test_queue_scheduling_and_redundant_prompts_beat_batch_rollout_as_in_roll_flash() -> None:
+    batch, queue = (simulate_file(EXAMPLES / f"{name}.yaml") for name in ("batch_rollout", "queue_scheduling"))
+    assert batch["throughput"]["updates"] == queue["throughput"]["updates"] == 10
+    assert batch["virtual_s"] > 3 * queue["virtual_s"], "ROLL Flash, figure 7: 125 s against 37 s per step"
+    assert batch["utilisation"]["generator"] < 0.5 < queue["utilisation"]["generator"]
+    assert queue["throughput"]["tokens_aborted"] > 0 == batch["throughput"]["tokens_aborted"]

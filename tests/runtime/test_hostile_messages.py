@@ -154,6 +154,8 @@ def standing() -> tuple[ExpectedEvents, BlockPool]:
     for command in (
         *(r.ApplyWeights("g", 2), r.ApplyWeights("g", 3, pinned=True), r.Serve("g", r.Batch(8, "g", ()))),
         *(r.StartUpdate("t", 4, 2, (7,), ("8",)), r.PublishWeights("t", 3)),
+        *(r.StartStream("g", r.Stream(n, "g", r.Request("e/0", "s", 0, 1, 2, "", 0.0))) for n in (11, 12, 13)),
+        *(r.AbortStream("g", 12), r.AbortStream("g", 13), r.AbortStream("g", 14)),
     ):
         expected.note(command)
     return expected, pool
@@ -171,6 +173,7 @@ TRUE = [
         r.SampleFinished("s", 0, 3, 1, "", r.SampleEnd.TRUNCATED, 90, 90, 2, 2, True, 1.0),
     ),
     *(r.BatchDone("g", 0, 8, 2), r.WeightsApplied("g", 0, 3), r.WeightsApplied("g", 0, 3, pinned=True)),
+    *(r.StreamDone("g", 0, 11, 2, 5), r.StreamDone("g", 0, 12, -1, aborted=True), r.StreamDone("g", 0, 13, 2, 5)),
     *(r.Checkpointed("t", 0, 4), r.UpdateDone("t", 0, 4), r.Checkpointed("t", 0, 5), r.Published("t", 0, 3)),
 ]
 
@@ -205,6 +208,8 @@ FALSE = [
         r.SampleFailed("s", 0, 0, 2, r.DropReason.REFUSED),
     ),
     *(r.BatchDone("g", 0, 7, 2), r.BatchDone("t", 0, 8, 2), r.BatchDone("?", 0, 8, 2), r.WeightsApplied("g", 0, 1)),
+    *(r.StreamDone("g", 0, 11, -1, 5), r.StreamDone("g", 0, 11, 2, 0), r.StreamDone("g", 0, 11, 9, 5)),
+    *(r.StreamDone("g", 0, 11, 2, 5, aborted=True), r.StreamDone("g", 0, 14, 2, 5), r.StreamDone("g", 0, 12, -2, 0)),
     *(r.WeightsApplied("g", 0, 4), r.WeightsApplied("g", 0, 2, pinned=True), r.UpdateDone("t", 0, 5)),
     *(r.UpdateDone("g", 0, -1), r.Checkpointed("t", 0, 3), r.Checkpointed("t", 0, 6), r.Checkpointed("s", 0, 0)),
     *(

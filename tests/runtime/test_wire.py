@@ -46,6 +46,8 @@ MESSAGES = [
     *(wire.Failed("s", 1, "why", True, 3), wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"", 2)),
     *(r.PrepareEpisodes("s", "e", ((0, 2**63 - 1), (1, 5))), r.PrepareEpisodes("s", "e", ())),
     *(r.TakeDevice("t", -1), r.YieldDevice("g", 3)),
+    *(r.StartStream("g", r.Stream(8, "g", REQUEST, pinned=True)), r.AbortStream("g", 8)),
+    *(r.StreamDone("g", 0, 8, 3, 21), r.StreamDone("g", 0, 8, -1, aborted=True)),
     *(r.DeviceTaken("t", 0, -1, 0.25), r.DeviceYielded("g", 2, 3, 2**40, 1.5)),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)

@@ -82,7 +82,7 @@ class StreamGeneratorFactory:
             weights = context.weights()
             policy = self.policy.build(context.device, "act", weights.layout)
             if not isinstance(policy, Streams):
-                raise RunHalted(f"{self.policy.label}: it cannot generate by streams; set batching to dynamic")
+                raise RunHalted(f"{self.policy.label}: it answers in one pass; set batching.type to dynamic")
             generator = StreamGenerator(
                 self.name,
                 incarnation,

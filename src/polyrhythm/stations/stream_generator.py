@@ -199,7 +199,7 @@ class StreamGenerator:
         self._aborted += run.tokens
         self._channels.emit(StreamDone(self.name, self.incarnation, number, run.oldest, run.tokens, aborted=True))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _step(self) -> None:
         """One decode step of each engine with requests; then answer the streams whose rows have all ended."""
         ended: list[_Running] = []

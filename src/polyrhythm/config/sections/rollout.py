@@ -181,8 +181,7 @@ class FreshnessSettings(Section):
     bound: Literal["sample", "mean"] = "sample"
     """Whether max_lag limits every sample, or the mean over samples."""
     on_update: Literal["drain", "continue", "abort"] = "continue"
-    """drain: finish episodes before new weights apply; continue: new weights between two forward passes or tokens;
-    abort: generations are cut and resumed from their tokens (batching streams)."""
+    """New weights: drain: once no episode runs; continue: between two passes or tokens; abort: streams resume anew."""
     sync_interval: Count = 1
     """Updates per weight publication (K)."""
 

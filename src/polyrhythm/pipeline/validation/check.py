@@ -35,6 +35,7 @@ from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings, as_module
 from polyrhythm.policies.conformance import check_attributes
+from polyrhythm.policies.engine import Streams
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.factories import Resources
@@ -132,6 +133,8 @@ def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | Non
         check_attributes(policy, spec)
     except ContractViolation as violation:
         raise ConfigError(f"{what}: {violation}") from violation
+    if isinstance(config.batching, StreamsBatching) and not isinstance(policy, Streams):
+        raise ConfigError(f"batching.type = streams: {what} answers in one pass; set batching.type to dynamic")
     return policy
 
 

@@ -1,0 +1,76 @@
+"""A live run whose generators serve by streams: the conductor's decisions, the lag, and settings that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.oracles.replay import first_difference
+from tests.pipeline.runs import config
+
+from polyrhythm.config.base import InvalidSetting
+from polyrhythm.config.load import validate
+from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import ApplyWeights, StartStream, StartUpdate, StreamDone
+
+LANGUAGE: dict[str, Any] = {
+    "name": "test",
+    "launcher": "inline",
+    "env": {"type": "chains", "terms": [2, 4], "max_new_tokens": 16, "max_prompt_tokens": 10},
+    "policy": {"type": "causal_lm", "layers": 1, "width": 16},
+    "rollout": {"rows": 8, "sharding": "even:8", "generators": 2},
+    "batching": {"type": "streams", "max_rows": 3},
+    "groups": {"size": 2},
+    "freshness": {"max_lag": 1, "on_update": "abort"},
+    "training": {"versions": 4, "mini_batch_samples": 8, "optimizer": {"lr": 1e-3}},
+    "algorithm": {"advantage": "grpo", "value": {"coef": 0.0}, "aggregation": "token_mean"},
+}
+
+
+@pytest.mark.parametrize("on_update", ["abort", "continue", "drain"])
+def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands(on_update: str) -> None:
+    changes = {**LANGUAGE, "freshness": {"max_lag": 1, "on_update": on_update}}
+    pipeline = build_pipeline(validate(changes), record=True)
+    pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
+    pipeline.loop.train_until(4)
+    statistics = pipeline.launcher.statistics()
+    trace, conductor = pipeline.loop.trace, pipeline.loop.conductor
+    pipeline.close()
+    commands = [command for decision in trace for command in decision.commands]
+    done = [decision.event for decision in trace if isinstance(decision.event, StreamDone)]
+    assert len(done) == sum(isinstance(command, StartStream) for command in commands) >= 32 + 4
+    assert conductor.ledger.as_dict()["trained"] == 32
+    updates = [command for command in commands if isinstance(command, StartUpdate)]
+    lags = [command.version - oldest for command in updates for oldest in command.oldest]
+    assert 0 <= max(lags) <= 1
+    assert {command.version for command in commands if isinstance(command, ApplyWeights)} == {0, 1, 2, 3, 4}
+    resumed = sum(statistics[name]["resumed"] for name in ("generator-0", "generator-1"))
+    assert (resumed > 0) == (on_update == "abort"), "generations were under way when weights came"
+    fresh = Conductor(conductor.settings)
+    assert first_difference(fresh, trace) is None
+    assert fresh.save() == conductor.save()
+
+
+def test_a_policy_that_answers_in_one_pass_cannot_stream() -> None:
+    one_pass = config(batching={"type": "streams"}, rollout={"routing": "least_loaded"})
+    with pytest.raises(ConfigError, match="categorical answers in one pass; set batching"):
+        validate_run(one_pass)
+    with pytest.raises(RunHalted, match="categorical: it answers in one pass"):
+        build_pipeline(one_pass)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rollout": {"rows": 8, "sharding": "even:8", "buckets": "powers"}}, "no passes to pad"),
+        ({"evaluation": {"episodes": 4, "every": 1, "priority": "first"}}, "decode in turns"),
+        ({"batching": {"type": "streams", "max_rows": 1}, "rollout": {"rows": 8}}, "never split"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises((InvalidSetting, PolyrhythmError), match=why):
+        validate({**LANGUAGE, **changes})
