@@ -148,7 +148,7 @@ def test_shapes_and_dtypes(batch):
     seen = observe(batch, rows)
     result = batch.step(rows, actions(batch, ROWS))
     assert all(np.isfinite(part).all() for part in seen.values())
-    *parts, metrics = result
+    *parts, metrics, _ = result
     assert all(part.shape == (ROWS,) for part in parts)
     assert [part.dtype for part in parts] == [np.float32, np.bool_, np.bool_, np.bool_]
     assert metrics.keys() == batch.spec.metrics.keys()

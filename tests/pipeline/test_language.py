@@ -71,3 +71,9 @@ def test_an_action_of_a_message_cannot_be_held() -> None:
         ConfigError, match=r"rollout\.action_repeat = 2: a step of this environment takes a whole chunk"
     ):
         validate_run(config)
+
+
+def test_an_advantage_that_needs_a_value_is_refused() -> None:
+    config = load_config(SINGLE[0], [*SMALL, "launcher=inline", "algorithm.advantage=gae", "algorithm.value.coef=0.5"])
+    with pytest.raises(ConfigError, match=r"advantage = gae, .*: the policy causal_lm has no value; use grpo"):
+        validate_run(config)

@@ -49,6 +49,7 @@ class Policy(Protocol):
     chunk: C, primitive actions per chunk step. action_dim: A.
     exact: log-probs and values are bit-equal; otherwise equal within `tolerance` (absolute for log-probs, relative for
     values above 1).
+    has_value, optional: False where `value` is a constant, which algorithms that use a value then refuse.
     critic, optional: the module that only the value uses, for `training.optimizer.value_lr`.
     blocks, optional: a method that returns the modules whose weights a rank of a sharded trainer gathers one after
     another, where these are not its repeated layers (`training.sharding`).

@@ -261,6 +261,7 @@ def check_learning(
     """Check that objective, optimizer and policy fit together. tried: the policy's miniature, if it is too large."""
     check_value(config, form)
     if trainer and config.training.versions:
+        _check_has_value(config, policy)
         check_trainable(config, spec, tried or policy)
         with errors_of("training.optimizer"):
             adamw_of(as_module(policy), config.training.optimizer)
@@ -282,6 +283,15 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
         f"algorithm.reward_level = {expected}: the policy {_type_of(config.policy)} gives one value per "
         f"{actual}; set algorithm.reward_level to {actual}"
     )
+
+
+def _check_has_value(config: RunConfig, policy: Policy) -> None:
+    """Check that the policy has a value if the algorithm uses one."""
+    if config.algorithm.uses_value and not getattr(policy, "has_value", True):
+        raise ConfigError(
+            f"algorithm.advantage = {config.algorithm.advantage.type}, value.coef = {config.algorithm.value.coef:g}: "
+            f"the policy {_type_of(config.policy)} has no value; use grpo, rloo, reinforce_plus_plus, with value.coef 0"
+        )
 
 
 def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:

@@ -37,8 +37,10 @@ _GROUPED = 16
 class CausalLm(nn.Module):
     """The policy. forward_inputs = {"message": int32 [B,C]}: the sampled tokens, after the end the first stop.
 
-    It has no value: `value` is 0, for algorithms that compare the samples of a group.
+    `value` is 0: it is for algorithms that compare the samples of a group.
     """
+
+    has_value = False
 
     def __init__(self, settings: CausalLmSettings, env_spec: EnvSpec, network: CausalNetwork) -> None:
         super().__init__()
