@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import pytest
 
 from polyrhythm.cli.main import main
+from polyrhythm.envs.variants import Variant
 from polyrhythm.specs import EnvSpec
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-environments.md").read_text(encoding="utf-8")
@@ -22,7 +25,7 @@ def snippets(language: str) -> list[str]:
 def test_the_recipe_trains_in_the_environment_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (module, _), (recipe,) = snippets("python"), snippets("yaml")
+    (module, _, _), (recipe,) = snippets("python"), snippets("yaml")
     (tmp_path / "reach.py").write_text(module)
     (tmp_path / "reach.yaml").write_text(recipe)
     few = ["training.versions=3", "evaluation.episodes=4", "launcher=inline"]
@@ -43,10 +46,18 @@ def test_the_recipe_trains_in_the_environment_of_the_page(tmp_path: Path, monkey
 
 def test_the_metrics_of_the_page_are_those_of_its_spec() -> None:
     shown: dict[str, object] = {}
-    exec(snippets("python")[1], shown)
+    exec(snippets("python")[2], shown)
     spec, result = shown["spec"], shown["result"]
     assert isinstance(spec, EnvSpec)
     assert result.metrics.keys() == spec.metrics.keys()  # type: ignore[attr-defined]
+
+
+def test_the_variants_of_the_page_are_changes_of_settings() -> None:
+    shown: dict[str, Any] = {"Variant": Variant}
+    exec(snippets("python")[1], shown)
+    found = shown["variants"](SimpleNamespace(mass=1.5))
+    assert found["heavy"].kind == "position"
+    assert found["heavy"].settings == {"mass": 3.0}
 
 
 def test_the_files_that_the_page_names_are_there() -> None:

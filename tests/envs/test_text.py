@@ -23,7 +23,7 @@ TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens"
 
 
 class EchoSettings(TextSettings):
-    """Repeats the message until it is `x`; `!` raises."""
+    """Repeats the message until it is `x`; `!` raises, `b` is answered by a character without an id."""
 
     type: str = "echo"
     max_new_tokens: int = 4
@@ -43,6 +43,8 @@ class Echo:
     def reply(self, message: str) -> Reply:
         if message == "!":
             raise RuntimeError("stuck")
+        if message == "b":
+            return Reply("é", done=False)
         return Reply(message, reward=2.0, done=message == "x", success=message == "x")
 
 
@@ -102,10 +104,11 @@ def test_turns_and_context_are_limited() -> None:
     assert batch.transcript(0) == "ab" * 5
 
 
-def test_a_conversation_that_raises_fails_alone() -> None:
+@pytest.mark.parametrize("message", ["!$", "b$"])
+def test_a_conversation_that_raises_fails_alone(message: str) -> None:
     batch = echo(rows=2)
     with pytest.raises(RowsFailed) as raised:
-        batch.step([0, 1], messages(batch, "!$", "x$"))
+        batch.step([0, 1], messages(batch, message, "x$"))
     assert list(raised.value.errors) == [0]
     assert raised.value.result is not None
     assert raised.value.result.success.tolist() == [False, True]

@@ -58,8 +58,10 @@ def lost(pipeline):
 
 
 def balanced(pipeline, trained):
+    """Whether every sample is accounted for and none was dropped."""
     ledger = pipeline.loop.conductor.ledger
-    return (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, trained)
+    assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, trained)
+    return True
 
 
 def at_update(number, act):

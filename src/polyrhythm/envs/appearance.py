@@ -62,11 +62,12 @@ VISION: dict[str, Variant] = {
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """An episode's. azimuth, elevation: of the camera, in radians from its usual place; brightness: factor of all
-    lights; colour: RGB, of which the background has the share `share`."""
+    """An episode's. shift: angle between the camera's place and its usual one, in radians; direction: in which it lies,
+    as an angle in the picture; brightness: factor of all lights; colour: RGB, of which the background has the share
+    `share`."""
 
-    azimuth: float
-    elevation: float
+    shift: float
+    direction: float
     brightness: float
     colour: tuple[float, float, float]
     share: float
@@ -77,11 +78,10 @@ class Appearance:
         if settings.is_usual:
             return None
         way, light, red, green, blue = (mix(seed, _DOMAIN, number) / 2**63 for number in range(5))
-        shift, angle = math.radians(settings.camera_shift), 2 * math.pi * way
         sign = 1 if light < 0.5 else -1
         return cls(
-            azimuth=shift * math.cos(angle),
-            elevation=shift * math.sin(angle),
+            shift=math.radians(settings.camera_shift),
+            direction=2 * math.pi * way,
             brightness=1.0 + sign * settings.light_change,
             colour=(red, green, blue),
             share=settings.colour_change,
@@ -89,7 +89,7 @@ class Appearance:
 
     def apply(self, scene: mujoco.MjvScene, background: frozenset[int], *, moves_camera: bool = True) -> None:
         """Change a scene that was just updated. background: geoms that take the colour (`background_of`)."""
-        if moves_camera and (self.azimuth or self.elevation):
+        if moves_camera and self.shift:
             for camera in scene.camera:
                 self._turn(camera)
         if self.brightness != 1.0:
@@ -103,7 +103,8 @@ class Appearance:
         """Move one of the scene's cameras on its sphere."""
         position, forward, up = (np.array(part, np.float64) for part in (camera.pos, camera.forward, camera.up))
         centre = position + _AHEAD * forward
-        turn = _rotation(np.array([0.0, 0.0, 1.0]), self.azimuth) @ _rotation(np.cross(forward, up), self.elevation)
+        across = math.cos(self.direction) * up + math.sin(self.direction) * np.cross(forward, up)
+        turn = _rotation(across, self.shift)
         camera.pos[:] = centre - _AHEAD * (turn @ forward)
         camera.forward[:], camera.up[:] = turn @ forward, turn @ up
 

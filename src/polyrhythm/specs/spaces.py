@@ -137,6 +137,8 @@ class EnvSpec:
             raise ValueError(f"an environment's initial_states is 0 or more, got {self.initial_states}")
         if self.chunk < 0 or (self.chunk and not self.step_rows):
             raise ValueError(f"an environment's chunk is 0 or more, and 0 without step_rows; got {self.chunk}")
+        if self.splits and self.initial_states:
+            raise ValueError("an environment with fixed initial_states has none to hold out; leave out splits")
         if self.action.stops and not self.chunk:
             raise ValueError("an action's stops end a chunk, but a step here takes one action; set chunk")
         check_metrics(self.metrics)

@@ -194,7 +194,8 @@ class RobosuiteBatch:
             found.close()
             found = None
         if found is None:
-            self._close_idle_renderers()
+            if not instance.new_models:  # whose renderers another thread may make meanwhile
+                self._close_idle_renderers()
             found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
         self._renderers[key] = found  # behind all others
         return found

@@ -80,15 +80,14 @@ class TextBatch:
             message = ids[i, : lengths[i]]
             try:
                 reply = self._replied(row, message) if whole[i] else Reply(done=False)
+                reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
+                if not reply.done:
+                    fits = whole[i] and self._append(row, [*message.tolist(), *self._tokenizer.encode(reply.text)])
+                    truncated[i] = not fits or self._turn[row] >= self.spec.max_steps
             except PolyrhythmError:
                 raise
-            except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
+            except Exception as error:  # noqa: BLE001 - of the user's code, or a reply that fits no token: it fails alone
                 errors[row] = error
-                continue
-            reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
-            if not reply.done:
-                fits = whole[i] and self._append(row, [*message.tolist(), *self._tokenizer.encode(reply.text)])
-                truncated[i] = not fits or self._turn[row] >= self.spec.max_steps
         metrics = {
             "message_tokens": lengths.astype(np.float64),
             "turns": np.ones(n),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, RunHalted
-from polyrhythm.observe.intervals import measures_success
+from polyrhythm.observe.intervals import measures_success, wilson
 from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
@@ -98,10 +98,19 @@ def evaluate(
         by_kind.setdefault(variant.kind, []).append(results)
         own = {key: value for key, value in result.items() if key != "reports_success"}
         found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **own}
-    several = {kind: [one for part in parts for one in part] for kind, parts in by_kind.items() if len(parts) > 1}
+    several = {kind: parts for kind, parts in by_kind.items() if len(parts) > 1}
     if several:
-        found["kinds"] = {kind: tally_all(results) for kind, results in several.items()}
+        found["kinds"] = {kind: _tally_kind(parts) for kind, parts in several.items()}
     return {**found, "greedy": greedy, "seed": seed, "version": version}
+
+
+def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
+    """The result over variants that play the same episodes. They are not independent, so the interval is that of the
+    mean rate over as many episodes as one variant has."""
+    pooled = tally_all([result for results in variants for result in results])
+    distinct = max(len(results) for results in variants)
+    interval = wilson(round(pooled["rate"] * distinct), distinct)
+    return {**pooled, "low": interval.low, "high": interval.high}
 
 
 class _Choice(NamedTuple):

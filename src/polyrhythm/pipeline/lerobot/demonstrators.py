@@ -8,7 +8,7 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import RowsFailed, first_cause
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.lerobot.acting import PolicyActor
 from polyrhythm.pipeline.lerobot.layout import require_pyarrow
@@ -30,6 +30,11 @@ def record_folder(config: RunConfig, folder: Path, run: Path | None, fps: int, w
     """
     require_pyarrow()
     assert config.demonstrations is not None
+    if env_settings(config).spec().chunk:
+        raise ConfigError(
+            f"--out = {folder}: a step of this environment takes a whole message, which no dataset of frames can hold; "
+            "leave demos out, a run records such demonstrations itself"
+        )
     settings = config.demonstrations
     actor, who = None, "expert"
     if run is not None:

@@ -166,8 +166,9 @@ class NativeEngine:
         """Add a token to every running request, from features [n,width] of their last positions."""
         n = len(features)
         log_p = processed(self._network.logits(features), self._sampling)
-        draws = torch.tensor([len(row.tokens) for row in self._running], device=self._device)
-        uniform = noise.uniform_at(self._keys[:n], draws, self._length)
+        drawn = [len(row.tokens) for row in self._running]
+        few = 1 << max(drawn).bit_length()  # above all of them; noise keeps a table for each size that it is asked for
+        uniform = noise.uniform_at(self._keys[:n], torch.tensor(drawn, device=self._device), few)
         tokens, logprobs = draw(log_p, uniform, self._greedy[:n])
         for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)

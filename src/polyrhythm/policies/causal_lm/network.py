@@ -125,10 +125,11 @@ class CausalNetwork(nn.Module):
 
 
 def empty_network(config: Any) -> CausalNetwork:
-    """The network with whatever values its constructor gives."""
+    """The network with whatever values its constructor gives, in float32 whatever dtype the configuration names."""
     from transformers import AutoModelForCausalLM
 
-    return CausalNetwork(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    return CausalNetwork(model)
 
 
 def random_network(config: Any, seed: int) -> CausalNetwork:

@@ -132,6 +132,9 @@ class Adaptation:
         if self.train == "lora":
             add_adapters(network, self.lora, adapted_layers(network, self.lora, self.parts, self.dead), seed)
             cast(network, self.precision, role)
+            for name, p in network.named_parameters():
+                if released_name(name) is None and ".lora_A." in name and not p.is_meta:
+                    _draw_a(p, name, seed)
         if self.checkpointing:
             set_checkpointing(network)
         trained = {name for name, p in network.named_parameters() if p.requires_grad}
@@ -141,8 +144,8 @@ class Adaptation:
 def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], seed: int) -> None:
     """Put adapters into the linear layers at these paths; the network stays the module that it is.
 
-    B is zero, so outputs are as before; A is uniform in ±1/√inputs from (seed, name), equal on every device and
-    whatever else is adapted. Only adapters, and what was trained before, require gradients.
+    B is zero, so outputs are as before; A is still to be drawn (`_draw_a`). Only adapters, and what was trained before,
+    require gradients.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
@@ -157,8 +160,6 @@ def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], 
     for name, p in network.named_parameters():
         released = released_name(name)
         p.requires_grad_(released is None or (flags[released] and _BASE not in name))
-        if released is None and ".lora_A." in name and not p.is_meta:
-            _draw_a(p, name, seed)
 
 
 def draw_adapters(network: nn.Module, seed: int) -> None:
@@ -175,6 +176,7 @@ def draw_adapters(network: nn.Module, seed: int) -> None:
 
 
 def _draw_a(p: Tensor, name: str, seed: int) -> None:
+    """Uniform in ±1/√inputs from (seed, name): equal on every device and whatever else is adapted."""
     rng = torch.Generator().manual_seed(mix(seed, zlib.crc32(name.encode())))
     drawn = torch.rand(p.shape, generator=rng) * 2.0 - 1.0
     with torch.no_grad():
