@@ -17,7 +17,7 @@ from polyrhythm.envs.robosuite.env import RobosuiteSettings
 from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS as ROBOSUITE
 from polyrhythm.envs.robosuite.tasks import OTHER_WORDS as OTHER_ROBOSUITE
 from polyrhythm.envs.separate.settings import SeparateSettings
-from polyrhythm.envs.variants import Varied
+from polyrhythm.envs.variants import HasVariants
 
 TASKS = ("door-close-v3", "coffee-button-v3")
 needs_metaworld = pytest.mark.skipif(importlib.util.find_spec("metaworld") is None, reason="needs the extra metaworld")
@@ -72,7 +72,7 @@ def words(sentence: str) -> int:
 
 def test_only_what_a_policy_can_notice_is_a_variant() -> None:
     pixels = MetaWorldSettings(tasks=TASKS)
-    assert isinstance(pixels, Varied)
+    assert isinstance(pixels, HasVariants)
     assert [*pixels.variants()] == ["camera", "lighting", "texture", "position", "instruction"]
     assert [*MetaWorldSettings(tasks=TASKS, observation="state").variants()] == ["position", "instruction"]
     assert [*RobosuiteSettings(tasks=("Lift",)).variants()] == ["camera", "lighting", "texture", "instruction"]

@@ -16,7 +16,7 @@ from polyrhythm.envs.text import TextSettings
 from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, processed
+from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, process_logits
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -85,18 +85,18 @@ def test_rows_are_computed_as_each_alone() -> None:
 
 def test_sampling_is_cut_to_the_likeliest_tokens() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05, 0.0]]))
-    by_k = processed(logits, Sampling(5, top_k=2)).exp()
+    by_k = process_logits(logits, Sampling(5, top_k=2)).exp()
     torch.testing.assert_close(by_k, torch.tensor([[0.625, 0.375, 0.0, 0.0, 0.0]]))
-    by_p = processed(logits, Sampling(5, top_p=0.9)).exp()
+    by_p = process_logits(logits, Sampling(5, top_p=0.9)).exp()
     torch.testing.assert_close(by_p[0, :3], torch.tensor([0.5, 0.3, 0.15]) / 0.95)
-    assert processed(logits, Sampling(5, top_p=0.01)).exp()[0, 0] == 1.0, "the likeliest is always left"
-    kept = processed(logits, Sampling(5, top_k=2), keep=torch.tensor([3]))
+    assert process_logits(logits, Sampling(5, top_p=0.01)).exp()[0, 0] == 1.0, "the likeliest is always left"
+    kept = process_logits(logits, Sampling(5, top_k=2), keep=torch.tensor([3]))
     torch.testing.assert_close(kept.exp()[0], torch.tensor([0.5, 0.3, 0.0, 0.05, 0.0]) / 0.85)
-    assert processed(logits, Sampling(3)).shape == (1, 3), "logits beyond the tokenizer's ids do not exist"
+    assert process_logits(logits, Sampling(3)).shape == (1, 3), "logits beyond the tokenizer's ids do not exist"
 
 
 def test_a_draw_follows_the_distribution_and_never_what_was_cut() -> None:
-    log_p = processed(torch.log(torch.tensor([0.2, 0.5, 0.3, 1e-9])), Sampling(4, top_k=3)).expand(2000, -1)
+    log_p = process_logits(torch.log(torch.tensor([0.2, 0.5, 0.3, 1e-9])), Sampling(4, top_k=3)).expand(2000, -1)
     uniform = (torch.arange(2000) + 0.5) / 2000
     uniform[-1] = 1.0 - 2.0**-24
     tokens, logprob = draw(log_p, uniform, torch.zeros(2000, dtype=torch.bool))

@@ -24,7 +24,7 @@ class Variant:
 
 
 @runtime_checkable
-class Varied(Protocol):
+class HasVariants(Protocol):
     """Settings of an environment that has variants."""
 
     def variants(self) -> Mapping[str, Variant]:

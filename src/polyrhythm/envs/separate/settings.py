@@ -17,7 +17,7 @@ from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.separate.batch import SeparateBatch
 from polyrhythm.envs.separate.env_process import EnvProcess
-from polyrhythm.envs.variants import Variant, Varied
+from polyrhythm.envs.variants import HasVariants, Variant
 from polyrhythm.errors import MissingError
 from polyrhythm.specs import EnvSpec
 
@@ -58,7 +58,7 @@ class SeparateSettings(BaseModel):
         """Those of the environment; none where its settings cannot be imported here."""
         with suppress(NotFound):
             own = resolve("env", self.own())
-            return own.variants() if isinstance(own, Varied) else {}
+            return own.variants() if isinstance(own, HasVariants) else {}
         return {}
 
     def check(self) -> None:

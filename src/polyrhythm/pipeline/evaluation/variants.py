@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.envs.variants import Variant, Varied
+from polyrhythm.envs.variants import HasVariants, Variant
 from polyrhythm.errors import ConfigError
 
 #: Stands for every variant.
@@ -41,4 +41,4 @@ def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Va
 
 def variants_of(config: RunConfig) -> Mapping[str, Variant]:
     """The variants of the run's environment; empty if it declares none."""
-    return config.env.variants() if isinstance(config.env, Varied) else {}
+    return config.env.variants() if isinstance(config.env, HasVariants) else {}

@@ -21,7 +21,7 @@ from torch import Tensor
 from polyrhythm.policies import noise
 from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.network import CausalNetwork
-from polyrhythm.policies.causal_lm.sampling import Sampling, draw, processed
+from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
 from polyrhythm.policies.engine import EngineRequest, Generated
 
 #: Attention reads a multiple of so many positions, so that shapes repeat.
@@ -165,7 +165,7 @@ class NativeEngine:
     def _sample(self, features: Tensor) -> None:
         """Add a token to every running request, from features [n,width] of their last positions."""
         n = len(features)
-        log_p = processed(self._network.logits(features), self._sampling)
+        log_p = process_logits(self._network.logits(features), self._sampling)
         drawn = [len(row.tokens) for row in self._running]
         few = 1 << max(drawn).bit_length()  # above all of them; noise keeps a table for each size that it is asked for
         uniform = noise.uniform_at(self._keys[:n], torch.tensor(drawn, device=self._device), few)

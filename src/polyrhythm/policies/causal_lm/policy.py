@@ -19,7 +19,7 @@ from polyrhythm.policies import distributions
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork
-from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, processed
+from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
 from polyrhythm.policies.engine import EngineRequest, Generated
 from polyrhythm.specs import EnvSpec
 
@@ -178,7 +178,7 @@ class CausalLm(nn.Module):
         return torch.cat(logprobs), torch.cat(entropies)
 
     def _score(self, features: Tensor, tokens: Tensor, sampling: Sampling, with_entropy: bool) -> tuple[Tensor, Tensor]:
-        log_p = processed(self.network.logits(features), sampling, keep=tokens)
+        log_p = process_logits(self.network.logits(features), sampling, keep=tokens)
         logprob = distributions.categorical_logprob(log_p, tokens)
         return logprob, entropy(log_p) if with_entropy else torch.zeros_like(logprob)
 

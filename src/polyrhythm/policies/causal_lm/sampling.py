@@ -29,7 +29,7 @@ class Sampling(NamedTuple):
         return 0 < self.top_k < self.choices or self.top_p < 1.0
 
 
-def processed(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
+def process_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
     """Log-probs [..., choices] float32 of logits [..., V]; -inf for tokens that are cut.
 
     keep [...] int64: tokens that are not cut whatever the others say. Those that were sampled belong to the set of the
