@@ -44,8 +44,10 @@ def run(folder: Path, recipe: str, *overrides: str) -> tuple[dict[str, Any], lis
 def test_one_answer_per_prompt(launcher: str, tmp_path: Path) -> None:
     summary, updates = run(tmp_path, *SINGLE, f"launcher={launcher}")
     assert summary["ledger"]["trained"] == 24
-    assert all(line["env/metrics/turns"] == 1 for line in updates)
-    assert all(1 <= line["env/metrics/message_tokens"] <= 24 for line in updates)
+    ended = [line for line in updates if "env/metrics/turns" in line]  # since the update before: there may be none
+    assert ended
+    assert all(line["env/metrics/turns"] == 1 for line in ended)
+    assert all(1 <= line["env/metrics/message_tokens"] <= 24 for line in ended)
     assert all(0 < line["train/actor/entropy_loss"] < 3 for line in updates), "of tokens, not of padding"
     assert summary["after"]["episodes"] == 8
 
@@ -59,8 +61,8 @@ def test_own_weights_make_no_mismatch(tmp_path: Path) -> None:
 def test_several_turns_with_a_tool(tmp_path: Path) -> None:
     summary, updates = run(tmp_path, *AGENT, "launcher=inline")
     assert summary["ledger"]["trained"] == 24
-    assert max(line["env/metrics/turns"] for line in updates) > 1
-    assert all(line["env/sample_chunk_steps"] <= 4 for line in updates)
+    assert max(line.get("env/metrics/turns", 0) for line in updates) > 1
+    assert all(line.get("env/sample_chunk_steps", 1) <= 4 for line in updates)
     result = evaluate(tmp_path)
     assert {name: result[name] for name in summary["after"]} == summary["after"]
 
