@@ -85,7 +85,7 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
 def _cases() -> tuple[dict[str, Case], list[str]]:
     """The ways between processes that this machine has, and a sentence for each that it has not."""
     found = {"shared memory": Case(), "shared memory, streamed": Case(streamed=True)}
-    left_out = ["tcp between hosts: not built; it comes with runs over several hosts"]
+    left_out = ["tcp between hosts: not measured here"]
     count = torch.cuda.device_count()
     if not count:
         left_out.append("CUDA IPC, device to device, pinned host memory, NCCL: torch sees no CUDA device here")

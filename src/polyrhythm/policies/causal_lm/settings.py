@@ -25,6 +25,8 @@ class CausalLmSettings(BaseModel):
     needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
 
+    shards: ClassVar[bool] = False
+
     type: Literal["causal_lm"] = "causal_lm"
     """The policy's name."""
     checkpoint: str = ""
