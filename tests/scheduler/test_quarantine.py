@@ -68,9 +68,31 @@ def test_failures_that_are_not_the_environments_do_not_count(reason: DropReason)
     assert script.conductor.ledger.dropped == {}
 
 
-def test_a_lost_simulator_counts_once_for_each_task_and_seed() -> None:
+def test_simulators_that_are_lost_together_set_no_healthy_group_aside() -> None:
+    """A lost host takes all of its simulators."""
+    script = Script(slots=1, max_lag=0, batch_size=3, group_size=3, max_attempts=9, quarantine_after=2)
+    for name in ("sim-1", "sim-2"):
+        infos = (r.SlotInfo(f"{name}.s", 0, 1),)
+        script.say(r.SimulatorJoined(name, 0, (r.EnvBatchInfo(f"{name}.b", infos, True),)))
+    assert {ticket.group for ticket in script.tickets.values()} == {0}
+    assert len(script.tickets) == 3
+    for name in ("sim", "sim-1", "sim-2"):
+        assert not notices(script.say(r.StationLost(name, 0, "host lost")))
+    assert script.conductor.ledger.dropped == {}
+
+
+def test_an_episode_whose_simulator_is_lost_each_time_is_set_aside() -> None:
     script = group_of_three(quarantine_after=2)
     assert not notices(script.say(r.StationLost("sim", 0, "killed")))
+    script.join_simulator(3, 1, incarnation=1)
+    assert len(notices(script.say(r.StationLost("sim", 1, "killed")))) == 1
+
+
+def test_a_group_that_is_dropped_leaves_no_count() -> None:
+    script = Script(slots=1, max_lag=0, batch_size=1, max_attempts=1, quarantine_after=3)
+    fails(script, 0)
+    assert script.conductor.ledger.dropped == {"environment raised": 1}
+    assert not script.conductor.rollout.quarantine.failures
 
 
 def test_without_the_setting_only_attempts_count() -> None:

@@ -9,6 +9,7 @@ Invariant: a group in the buffer is complete.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 from polyrhythm.scheduler.records import Command, ReleasePayloads
@@ -20,6 +21,7 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
     """Let the buffered samples of these payload ids go out again; their blocks are free."""
     gone = set(payload_ids)
     released: list[str] = []
+    again: set[int] = set()
     for sample in rollout.samples.values():
         if sample.state is not SampleState.BUFFERED or sample.payload_id not in gone:
             continue
@@ -30,8 +32,13 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
         group.finished -= 1
         group.returns -= sample.episode_return
         released.append(sample.payload_id)
+        again.add(sample.ticket.number)
         sample.payload_id, sample.oldest = "", -1
         rollout.ledger.move(SampleState.BUFFERED, SampleState.REISSUING)
         sample.state = SampleState.REISSUING
         rollout.admission.give_back(sample, blame=False)
-    return [ReleasePayloads(tuple(released))] if released else []
+    if not released:
+        return []
+    # They have the attempt that they had, whose deadline was that of the run that is lost.
+    rollout.expiries = deque(expiry for expiry in rollout.expiries if expiry[1] not in again)
+    return [ReleasePayloads(tuple(released))]

@@ -154,7 +154,7 @@ class RolloutScheduler:
         sample = self._vacate(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
         if sample is None:
             return [ReleasePayloads((event.payload_id,))]
-        self._quarantine_of(sample.ticket).note_finished(sample.ticket.start)
+        self._quarantine_of(sample.ticket).forget(sample.ticket.start)
         if sample.ticket.evaluation:
             return self._finish_evaluation(sample, event)
         self.ledger.move(SampleState.RUNNING, SampleState.BUFFERED)
@@ -237,9 +237,8 @@ class RolloutScheduler:
         running = [s for name, s in held if s is not None and s.state is SampleState.RUNNING and s.slot == name]
         lost = list({sample.ticket.number: sample for sample in running}.values())
         commands: list[Command] = []
-        if blame:
-            for sample in {(self._quarantine_of(s.ticket).background, s.ticket.start): s for s in lost}.values():
-                commands += self._note_failure(sample, reason)
+        for sample in lost if blame else ():
+            commands += self._note_failure(sample, reason)
         for sample in lost:
             if sample.ticket.number in self.samples:  # else it was dropped with another one's group
                 commands += self._lose(sample, reason, now, blame=blame)
@@ -328,8 +327,9 @@ class RolloutScheduler:
     def _note_failure(self, sample: Sample, reason: DropReason) -> list[Command]:
         """An attempt failed: the notice if its task and seed is set aside for it. Waiting episodes of evaluations are
         then dropped; whoever has failed is given to `_lose` next."""
-        quarantine, start = self._quarantine_of(sample.ticket), sample.ticket.start
-        notices: list[Command] = [*quarantine.note_failure(start, reason, self.settings.quarantine_after)]
+        ticket, limit = sample.ticket, self.settings.quarantine_after
+        quarantine, start = self._quarantine_of(ticket), ticket.start
+        notices: list[Command] = [*quarantine.note_failure(start, reason, ticket.attempt, limit)]
         if notices:
             self.evaluations.set_aside(start, background=quarantine.background)
         return notices
@@ -376,6 +376,7 @@ class RolloutScheduler:
         if not group.spare and reason != DropReason.ROLLBACK:
             redundancy.replace_by_spare(self.admission, group)
         self.admission.forget(group)
+        self.quarantine.forget(sample.ticket.start)  # seeds of training do not come again
         return commands
 
     def _give_up(self, sample: Sample, reason: DropReason, now: float, *, off_row: bool = False) -> list[Command]:

@@ -1,8 +1,9 @@
 """Quarantine: a task and seed whose episodes keep failing is set aside.
 
 Counted are failures that the environment can cause: it raised, its numbers were not finite, the episode passed its
-deadline, or the simulator was lost. A lost simulator takes episodes with it that did nothing wrong, so one loss counts
-once for each task and seed, however many of its members ran there, and an episode that finishes clears the count.
+deadline, or the simulator was lost. A lost simulator takes episodes with it that did nothing wrong, and a lost host has
+several simulators. So a loss counts only together with earlier attempts of the same ticket: the count becomes at least
+the number of this attempt. An episode that finishes clears the count.
 
 A training group whose task and seed is set aside is dropped whole and replaced; seeds of training never come again.
 Episodes of evaluations come again, and are not started any more. Background evaluations have a quarantine of their own,
@@ -41,11 +42,13 @@ class Quarantine:
     failures: dict[Start, int] = field(default_factory=dict)
     set_aside: dict[Start, DropReason] = field(default_factory=dict)
 
-    def note_failure(self, start: Start, reason: DropReason, limit: int) -> list[EpisodeSetAside]:
-        """An episode failed; the notice if that sets its task and seed aside. limit: failures allowed, 0 for any."""
+    def note_failure(self, start: Start, reason: DropReason, attempt: int, limit: int) -> list[EpisodeSetAside]:
+        """An attempt of an episode failed; the notice if that sets its task and seed aside. limit: failures that do, 0
+        for never."""
         if not limit or reason not in COUNTED or start in self.set_aside:
             return []
-        count = self.failures.get(start, 0) + 1
+        count = self.failures.get(start, 0)
+        count = max(count, attempt) if reason is DropReason.SIMULATOR_LOST else count + 1
         if count < limit:
             self.failures[start] = count
             return []
@@ -53,6 +56,6 @@ class Quarantine:
         self.set_aside[start] = reason
         return [EpisodeSetAside(*start, count, reason, self.background)]
 
-    def note_finished(self, start: Start) -> None:
-        """An episode finished, so this task and seed works."""
+    def forget(self, start: Start) -> None:
+        """An episode finished, so this task and seed works; or it does not come again."""
         self.failures.pop(start, None)
