@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.pipeline.test_streams import LANGUAGE
 from tests.process.networks import HERE, apart_by_setting, behind_a_link
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, children, config, orphaned_folders
 
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.hosts.nodes import LocalNode
 from polyrhythm.runtime.memory.traffic import read_traffic
@@ -48,10 +50,11 @@ def check_complete(pipeline: Pipeline) -> None:
     assert pipeline.weights.read()[0] == VERSIONS == pipeline.weights.newest
 
 
-def ways(pipeline: Pipeline) -> dict[str, set[str]]:
+def ways(pipeline: Pipeline, generators: int = 2) -> dict[str, set[str]]:
     """By which ways weights came to each generator."""
     statistics = pipeline.launcher.statistics()
-    return {name: set(read_traffic(statistics[name])) - {"apply"} for name in ("generator-0", "generator-1")}
+    names = [f"generator-{i}" for i in range(generators)]
+    return {name: set(read_traffic(statistics[name])) - {"apply"} for name in names}
 
 
 def test_a_run_on_two_hosts_is_complete_and_leaves_nothing(tmp_path: Path) -> None:
@@ -62,6 +65,24 @@ def test_a_run_on_two_hosts_is_complete_and_leaves_nothing(tmp_path: Path) -> No
         check_complete(pipeline)
         assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"tcp"}}
     assert [list((tmp_path / f"memory-{i}").iterdir()) for i in range(2)] == [[], []]
+
+
+@pytest.mark.slow
+def test_a_stream_answers_the_prompt_of_another_host(tmp_path: Path) -> None:
+    """Lengths of sampled answers follow from prompt, noise key and weights: equal on one host and on two."""
+    changes = {**LANGUAGE, "launcher": "local", "rollout": {"rows": 8, "sharding": "even:8"}}
+    found = []
+    for name, nodes in (("one", ()), ("two", apart_by_setting(tmp_path, 2))):
+        with running(tmp_path / name, [*nodes[:1], *nodes[1:], *nodes[:1]], base=changes) as pipeline:
+            pipeline.loop.evaluate("before", held_out(16, 4, 1, greedy=False))
+            pipeline.loop.train_until(1)
+            assert not nodes or ways(pipeline, 1) == {"generator-0": {"tcp"}}
+            commands = [command for decision in pipeline.loop.trace for command in decision.commands]
+            ended = [(c.seed, c.metrics) for c in commands if isinstance(c, records.SampleEvaluated)]
+            found.append(sorted(ended))
+    assert len(found[0]) == 16
+    assert len({metrics for _, metrics in found[0]}) > 1, "answers differ between episodes"
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

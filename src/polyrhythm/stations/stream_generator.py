@@ -164,6 +164,7 @@ class StreamGenerator:
     def _start(self, stream: Stream) -> None:
         request = stream.request
         buffer = self._gathered.buffer(request.rows)
+        self._arena.fetch_requests([(request.slot, request.rows)])
         buffer.put_request(0, self._arena.view(request.slot, request.rows))
         buffer.gather(self._arena)
         obs, greedy, noise_key = buffer.inputs

@@ -36,7 +36,8 @@ class OtherHosts:
             raise UnfitMessage("impossible", f"there is no host {host}")
 
     def requests(self, posted: Sequence[tuple[str, int]]) -> dict[str, RequestView]:
-        """Those of these requests (slot, rows) that lie on other hosts, by slot; one question to each host."""
+        """Those of these requests (slot, rows) that lie on other hosts, by slot; one question to each host.
+        LookupError: one of these hosts is lost."""
         by_host: dict[str, list[tuple[str, int]]] = {}
         for slot, rows in posted:
             if slot in self._slots:
@@ -44,6 +45,8 @@ class OtherHosts:
         found = {}
         each = 2 + len(self._layout.obs)
         for host, asked in by_host.items():
+            if host not in self._clients:
+                raise LookupError(f"slot {asked[0][0]} lies on host {host}, which is lost")
             pieces = self._clients[host].ask(q.Posted(asked))
             for place, (slot, rows) in enumerate(asked):
                 found[slot] = request_of(self._layout, rows, pieces[place * each : (place + 1) * each])

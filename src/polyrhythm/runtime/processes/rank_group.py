@@ -63,7 +63,7 @@ class RankGroup:
     @property
     def exited(self) -> bool:
         """Every rank has been reaped."""
-        return not self.alive
+        return all(process.exited for process in self.processes)
 
     @property
     def alive(self) -> list[int]:
