@@ -118,6 +118,32 @@ def places_of(pipeline: Pipeline, before: dict[str, int]) -> set[int]:
 
 
 @pytest.mark.slow
+def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tmp_path: Path) -> None:
+    from polyrhythm.runtime.ray.stations import ActorProcess, Watcher
+
+    class Unable:
+        def __init__(self) -> None:
+            raise OSError("no space left for logs")
+
+        def pid(self) -> int:
+            return 0
+
+        def wait(self) -> int:
+            return 0
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
+    watcher = Watcher()
+    try:
+        process = ActorProcess(ray.remote(Unable).remote(), tmp_path / "station.log")
+        watcher.add(process)
+        assert process.wait(timeout=60) == 1, "not as if it had been killed from outside, which may be repeated often"
+        assert "no space left for logs" in (tmp_path / "station.log").read_text()
+    finally:
+        watcher.close()
+        ray.shutdown()
+
+
+@pytest.mark.slow
 def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_found(ray: Any, tmp_path: Path) -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20)
     try:

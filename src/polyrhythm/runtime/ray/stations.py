@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ ANSWER_S = 5.0
 _LOG_BYTES = 2**20
 #: What a process that went with its actor or node is said to have ended by.
 _WITH_ITS_NODE = -signal.SIGKILL
+#: Status of a process that its actor could not start.
+_NOT_STARTED = 1
 
 
 class ActorProcess:
@@ -86,12 +88,31 @@ class ActorProcess:
     def _exit_status(self) -> int:
         try:
             status: int = ray.get(self.ended, timeout=ANSWER_S)
-        except RayError:
-            return _WITH_ITS_NODE
+        except RayError as error:
+            return _WITH_ITS_NODE if self._has_started() else self._not_started(error)
         while self._keep(self._reading or self.actor.read_log.remote(self._offset, _LOG_BYTES)) == _LOG_BYTES:
             pass
         self._keep(self.actor.read_log.remote(self._offset, _LOG_BYTES))
         return status
+
+    def _has_started(self) -> bool:
+        try:
+            ray.get(self._pid_ref, timeout=0)
+        except RayError:
+            return False
+        return True
+
+    def _not_started(self, error: RayError) -> int:
+        """The status of a process that its actor could not start; why is in the log, as if the process had said it."""
+        self._write(f"{str(error).strip().splitlines()[-1]}\n".encode())
+        return _NOT_STARTED
+
+    def _write(self, content: bytes) -> None:
+        try:
+            with self._file.open("ab") as file:
+                file.write(content)
+        except OSError as error:
+            log.warning("%s: %d bytes of a station's log are lost (%s)", self._file, len(content), error.strerror)
 
     def _keep(self, reading: Any) -> int:
         """Append what was read to the log; how much it was."""
@@ -101,17 +122,22 @@ class ActorProcess:
         except RayError:
             return 0
         if content:
-            with self._file.open("ab") as file:
-                file.write(content)
+            self._write(content)
             self._offset += len(content)
         return len(content)
 
     def _finish(self, status: int) -> None:
-        try:
-            ray.get(self.actor.remove_log.remote(), timeout=ANSWER_S if status != _WITH_ITS_NODE else 0.5)
-        except (RayError, GetTimeoutError):
-            log.debug("the log of an actor stays on its node")
+        """Tell at once that it has ended, as the run waits for that, then end the actor."""
+        self.end(status)
+        if status not in (_WITH_ITS_NODE, _NOT_STARTED):
+            try:
+                ray.get(self.actor.remove_log.remote(), timeout=ANSWER_S)
+            except RayError:
+                log.debug("the log of an actor stays on its node")
         ray.kill(self.actor)
+
+    def end(self, status: int = _WITH_ITS_NODE) -> None:
+        """From now on it counts as ended."""
         self._status = status
         self._over.set()
 
@@ -131,17 +157,27 @@ class Watcher:
 
     def _run(self) -> None:
         """Consumes: answers of actors. Waits for: the end of one of their processes, or `_LOOK_S`. Unblocked by: these.
-        Produces: exit statuses and logs."""
+        Produces: exit statuses and logs. Where the cluster itself no longer answers, all processes count as ended."""
         while not self._over.is_set():
-            with self._turn:
-                processes = list(self._processes)
-            if processes:
-                ray.wait([process.ended for process in processes], timeout=_LOOK_S)
-            else:
-                self._over.wait(_LOOK_S)
-            over = [process for process in processes if process.look(time.monotonic())]
-            with self._turn:
-                self._processes = [process for process in self._processes if process not in over]
+            try:
+                self._look()
+            except RayError as error:
+                log.error("the Ray cluster does not answer (%s); its stations count as ended", type(error).__name__)
+                with self._turn:
+                    processes, self._processes = self._processes, []
+                for process in processes:
+                    process.end()
+
+    def _look(self) -> None:
+        with self._turn:
+            processes = list(self._processes)
+        if processes:
+            ray.wait([process.ended for process in processes], timeout=_LOOK_S)
+        else:
+            self._over.wait(_LOOK_S)
+        over = [process for process in processes if process.look(time.monotonic())]
+        with self._turn:
+            self._processes = [process for process in self._processes if process not in over]
 
     def close(self) -> None:
         """End the thread."""
