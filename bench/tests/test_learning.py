@@ -220,9 +220,27 @@ def test_asynchrony_in_one_process_is_real(mode, lags):
 
 
 @pytest.fixture(scope="module")
-def measured():
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def measured(kept):
     """Two seeds of a tiny task, in processes side by side."""
-    return learning.run({"tiny": TINY}, seeds=2)
+    return learning.run({"tiny": TINY}, seeds=2, folder=kept)
+
+
+def test_finished_trainings_are_not_repeated_unless_settings_changed(measured, kept):
+    files = sorted(kept.iterdir())
+    assert len(files) == 3 * 2
+    assert learning.run({"tiny": TINY}, seeds=2, folder=kept) == measured
+    one = next(path for path in files if path.name == "tiny-seed-1-async_1.json")
+    one.write_text(one.read_text().replace('"seconds": ', '"seconds": 1000'))
+    again = learning.run({"tiny": TINY}, seeds=2, folder=kept)["tiny"]["modes"]
+    assert again["async_1"]["seconds"] > 1000 > again["async_2"]["seconds"], "it was read"
+    one.write_text(one.read_text().replace('"seed": 1', '"seed": 2'))
+    learning.run({"tiny": TINY}, seeds=2, folder=kept)
+    assert '"seconds": 1000' not in one.read_text(), "another seed's result does not count"
 
 
 def test_all_modes_and_seeds_have_the_same_axis(measured):

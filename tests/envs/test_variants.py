@@ -135,3 +135,24 @@ def test_robosuites_pictures_differ_and_the_state_does_not() -> None:
         assert (change > 3).all(), f"{name}: {change}"
         if name == "camera":
             assert np.array_equal(found["robot0_eye_in_hand"], before["robot0_eye_in_hand"]), "it moves with the robot"
+
+
+@needs_robosuite
+@pytest.mark.parametrize("hard_reset", [False, True])
+def test_robosuites_objects_are_placed_around_its_range(hard_reset: bool) -> None:
+    """robosuite places Lift's cube up to 3 cm from the middle of the table in x and y."""
+    seeds = tuple(range(4 if hard_reset else 12))
+    usual, beyond = (
+        RobosuiteSettings(tasks=("Lift",), observation="state", placement=placement, hard_reset=hard_reset)
+        for placement in ("usual", "beyond")
+    )
+    distance = [np.abs(seen(one, (0,) * len(seeds), seeds)["state"][:, :2]).max(axis=1) for one in (usual, beyond)]
+    assert (distance[0] <= 0.031).all()
+    assert ((distance[1] > 0.029) & (distance[1] < 0.046)).all(), distance[1]
+
+
+def test_positions_of_robosuites_bins_have_no_room_around_them() -> None:
+    with pytest.raises(ValueError, match="PickPlaceCan has no room around its range; only Door, Lift"):
+        RobosuiteSettings(tasks=("Lift", "PickPlaceCan"), placement="beyond")
+    assert "position" in RobosuiteSettings(tasks=("Lift", "Stack")).variants()
+    assert "position" not in RobosuiteSettings(tasks=("PickPlaceCan",)).variants()

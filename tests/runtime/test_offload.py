@@ -46,7 +46,7 @@ def test_tensors_come_back_bit_equal_where_they_were_and_their_memory_is_free_me
         freed = store.suspend(tensors)
         empty = resident_bytes()
         assert 39 * MB < freed <= 40 * MB
-        assert full - empty > 0.95 * freed
+        assert full - empty > 0.9 * freed  # other threads of this process allocate meanwhile
         store.resume()
         assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
         assert [x.data_ptr() for x in tensors] == places

@@ -9,6 +9,7 @@ since a ticket is granted α versions early; so objectives are compared within o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -61,13 +62,17 @@ TASKS = {
 
 
 def run(
-    tasks: Mapping[str, TrainingTask], seeds: int = 5, objectives: Sequence[str] = (), alphas: Sequence[int] = ALPHAS
+    tasks: Mapping[str, TrainingTask],
+    seeds: int = 5,
+    objectives: Sequence[str] = (),
+    alphas: Sequence[int] = ALPHAS,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `summarise`
-    returns."""
+    """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `summarise` returns.
+    folder: see `trainings.compare`."""
     ways = {Way(name, alpha): settings(name, alpha) for name in objectives or OBJECTIVES for alpha in alphas}
     trainings.check_tasks(tasks, ways)
-    return trainings.compare(tasks, ways, seeds, summarise, may_halt=True)
+    return trainings.compare(tasks, ways, seeds, summarise, may_halt=True, folder=folder)
 
 
 class Way(NamedTuple):

@@ -101,7 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="gpu-colocated: results of finished modes, which are not repeated (runs/gpu-colocated)",
+        help="results of what is finished, which is not repeated: modes of gpu-colocated (runs/gpu-colocated), "
+        "trainings of learning and algorithms (none are kept)",
     )
     parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -236,7 +237,9 @@ def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = 
     return gpu_colocated.run(folder, minutes, tiny=tiny)
 
 
-def _learning(tasks: Sequence[str] = PARTS[:-2], seeds: int = 8, repeats: int = 3) -> dict[str, Any]:
+def _learning(
+    tasks: Sequence[str] = PARTS[:-2], seeds: int = 8, repeats: int = 3, out: Path | None = None
+) -> dict[str, Any]:
     from polyrhythm_bench.cases import learning, wall_clock
     from polyrhythm_bench.harness import trainings
 
@@ -244,15 +247,18 @@ def _learning(tasks: Sequence[str] = PARTS[:-2], seeds: int = 8, repeats: int = 
     chosen = {name: task for name, task in learning.TASKS.items() if name in tasks}
     trainings.check_tasks(chosen, learning.MODES)
     found = {"wall_clock": wall_clock.run(repeats)} if "wall_clock" in tasks else {}
-    return {"parts": found | (learning.run(chosen, seeds) if chosen else {})}
+    return {"parts": found | (learning.run(chosen, seeds, out) if chosen else {})}
 
 
-def _algorithms(tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] = ()) -> dict[str, Any]:
+def _algorithms(
+    tasks: Sequence[str] = (), seeds: int = 5, only: Sequence[str] = (), out: Path | None = None
+) -> dict[str, Any]:
     from polyrhythm_bench.cases import algorithms
 
     _check_names("--tasks", tasks, tuple(algorithms.TASKS))
     _check_names("--only", only, tuple(algorithms.OBJECTIVES))
-    return {"parts": algorithms.run({name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}, seeds, only)}
+    chosen = {name: algorithms.TASKS[name] for name in tasks or algorithms.TASKS}
+    return {"parts": algorithms.run(chosen, seeds, only, folder=out)}
 
 
 def check_packages(packages: Sequence[str] = ("transformers", "safetensors")) -> None:

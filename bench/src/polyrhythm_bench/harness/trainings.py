@@ -6,8 +6,10 @@ forward pass and optimizer step, so the lags are near α; they are measured.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,7 @@ import psutil
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
+from polyrhythm.files import atomic_write
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
@@ -65,12 +68,14 @@ def compare(
     summarise: Summarise[Way],
     *,
     may_halt: bool = False,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Train every task in every way (settings by name) with seeds 0..seeds-1; for each task its recipe, settings and
-    seeds, and what `summarise` makes of it. may_halt: see `train`."""
+    seeds, and what `summarise` makes of it. may_halt: see `train`. folder: where the results of finished trainings are
+    kept; one with the same settings is not repeated."""
     jobs = [(name, way, seed) for name in tasks for seed in range(seeds) for way in ways]
     asked = [_Job(f"{name}, seed {seed}, {way}", tasks[name], ways[way], seed, may_halt) for name, way, seed in jobs]
-    ended = dict(zip(jobs, _train_all(asked), strict=True))
+    ended = dict(zip(jobs, _train_all(asked, folder), strict=True))
     return {
         name: {
             "recipe": str(task.recipe),
@@ -98,27 +103,60 @@ class _Job(NamedTuple):
     seed: int
     may_halt: bool
 
+    def config(self) -> RunConfig:
+        return self.task.config(self.way, self.seed)
 
-def _train_all(jobs: Sequence[_Job]) -> list[dict[str, Any]]:
-    """What `train` gives for all jobs, in their order."""
-    count = min(len(jobs), psutil.cpu_count() or 1)
+
+def _train_all(jobs: Sequence[_Job], folder: Path | None) -> list[dict[str, Any]]:
+    """What `train` gives for all jobs, in their order: read from `folder` if there is one and it has it, else trained
+    and kept there."""
+    kept = {job: _Kept(folder, job) for job in jobs} if folder else {}
+    found = {job: result for job, file in kept.items() if (result := file.read()) is not None}
+    missing = [job for job in jobs if job not in found]
+    if folder:
+        log.info("%d of %d trainings are in %s already", len(found), len(jobs), folder)
     idle: SimpleQueue[Worker] = SimpleQueue()
 
     def one(job: _Job) -> dict[str, Any]:
         worker = idle.get()
         try:
             task, rest = job.task, {"way": job.way, "seed": job.seed, "may_halt": job.may_halt}
-            found: dict[str, Any] = worker.ask(recipe=str(task.recipe), settings=task.settings, **rest)
+            result: dict[str, Any] = worker.ask(recipe=str(task.recipe), settings=task.settings, **rest)
         finally:
             idle.put(worker)
-        log.info("%s: area %.2f in %.0f s%s", job.label, fmean(found["returns"]), found["seconds"], found["halted"])
-        return found
+        log.info("%s: area %.2f in %.0f s%s", job.label, fmean(result["returns"]), result["seconds"], result["halted"])
+        if kept:
+            kept[job].write(result)
+        return result
 
     # The pool is left last: when something goes wrong, ending the workers is what ends its threads.
-    with ThreadPoolExecutor(count) as pool, ExitStack() as stack:
+    count = min(len(missing), psutil.cpu_count() or 1)
+    with ThreadPoolExecutor(max(1, count)) as pool, ExitStack() as stack:
         for _ in range(count):
             idle.put(stack.enter_context(Worker(f"{__name__}:trainer")))
-        return list(pool.map(one, jobs))
+        found |= dict(zip(missing, pool.map(one, missing), strict=True))
+    return [found[job] for job in jobs]
+
+
+class _Kept:
+    """The file of one job's result, with the settings that it belongs to."""
+
+    def __init__(self, folder: Path, job: _Job) -> None:
+        self.path = folder / f"{re.sub('[^a-zA-Z0-9_.]+', '-', job.label)}.json"
+        self._settings = job.config().model_dump(mode="json")
+
+    def read(self) -> dict[str, Any] | None:
+        """None if there is no result of these settings."""
+        if not self.path.is_file():
+            return None
+        kept = json.loads(self.path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = kept["result"]
+        return found if kept["settings"] == self._settings else None
+
+    def write(self, found: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.path) as path:
+            path.write_text(json.dumps({"settings": self._settings, "result": found}), encoding="utf-8")
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from polyrhythm.envs.robosuite.library import (
     make,
     unknown_arguments,
 )
+from polyrhythm.envs.robosuite.placement import PLACED, place_beyond
 from polyrhythm.envs.robosuite.sizes import Sizes, sizes_of
 from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, words_of
 from polyrhythm.envs.variants import Variant
@@ -99,6 +100,8 @@ class RobosuiteSettings(BaseModel):
     hard_reset: bool = False
     """Make the model anew at each reset from its seed, so that object sizes vary too; takes about a second instead of
     milliseconds. RoboCasa's kitchens always do."""
+    placement: Literal["usual", "beyond"] = "usual"
+    """Positions of objects: robosuite's range, or a shell around it, for tasks that have room there."""
     appearance: AppearanceSettings = AppearanceSettings()
     """How far pictures differ from the usual ones."""
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
@@ -138,6 +141,14 @@ class RobosuiteSettings(BaseModel):
             raise InvalidSetting("cameras", list(self.cameras), "list each camera once")
         return self
 
+    @model_validator(mode="after")
+    def _has_room(self) -> RobosuiteSettings:
+        crowded = [task for task in self.tasks if task not in PLACED] if self.placement == "beyond" else []
+        if crowded:
+            known = ", ".join(sorted(PLACED))
+            raise InvalidSetting("placement", "beyond", f"{crowded[0]} has no room around its range; only {known} have")
+        return self
+
     def _refuse_unknown(self, task: str) -> None:
         """Raise InvalidSetting for a task that nothing here can register; imports nothing."""
         if not self.registered_by and not has_package(ROBOCASA):
@@ -155,12 +166,15 @@ class RobosuiteSettings(BaseModel):
         return self
 
     def variants(self) -> dict[str, Variant]:
-        """Variants for an evaluation out of distribution: of pictures where the policy sees any, and of the wording of
-        known tasks that have no instruction of the recipe's own."""
+        """Variants for an evaluation out of distribution: of pictures where the policy sees any, of positions where all
+        tasks have room, and of the wording of known tasks that have no instruction of the recipe's own."""
         usual = [task for task in self.tasks if task in OTHER_WORDS and task not in self.instructions]
         words = {task: OTHER_WORDS[task] for task in usual}
         worded = {"instruction": Variant("semantic", "instructions in other words", {"instructions": words})}
-        return {**(VISION if self.observation == "pixels" else {}), **(worded if words else {})}
+        placed = {"position": Variant("position", "objects around robosuite's range", {"placement": "beyond"})}
+        has_room = all(task in PLACED for task in self.tasks)
+        seen = VISION if self.observation == "pixels" else {}
+        return {**seen, **(placed if has_room else {}), **(worded if words else {})}
 
     def check(self) -> None:
         """Raise MissingError or RenderingUnavailable if this machine lacks RoboCasa, its assets, or a renderer."""
@@ -228,7 +242,10 @@ class RobosuiteSettings(BaseModel):
             "reward_scale": 1.0,
             **self.kwargs,
         }
-        return Instance(make(found, robots, self.robot, self.controller, given), self.hard_reset or kitchen)
+        env = make(found, robots, self.robot, self.controller, given)
+        if self.placement == "beyond":
+            place_beyond(env)
+        return Instance(env, self.hard_reset or kitchen)
 
     def step_limit(self, task: str) -> int:  # noqa: ARG002 - equal for all
         """Env steps after which an episode ends."""
