@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from polyrhythm.cli.main import main
@@ -53,6 +51,3 @@ def test_a_benchmark_takes_its_own_options_alone(words, told, capsys):
     assert capsys.readouterr().err == f"polyrhythm: error: {told}\n"
 
 
-def test_bench_conductor_prints_json(capsys):
-    assert main(["bench", "conductor", "--slots", "16", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)

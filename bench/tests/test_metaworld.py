@@ -7,6 +7,7 @@ from contextlib import closing
 import psutil
 import pytest
 import yaml
+from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli import show
@@ -191,6 +192,7 @@ def test_two_modes_in_processes(cheap):
 
 @pytest.mark.sim
 @pytest.mark.slow
+@long(30, "bench metaworld with the quickstart's own warm start")
 def test_the_quickstart_itself_from_its_warm_start(tmp_path, simulator):
     """The warm start is made and begun with; four rows, one version that is timed."""
     small = {

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import exp, inf
 
 import pytest
+from tests.long import long
 from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
@@ -108,6 +109,7 @@ def test_least_squares_finds_the_parameters_that_made_the_values() -> None:
     assert cost < 0.02
 
 
+@long(20, "fitting costs to simulated rows")
 def test_a_fit_finds_the_costs_of_rows_that_were_simulated() -> None:
     rows = [
         replace(each, published=simulate(each, COSTS, 4).throughput)

@@ -145,7 +145,7 @@ def test_work_for_a_station_off_its_device_is_seen() -> None:
         Cluster(cluster_settings, Hurried(cluster_settings.scheduler)).run()
 
 
-@examples(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_random_placements_reach_their_target_with_every_guarantee(rng: random.Random) -> None:
     cluster_settings = leased(rng, arbitrary_cluster(rng, redundant=rng.random() < 0.2))

@@ -264,7 +264,7 @@ def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
 
 
 randoms = st.randoms(use_true_random=False)
-examples = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+examples = settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @examples

@@ -257,7 +257,7 @@ def restored(conductor: Conductor) -> Conductor:
     return after
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_a_run_that_is_cut_anywhere_again_and_again_and_loses_stations_reaches_its_target(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng)

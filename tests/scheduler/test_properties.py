@@ -39,8 +39,8 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.scheduler.samples.ledger import SampleState
 
 randoms = st.randoms(use_true_random=False)
-examples = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-few_examples = settings(examples, max_examples=100)
+examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+few_examples = settings(examples, max_examples=50)
 
 
 def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, GuaranteeChecker]:
@@ -55,7 +55,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
     _reaches_its_target(arbitrary_cluster(rng))
 
 
-@settings(examples, max_examples=160)
+@settings(examples, max_examples=80)
 @given(randoms)
 def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng, redundant=True)
@@ -68,7 +68,7 @@ def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Rando
         assert conductor.rollout.admission.spare == [], "nobody's place is left to take"
 
 
-@settings(examples, max_examples=80)
+@settings(examples, max_examples=40)
 @given(randoms)
 def test_samples_of_lost_hosts_run_again_under_their_numbers(rng: random.Random) -> None:
     """At random times some of the finished samples that wait are lost."""
@@ -121,7 +121,7 @@ def test_an_evaluation_in_the_middle_gets_every_episode_and_holds_one_version(rn
     assert len({result.version for result in results}) <= 1
 
 
-@settings(examples, max_examples=160)
+@settings(examples, max_examples=80)
 @given(randoms)
 def test_training_in_lockstep_takes_the_same_course_with_and_without_background_evaluations(rng: random.Random) -> None:
     with_them = _lockstep(arbitrary_cluster(rng))

@@ -14,7 +14,7 @@ from tests.scheduler.test_properties import Resumed
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
 
-examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+examples = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 randoms = st.randoms(use_true_random=False)
 
 
@@ -27,7 +27,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
 
-@settings(examples, max_examples=60)
+@settings(examples, max_examples=30)
 @given(randoms)
 def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
     cluster_settings = arbitrary_streams(rng)

@@ -1,4 +1,4 @@
-"""A child process for `test_leaving`: how much memory stations with a policy of about 100 MB use, on the host and off
+"""A child process for `test_leaving`: how much memory stations with a policy of 32 or 96 MB use, on the host and off
 it, and whether they go on with the same bits. Prints JSON."""
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.trainer import Trainer
 from polyrhythm.training.learner import Learner
 
-HIDDEN = 3500
+HIDDEN = 2000
 
 
 def generator(folder: Path) -> dict[str, object]:
-    """Two networks of 3,500² weights of 4 bytes: 98 MB, and as much for the published version."""
+    """Two networks of 2,000² weights of 4 bytes: 32 MB, and as much for the published version."""
     settings = CategoricalSettings(hidden=HIDDEN)
     stand = Stand(served=built(settings, SPEC, 2), own=built(settings, SPEC, 1), buckets=(4,))
     stand.generator.store = FileStore(folder)

@@ -23,11 +23,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
     return found
 
 
-@pytest.mark.parametrize(("station", "size"), [("generator", 98 * MB), ("trainer", 96 * MB)])
+@pytest.mark.parametrize(("station", "size"), [("generator", 32 * MB), ("trainer", 96 * MB)])
 def test_the_memory_of_a_station_off_the_host_is_free_and_it_goes_on_with_the_same_bits(
     measured: dict[str, dict[str, int]], station: str, size: int
 ) -> None:
     found = measured[station]
     assert found["same"] is True
     assert 0.98 * size < found["freed"] < 1.1 * size
-    assert found["less"] > 0.95 * size
+    assert found["less"] > 0.9 * size
