@@ -1,0 +1,21 @@
+#!/bin/bash
+# A run on three nodes with Slurm: sbatch slurm.sh
+# The folder in which it is submitted, and your home, are on paths that all nodes see. Once before: ray get-auth-token --generate
+#SBATCH --job-name=polyrhythm
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --exclusive
+#SBATCH --time=04:00:00
+#SBATCH --signal=INT@120
+set -euo pipefail
+
+source .venv/bin/activate   # with polyrhythm[ray]
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(getent ahostsv4 "$head" | awk 'NR == 1 {print $1}'):6390
+
+# One command on every node: it starts Ray, and on the head node then the run; when that ends, Ray ends everywhere.
+srun ray symmetric-run --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" \
+  --num-cpus "$SLURM_CPUS_PER_TASK" -- \
+  polyrhythm train cartpole launcher=ray ray.address=auto ray.start_s=120 out_dir="runs/$SLURM_JOB_ID"
