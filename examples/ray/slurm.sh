@@ -7,7 +7,6 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --exclusive
 #SBATCH --time=04:00:00
-#SBATCH --signal=INT@120
 set -euo pipefail
 
 source .venv/bin/activate   # with polyrhythm[ray]
