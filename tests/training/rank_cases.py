@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tests.pipeline.memory.micro_batch import resident
 from tests.policies.flow_case import SPEC as FLOW_SPEC
 from tests.policies.flow_case import SmallFlowSettings, observations
 from tests.training.adapted_run import plain, small
@@ -82,6 +84,52 @@ class HeavyPolicy(ToyPolicy):
         return found._replace(value=found.value + 0.0 * self.ballast.sum())
 
 
+class PartsPolicy(ToyPolicy):
+    """With one part for rows above a bound and one for those far below, which it leaves out where no row is such."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=torch.float32)
+        self.above, self.below = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        found = super().evaluate(obs, forward_inputs)
+        value, first = found.value, obs["x"][:, 0]
+        for part, rows in ((self.above, first > 0.8), (self.below, first < -0.8)):
+            if rows.any():
+                value = value + part.sum() * rows
+        return found._replace(value=value)
+
+
+class BallastPolicy(ToyPolicy):
+    """With ballast in pieces, as layers are."""
+
+    PIECES, BYTES = 8, 32 * 2**20
+
+    def __init__(self) -> None:
+        super().__init__(dtype=torch.float32)
+        sizes = [self.BYTES // self.PIECES // 4] * self.PIECES
+        self.ballast = torch.nn.ParameterList(torch.ones(size) for size in sizes)
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        found = super().evaluate(obs, forward_inputs)
+        return found._replace(value=found.value + sum(0.0 * p.sum() for p in self.ballast))
+
+
+def growth_by_step(ranks: Ranks, train: dict[str, Any], trajectories: list[Trajectory]) -> list[float]:
+    """By how many times the bytes of a policy's weights the process grew at most in each optimizer step."""
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: pages of large tensors go when these do
+    learner = Learner(BallastPolicy(), algorithm(), training(**train), total_updates=1, seed=0, ranks=ranks)
+    steps, growth = learner.update(trajectories, 0, version=1), []
+    while True:
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        before = resident("VmRSS")
+        try:
+            next(steps)
+        except StopIteration:
+            return growth
+        growth.append((resident("VmHWM") - before) / BallastPolicy.BYTES)
+
+
 def of_own_seeds(ranks: Ranks) -> None:
     policy = ToyPolicy(seed=ranks.rank)
     Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
@@ -138,8 +186,8 @@ def policy_of(kind: str, **changes: Any) -> Any:
         return ToyPolicy(dtype=torch.float32, **changes)
     if kind == "odd":
         return OddPolicy(**changes)
-    if kind == "heavy":
-        return HeavyPolicy()
+    if kind in {"heavy", "parts"}:
+        return {"heavy": HeavyPolicy, "parts": PartsPolicy}[kind]()
     if kind == "flow":
         method = FlowNoiseSettings()
         return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")

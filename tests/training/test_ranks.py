@@ -176,6 +176,19 @@ def test_what_has_no_gradient_is_left_as_it_is(pool: RankPool, strategy: str) ->
         assert not torch.equal(answer["weights"]["critic.weight"], start["critic.weight"])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_parameters_that_only_some_steps_reach_are_left_alone_in_the_others(pool: RankPool, size: int) -> None:
+    """Also where the step that a rank pads with reaches them."""
+    data = [ragged(seed, per_action=False) for seed in range(3)]
+    case = {**plain_case({}, data, epochs=2, minibatch_steps=3, micro_batch_steps=1), "kind": "parts", "changes": {}}
+    one = trained(ONE_RANK, **case)
+    steps = [float(state["step"]) for state in one["state"]["optimizer"]["state"].values()]
+    assert len(set(steps)) == 3, "all parameters but those of the parts have as many steps"
+    for answer in pool.run(f"{CASES}trained", size, "replicate", **case):
+        assert [float(state["step"]) for state in answer["state"]["optimizer"]["state"].values()] == steps
+        assert distance(answer["weights"], one["weights"]) <= 1e-4
+
+
 @pytest.mark.parametrize(("strategy", "copies"), [("replicate", 5.0), ("shard", 2.0)])
 def test_ranks_give_up_their_memory_between_updates_and_go_on_as_if_they_had_not(
     pool: RankPool, strategy: str, copies: float, tmp_path: Path
@@ -188,6 +201,16 @@ def test_ranks_give_up_their_memory_between_updates_and_go_on_as_if_they_had_not
     for a, b in zip(stayed, left, strict=True):
         assert b["freed"] == pytest.approx(copies * 4 * HeavyPolicy.BALLAST, rel=0.02)
         assert same_state(a["state"], b["state"])
+
+
+def test_replicas_keep_one_copy_of_their_gradients_beside_those_that_accumulate(pool: RankPool) -> None:
+    """DDP makes its buckets anew in the second step; from the third one it has them, and gradients come to them."""
+    case = {"train": {"minibatch_steps": 5, "micro_batch_steps": 2}, "trajectories": ragged(0, per_action=False)}
+    for growth in pool.run(f"{CASES}growth_by_step", 2, "replicate", **case):
+        assert growth[1] < 0.5
+        assert growth[2] == pytest.approx(1.0, abs=0.3)
+    for growth in pool.run(f"{CASES}growth_by_step", 2, "replicate", **{**case, "train": {"minibatch_steps": 5}}):
+        assert growth[2] < 0.5, "without micro-batches each goes to its bucket at once"
 
 
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])

@@ -193,8 +193,8 @@ class Learner:
         ranks, size = self.ranks, self._training.micro_batch_steps
         self._optimizer.zero_grad()
         metrics: dict[str, Tensor] = {}
-        for batch, last in minibatch.micro_batches(size, self._device):
-            with ranks.reducing(self._micro_step, last=last):
+        for batch, last, counts in minibatch.micro_batches(size, self._device):
+            with ranks.reducing(self._micro_step, last=last, counts=counts):
                 loss = self._micro_step(batch, by, critic_only)
                 loss.total.backward()
             metrics = {name: x + metrics[name] for name, x in loss.metrics.items()} if metrics else loss.metrics

@@ -70,8 +70,9 @@ class Ranks(Protocol):
         """Shard the parameters of one more policy in place, which is not trained; nothing with another strategy."""
         ...
 
-    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        """The context of forward and backward pass of one micro-step of an optimizer step; last: its last one."""
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:
+        """The context of forward and backward pass of one micro-step of an optimizer step. last: its last one. counts:
+        one rank would do it, too; otherwise all its entries are masked, and a gradient that it gives is none."""
         ...
 
     def norms(self, each: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ class OneRank:
     def shard(self, policy: nn.Module) -> None:
         pass
 
-    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
     def norms(self, each: Tensor) -> Tensor:
