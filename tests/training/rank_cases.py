@@ -18,6 +18,7 @@ from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 
 from polyrhythm.config.registry import resolve
+from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.runtime.memory.offload import FileStore
@@ -133,6 +134,23 @@ def growth_by_step(ranks: Ranks, train: dict[str, Any], trajectories: list[Traje
 def of_own_seeds(ranks: Ranks) -> None:
     policy = ToyPolicy(seed=ranks.rank)
     Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
+
+
+def sharded_with(ranks: Ranks, defect: str) -> str:
+    """The error of a policy with a tensor on meta: an unread `parameter` or `buffer`, or a `plain` one, that is
+    neither."""
+    policy, x = policy_of("toy"), torch.ones(4, device="meta")
+    if defect == "parameter":
+        policy.trunk[0].weight = torch.nn.Parameter(policy.trunk[0].weight.to("meta"))
+    elif defect == "buffer":
+        policy.trunk.register_buffer("scale", x)
+    else:
+        policy.trunk.tables = {"scale": [x]}
+    try:
+        Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def saved_to(ranks: Ranks, path: str) -> str:

@@ -271,6 +271,19 @@ def test_a_rank_reads_a_checkpoint_block_by_block(pool: RankPool, changes: dict[
     assert one["whole"] == 1.0
 
 
+FORGOTTEN = {
+    "parameter": "policy: trunk.0.weight has no value when it is to be divided among the ranks; read it in load_part",
+    "buffer": "policy: trunk.scale has no value when it is to be divided",
+    "plain": "policy: trunk.tables['scale'][0] is a tensor on meta, but neither parameter nor buffer, so it",
+}
+
+
+@pytest.mark.parametrize("defect", FORGOTTEN)
+def test_a_tensor_that_was_not_read_or_cannot_be_moved_is_refused_by_name(pool: RankPool, defect: str) -> None:
+    for said in pool.run(f"{CASES}sharded_with", 2, "shard", defect=defect):
+        assert said.startswith(FORGOTTEN[defect])
+
+
 OPTIONS = [ShardSettings(reshard=False), ShardSettings(cpu_offload=True)]
 
 

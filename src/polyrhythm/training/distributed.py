@@ -97,7 +97,7 @@ class ProcessRanks:
 
     def _shard(self, policy: nn.Module, sums: dict[str, int] | None = None) -> None:
         """sums: of a policy that will be trained, to be filled by `_add_bit_sums`."""
-        from polyrhythm.training.sharding import shard_policy
+        from polyrhythm.training.sharding import check_read, shard_policy
 
         everyone = dist.group.WORLD
         assert everyone is not None
@@ -106,6 +106,7 @@ class ProcessRanks:
         def read(part: nn.Module) -> None:
             if isinstance(policy, LoadsInParts):
                 policy.load_part(part, str(self.device))
+            check_read(policy, part)
             if sums is not None:
                 _add_bit_sums(policy, part, sums)
 
