@@ -163,6 +163,20 @@ def saved_to(ranks: Ranks, path: str) -> str:
     return ""
 
 
+def saved_late_by_rank_1(ranks: Ranks, path: str, trajectories: list[Trajectory]) -> tuple[dict[str, Tensor], bool]:
+    """Rank 0 begins to save after an update, rank 1 after the next one, so nothing is written before: the weights after
+    the first, and whether the state was on its way, without its name, all the time."""
+    learner = Learner(policy_of("toy"), algorithm(), training(), total_updates=2, seed=0, ranks=ranks)
+    finish(learner.update(trajectories, 0, version=1))
+    before = {name: x.clone() for name, x in learner.publishable()}
+    saving = learner.save(Path(path)) if ranks.rank == 0 else None
+    finish(learner.update(trajectories, 1, version=2))
+    pending = not Path(path).exists() and (saving is None or not saving.over)
+    ranks.total(torch.zeros(1))  # both have looked
+    (saving or learner.save(Path(path))).wait()
+    return before, pending
+
+
 def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     """A policy as the trainer builds it: its weights as published, a gradient, the largest share of its bytes that was
     whole at a time, devices of its parts, and the most memory that was allocated on this rank's, in their bytes."""

@@ -155,7 +155,15 @@ def test_whole_updates_and_their_metrics_are_those_of_one_rank(pool: RankPool, s
         compare(trained(ONE_RANK, **case), found)
 
 
-@pytest.mark.parametrize(("size", "strategy"), [(2, "replicate"), (2, "shard"), (4, "shard")])
+@pytest.mark.parametrize(
+    ("size", "strategy"),
+    [
+        (2, "replicate"),
+        (2, "shard"),
+        pytest.param(4, "replicate", marks=pytest.mark.slow),  # 20 s on two cores
+        (4, "shard"),
+    ],
+)
 def test_a_run_of_twenty_updates_is_that_of_one_rank(pool: RankPool, size: int, strategy: str) -> None:
     data = [ragged(seed, per_action=False) for seed in range(20)]
     case = plain_case({"advantage": "grpo", "kl": {"coef": 0.05}}, data, minibatch_steps=8, critic_warmup_updates=2)
@@ -320,6 +328,17 @@ def test_a_state_saved_by_two_ranks_is_loaded_by_any_number(pool: RankPool, tmp_
     for size, strategy in ((2, "shard"), (4, "shard"), (2, "replicate")):
         for answer in pool.run(f"{CASES}trained", size, strategy, **STATE, trajectories=[], load=str(folder)):
             assert same_state(answer["state"], saved)
+
+
+def test_a_folder_is_written_beside_an_update_from_what_was_there_before(pool: RankPool, tmp_path: Path) -> None:
+    case = {"path": str(tmp_path / "s"), "trajectories": ragged(0, per_action=False)}
+    for before, pending in pool.run(f"{CASES}saved_late_by_rank_1", 2, "shard", **case):
+        assert pending
+        saved = load(tmp_path / "s")
+        assert saved["updates"] == 1
+        rows = before["trunk.0.weight"].chunk(2)
+        assert torch.equal(saved["policy"]["trunk.0.weight"].chunk(2)[0], rows[0]), "rank 0's part is of its moment"
+        assert not torch.equal(saved["policy"]["trunk.0.weight"].chunk(2)[1], rows[1]), "rank 1's of a later one"
 
 
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])

@@ -1,6 +1,7 @@
 """The ranks of a trainer: processes that train one policy together. One rank is the trivial case of the same code.
 
-Only this module and `training.distributed`, which it loads for several ranks, communicate. All methods with an argument
+Only what is behind this module communicates: `training.distributed`, which it loads for several ranks, with
+`replicas` and `sharding`, and `sharded_checkpoint` in its own thread. All methods with an argument
 are collective where there are several ranks: all of them call it, in the same order and from one thread
 (docs/design/031-ranks.md).
 """

@@ -17,8 +17,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import AgentSpec
 from polyrhythm.runtime.hosts.memory import WEIGHTS, HostMemory, segment_sizes
@@ -117,8 +115,7 @@ def reader(root: str, server: str, keys: list[str], megabytes: int, port: int) -
         stack.callback(host.close)
         receiver = Receiver(host.weights("cpu", None), model)
         plain = stack.enter_context(socket.create_connection((LOOPBACK, port), _DEADLINE_S))
-        got = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        room = memoryview(got.numpy())
+        room = memoryview(bytearray(layout.nbytes))
 
         def answer(version: int = -1, *, bare: bool = False) -> str:
             if not bare:

@@ -21,7 +21,7 @@ from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.memory.activations import Activations
 from polyrhythm.pipeline.memory.rows import accumulates, micro_batch_rows, pass_rows, update_rows
-from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place
+from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -225,10 +225,22 @@ def _update(
         Part(name, "micro-batch", device, activations.training(micro), certain=False, stays=False),
         Part(name, "precomputed", device if fits else HOST, frozen + mini * frozen // rows, certain=False, stays=fits),
         Part(name, "samples of an update", HOST, (rows + mini) * row, certain=False),
+        Part(name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False),
     ]
     if device != HOST:  # one is sent ahead
         parts.append(Part(name, "batches", device, 2 * micro * row, certain=False, stays=False))
     return parts
+
+
+def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
+    """Bytes of the copy that a rank writes: of its part, or rank 0 of the whole state. In one process there is none."""
+    if config.launcher == "inline":
+        return 0
+    trained = form.trainable_bytes if isinstance(config.policy, VlaSettings) else form.train_bytes
+    state = trained + _MOMENTS * form.trainable_bytes + reference_bytes(config, form)
+    if config.placement.trainer.strategy == "shard":
+        return -(-state // ranks)
+    return state if name == TRAINER else 0
 
 
 def _row_bytes(arrays: Mapping[str, ArraySpec]) -> int:
