@@ -43,7 +43,7 @@ class ReplicatedStep(nn.Module):
     def reducing(self, *, last: bool, counts: bool) -> Iterator[None]:
         """The context of one micro-step. last: DDP sums gradients in it. counts: its gradients are those of one rank;
         otherwise they are zeros, of parameters that may be none of this mini-batch's."""
-        self.buckets.clear()  # DDP makes others in the second step, and is the only one to keep the first by then
+        self.buckets.clear()  # before the second step DDP replaces them, and both would be there
         self._counts = counts
         yield
         if last:
@@ -51,8 +51,8 @@ class ReplicatedStep(nn.Module):
 
     def tell_reached(self) -> None:
         """Begin to sum over ranks which parameters got a gradient."""
-        self._ranks = torch.zeros(len(self._trained), dtype=torch.int32)
-        self._ranks[list(self._reached)] = 1
+        reached = [place in self._reached for place in range(len(self._trained))]
+        self._ranks = torch.tensor(reached, dtype=torch.int32)
         self._told = dist.all_reduce(self._ranks, async_op=True)
 
     def _note(self, place: int) -> Callable[[Tensor | None], None]:
