@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.calls import evaluate_act, sample
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings, FlowMethod
@@ -92,7 +94,7 @@ def test_every_check_passes_without_a_note(case: Case) -> None:
     learns = case not in [CASES[name] for name in WITHOUT_GRADIENT]
     checks = conformance.policy_checks(case.settings, case.observations(), case.spec, learns=learns, imitates=True)
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
-    assert len(checks) == 11 + learns
+    assert len(checks) == 12 + learns
 
 
 def test_the_trial_before_a_run_passes_with_two_rows_and_with_one(case: Case) -> None:
@@ -139,3 +141,29 @@ def test_value_loss_enters_the_trunk_when_asked() -> None:
     case = CASES["tiny_vla shared value"]
     reached = conformance.value_gradient_reach(case.build(), case.observations())
     assert any(parameter.startswith("trunk.spatial") for parameter in reached)
+
+
+class ScaledSettings(GaussianSettings):
+    """Its policy keeps a scale, as what `kept` says."""
+
+    kept: Literal["plain", "listed", "buffer"]
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Policy:
+        policy = super().build(env_spec, seed=seed, device=device, role=role)
+        module = as_module(policy)
+        if self.kept == "buffer":
+            module.register_buffer("scale", torch.ones(3), persistent=False)
+            module.also = [module.scale]
+        else:
+            module.scale = torch.ones(3) if self.kept == "plain" else {"hand": (torch.ones(3),)}
+        return policy
+
+
+@pytest.mark.parametrize(("kept", "name"), [("plain", "scale"), ("listed", "scale['hand'][0]"), ("buffer", "")])
+def test_a_tensor_that_would_not_move_with_the_policy_is_a_finding(kept: str, name: str) -> None:
+    settings = ScaledSettings(kept=kept)
+    checks = conformance.policy_checks(settings, CASES["gaussian"].observations(), CASES["gaussian"].spec)
+    found = run_checks({"moves": checks["tensors move with the policy"]})
+    said = [finding.detail for finding in found if finding.state != "ok"]
+    told = "is a tensor, but neither parameter nor buffer, so it does not move with the policy"
+    assert said == ([f"{name} {told}"] if name else [])

@@ -11,6 +11,7 @@ from tests.policies.test_pi0_settings import SPEC
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import as_module
+from polyrhythm.policies.plain_tensors import plain_tensors
 
 GOLDEN = Path(__file__).parent / "golden"
 PI0 = {"type": "pi0", "checkpoint": str(GOLDEN / "pi0")}
@@ -46,6 +47,7 @@ def test_a_policy_in_parts_is_that_of_build(case: str) -> None:
     policy.load_part(blocks[0], "cpu")
     assert not any(x.is_meta for x in everything(blocks[0]).values())
     assert not unread or any(x.is_meta for x in blocks[1].parameters())
+    assert plain_tensors(policy) == {}, "they would stay on the host"
     policy.load_part(policy, "cpu")
     found = everything(policy)
     assert list(found) == list(whole)

@@ -18,6 +18,7 @@ from tests.process.test_supervision import at_update, balanced, lost, run
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, newest_run
+from polyrhythm.scheduler.records import DropReason
 from polyrhythm.stations.trainer_states import TrainerStates
 
 #: Several optimizer steps per update, of which a rank has a part.
@@ -88,7 +89,11 @@ def test_a_rank_that_fails_is_one_loss_of_the_trainer(
         **two(strategy),
     )
     assert [event.reason for event in lost(pipeline) if event.station == "trainer"] == [reason]
-    assert balanced(pipeline, 96)
+    ledger = pipeline.loop.conductor.ledger
+    if strategy == "replicate":
+        assert balanced(pipeline, 96)
+    else:  # a version may have been published before its state was written
+        assert (ledger.imbalance, set(ledger.dropped) - {DropReason.ROLLBACK}) == (0, set())
     assert {path.name for path in (tmp_path / "logs").glob("trainer*")} == {
         *("trainer.0.log", "trainer-rank1.0.log", "trainer.1.log", "trainer-rank1.1.log")
     }

@@ -11,9 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from tests.process.networks import memory
 from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.process.test_hosts import VERSIONS, check_complete, running, ways
+from tests.process.test_ranks import ONE as SEVERAL_STEPS
+from tests.process.test_supervision import lost
 
 from polyrhythm.errors import ConfigError, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -165,3 +168,32 @@ def test_devices_are_refused_for_all_kinds_at_once() -> None:
     placement = {"generators": {"devices": "0"}, "trainer": {"devices": "all"}}
     with pytest.raises(ConfigError, match=r"(?s)placement.generators.devices = 0: .*placement.trainer.devices = all: "):
         check_launcher(config(**RAY, placement=placement))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_a_trainer_of_two_ranks_on_a_cluster_gives_the_weights_of_one(ray: Any, strategy: str, tmp_path: Path) -> None:
+    found = {}
+    for name, changes in (("inline", {}), ("ray", {"placement": {"trainer": {"ranks": 2, "strategy": strategy}}})):
+        (tmp_path / name).mkdir()
+        with running(tmp_path / name, base=SEVERAL_STEPS, launcher=name, **changes) as pipeline:
+            pipeline.loop.train_until(VERSIONS)
+            check_complete(pipeline)
+            found[name] = pipeline.weights.read()[1]
+    for name, tensor in found["inline"].items():
+        torch.testing.assert_close(found["ray"][name], tensor, rtol=0.0, atol=1e-4, msg=name)
+    logs = {path.name for path in (tmp_path / "ray" / "logs").glob("trainer*")}
+    assert logs == {"trainer.0.log", "trainer-rank1.0.log"}
+
+
+@pytest.mark.slow
+def test_a_killed_rank_on_a_cluster_is_one_loss_of_the_trainer(ray: Any, tmp_path: Path) -> None:
+    placement = {"trainer": {"ranks": 2, "strategy": "shard"}}
+    with running(tmp_path / "run", base=SEVERAL_STEPS, launcher="ray", placement=placement) as pipeline:
+        pipeline.loop.train_until(1)
+        os.kill(pipeline.launcher.processes()["trainer-rank1"], signal.SIGKILL)
+        pipeline.loop.train_until(VERSIONS)
+        reasons = [event.reason for event in lost(pipeline) if event.station == "trainer"]
+        assert reasons == ["rank 1: was ended by SIGKILL"]
+        ledger = pipeline.loop.conductor.ledger
+        assert (ledger.imbalance, pipeline.weights.newest) == (0, VERSIONS)

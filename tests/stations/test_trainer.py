@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tests.runtime.arenas import holding
 from tests.stations.test_trainer_states import Ranks
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
+from polyrhythm.errors import RunFolderError
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels, Report
@@ -30,7 +33,7 @@ from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.trainer import Trainer
 from polyrhythm.stations.trainer_states import TrainerStates
-from polyrhythm.training.checkpoint import load_state
+from polyrhythm.training.checkpoint import BackgroundSaving, load_state, save_state
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.ranks import ONE_RANK
 
@@ -118,6 +121,8 @@ def test_its_state_is_saved_before_every_second_version_is_published(tmp_path):
 class WrittenLater:
     """States that are written in the background, as sharded ones are: each until `written` is set."""
 
+    copied = None
+
     def __init__(self, last=9):
         self.last, self.written, self.begun = last, threading.Event(), 0
 
@@ -127,7 +132,7 @@ class WrittenLater:
     def is_last(self, version):
         return version == self.last
 
-    def save(self, learner):
+    def save(self, learner, *, background=False):
         assert self.begun == 0 or self.over, "one at a time"
         self.begun += 1
         return self
@@ -152,6 +157,69 @@ def test_a_state_is_written_beside_publication_and_training_and_is_there_before_
     stand.do()
     assert [type(said) for said in stand.said] == [Published, Checkpointed, Report, UpdateDone]
     assert stand.said[1] == Checkpointed("t", 0, 0)
+
+
+class HeldFile(TrainerStates):
+    """A state in one file, which is not written before the test lets it be."""
+
+    go_on = threading.Event()
+
+    def save(self, learner, *, background=False):
+        assert background
+        copied = copy.deepcopy(learner.state_dict())
+        path = Path(self.folder) / "state.pt"
+
+        def write():
+            assert self.go_on.wait(10)
+            save_state(copied, path)
+
+        return BackgroundSaving(write, copied)
+
+
+def test_a_file_is_written_beside_the_steps_of_the_next_update_and_is_of_the_one_before(tmp_path):
+    states = HeldFile(str(tmp_path))
+    states.go_on.clear()
+    stand = Stand(states, overlap=True)
+    before = weights(stand.policy)
+    stand.trainer.handle(PublishWeights("t", 1))
+    stand.trainer.handle(LEND)
+    for _ in range(7):
+        assert stand.trainer.work()
+    assert not same(weights(stand.policy), before)
+    assert stand.said == [], "neither saved nor published, and the update is not over"
+    threading.Timer(0.05, states.go_on.set).start()
+    stand.do()
+    stand.trainer.close()
+    assert stand.said[0] == Checkpointed("t", 0, 0)
+    assert {type(said) for said in stand.said[1:]} == {Published, Report, UpdateDone}
+    saved = load_state(tmp_path / "state.pt")
+    assert saved["updates"] == 0
+    assert same(saved["policy"], before)
+    assert same(stand.channel.read(1)[1], before)
+
+
+def test_what_is_saved_in_the_background_is_what_is_saved_at_once(tmp_path):
+    stand = Stand()
+    stand.do(LEND)
+    stand.learner.policy.critic.bias = stand.learner.policy.logits.bias  # tied
+    stand.learner.save(tmp_path / "at-once.pt")
+    saving = stand.learner.save(tmp_path / "later.pt", background=True)
+    stand.policy.logits.weight.data.zero_()
+    assert saving.copied is not None
+    saving.wait()
+    assert saving.copied is None, "its memory goes"
+    one, other = (load_state(tmp_path / name) for name in ("at-once.pt", "later.pt"))
+    assert repr(one | {"policy": dict(one["policy"])}) == repr(other | {"policy": dict(other["policy"])})
+    assert other["policy"]["critic.bias"].data_ptr() == other["policy"]["logits.bias"].data_ptr()
+
+
+def test_a_file_that_cannot_be_written_ends_the_update_beside_it(tmp_path):
+    (tmp_path / "trainer-00000000.pt" / "in-the-way").mkdir(parents=True)
+    stand = Stand(TrainerStates(str(tmp_path)), overlap=True)
+    with pytest.raises(RunFolderError, match=r"trainer-00000000.pt cannot be written .* make room"):
+        stand.do(PublishWeights("t", 1), LEND)
+    assert stand.said == []
+    assert [path.name for path in tmp_path.iterdir()] == ["trainer-00000000.pt"]
 
 
 def test_a_state_that_is_written_is_told_even_if_nothing_follows():
@@ -240,12 +308,12 @@ def test_a_publication_overlaps_the_next_update_up_to_its_first_change_of_weight
     stand.trainer.close()
 
 
-def test_an_update_whose_steps_are_all_skipped_waits_for_the_publication_before_it(tmp_path):
-    """What is saved before a publication is of the update that is published, whatever the next update does."""
+def test_an_update_whose_steps_are_all_skipped_waits_until_the_weights_before_it_are_read():
+    """What is published is of the update before, whatever the next update does."""
     policy = ToyPolicy(seed=9)  # not the one that acted, so every ratio is out of bounds
     channel = SlowWeights(policy)
     settings = algorithm(early_stop_ratio=1.05, proximal="behavior")
-    stand = Stand(TrainerStates(str(tmp_path)), channel=channel, policy=policy, overlap=True, settings=settings)
+    stand = Stand(channel=channel, policy=policy, overlap=True, settings=settings)
     before = weights(policy)
     stand.trainer.handle(PublishWeights("t", 0))
     stand.trainer.handle(LEND)
@@ -256,17 +324,17 @@ def test_an_update_whose_steps_are_all_skipped_waits_for_the_publication_before_
     while stand.trainer.current_call()[0] != "update" and update.is_alive():
         pass
     update.join(0.2)
-    assert stand.said == [Checkpointed("t", 0, 0)], "the update does not end while the weights are being copied"
+    assert stand.said == [], "the update does not end while the weights are being copied"
     assert stand.learner.updates == 0
     channel.go_on.set()
     update.join()
-    saved, published, report, done = stand.said
-    assert (saved, published, done) == (Checkpointed("t", 0, 0), Published("t", 0, 0), UpdateDone("t", 0, 0))
+    published, report, done = stand.said
+    assert (published, done) == (Published("t", 0, 0), UpdateDone("t", 0, 0))
     assert report.values["train/actor/early_stopped"] == 1.0
     assert same(weights(policy), before)
     stand.do(PublishWeights("t", 1))
     stand.trainer.close()
-    assert stand.said[-2:] == [Checkpointed("t", 0, 1), Published("t", 0, 1)]
+    assert stand.said[-1] == Published("t", 0, 1)
 
 
 class BrokenWeights(InlineWeights):

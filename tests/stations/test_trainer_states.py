@@ -30,7 +30,7 @@ class Saving:
     def __init__(self, updates: int, rank: int = 0, strategy: str = "replicate") -> None:
         self.updates, self.ranks, self.saved = updates, Ranks(rank, strategy), []  # type: ignore[var-annotated]
 
-    def save(self, path: Path) -> Saved:
+    def save(self, path: Path, *, background: bool = False) -> Saved:
         self.saved.append(path.name)
         if self.ranks.rank == 0:
             (save_as_folder if self.ranks.strategy == "shard" else save_state)(state(self.updates), path)

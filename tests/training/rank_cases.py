@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tests.pipeline.memory.micro_batch import resident
 from tests.policies.flow_case import SPEC as FLOW_SPEC
 from tests.policies.flow_case import SmallFlowSettings, observations
 from tests.training.adapted_run import plain, small
@@ -16,6 +18,7 @@ from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 
 from polyrhythm.config.registry import resolve
+from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.runtime.memory.offload import FileStore
@@ -82,9 +85,72 @@ class HeavyPolicy(ToyPolicy):
         return found._replace(value=found.value + 0.0 * self.ballast.sum())
 
 
+class PartsPolicy(ToyPolicy):
+    """With one part for rows above a bound and one for those far below, which it leaves out where no row is such."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=torch.float32)
+        self.above, self.below = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        found = super().evaluate(obs, forward_inputs)
+        value, first = found.value, obs["x"][:, 0]
+        for part, rows in ((self.above, first > 0.8), (self.below, first < -0.8)):
+            if rows.any():
+                value = value + part.sum() * rows
+        return found._replace(value=value)
+
+
+class BallastPolicy(ToyPolicy):
+    """With ballast in pieces, as layers are."""
+
+    PIECES, BYTES = 8, 32 * 2**20
+
+    def __init__(self) -> None:
+        super().__init__(dtype=torch.float32)
+        sizes = [self.BYTES // self.PIECES // 4] * self.PIECES
+        self.ballast = torch.nn.ParameterList(torch.ones(size) for size in sizes)
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        found = super().evaluate(obs, forward_inputs)
+        return found._replace(value=found.value + sum(0.0 * p.sum() for p in self.ballast))
+
+
+def growth_by_step(ranks: Ranks, train: dict[str, Any], trajectories: list[Trajectory]) -> list[float]:
+    """By how many times the bytes of a policy's weights the process grew at most in each optimizer step."""
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: pages of large tensors go when these do
+    learner = Learner(BallastPolicy(), algorithm(), training(**train), total_updates=1, seed=0, ranks=ranks)
+    steps, growth = learner.update(trajectories, 0, version=1), []
+    while True:
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        before = resident("VmRSS")
+        try:
+            next(steps)
+        except StopIteration:
+            return growth
+        growth.append((resident("VmHWM") - before) / BallastPolicy.BYTES)
+
+
 def of_own_seeds(ranks: Ranks) -> None:
     policy = ToyPolicy(seed=ranks.rank)
     Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
+
+
+def sharded_with(ranks: Ranks, defect: str) -> str:
+    """The error of a policy with a tensor on meta: an unread `parameter` or `buffer`, or a `plain` one, that is
+    neither."""
+    policy, x = policy_of("toy"), torch.ones(4, device="meta")
+    if defect == "parameter":
+        policy.trunk[0].weight = torch.nn.Parameter(policy.trunk[0].weight.to("meta"))
+    elif defect == "buffer":
+        policy.trunk.register_buffer("scale", x)
+    else:
+        policy.trunk.tables = {"scale": [x]}
+    try:
+        Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def saved_to(ranks: Ranks, path: str) -> str:
@@ -95,6 +161,20 @@ def saved_to(ranks: Ranks, path: str) -> str:
     except OSError as error:
         return type(error).__name__
     return ""
+
+
+def saved_late_by_rank_1(ranks: Ranks, path: str, trajectories: list[Trajectory]) -> tuple[dict[str, Tensor], bool]:
+    """Rank 0 begins to save after an update, rank 1 after the next one, so nothing is written before: the weights after
+    the first, and whether the state was on its way, without its name, all the time."""
+    learner = Learner(policy_of("toy"), algorithm(), training(), total_updates=2, seed=0, ranks=ranks)
+    finish(learner.update(trajectories, 0, version=1))
+    before = {name: x.clone() for name, x in learner.publishable()}
+    saving = learner.save(Path(path)) if ranks.rank == 0 else None
+    finish(learner.update(trajectories, 1, version=2))
+    pending = not Path(path).exists() and (saving is None or not saving.over)
+    ranks.total(torch.zeros(1))  # both have looked
+    (saving or learner.save(Path(path))).wait()
+    return before, pending
 
 
 def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
@@ -138,8 +218,8 @@ def policy_of(kind: str, **changes: Any) -> Any:
         return ToyPolicy(dtype=torch.float32, **changes)
     if kind == "odd":
         return OddPolicy(**changes)
-    if kind == "heavy":
-        return HeavyPolicy()
+    if kind in {"heavy", "parts"}:
+        return {"heavy": HeavyPolicy, "parts": PartsPolicy}[kind]()
     if kind == "flow":
         method = FlowNoiseSettings()
         return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")

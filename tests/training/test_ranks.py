@@ -155,7 +155,15 @@ def test_whole_updates_and_their_metrics_are_those_of_one_rank(pool: RankPool, s
         compare(trained(ONE_RANK, **case), found)
 
 
-@pytest.mark.parametrize(("size", "strategy"), [(2, "replicate"), (2, "shard"), (4, "shard")])
+@pytest.mark.parametrize(
+    ("size", "strategy"),
+    [
+        (2, "replicate"),
+        (2, "shard"),
+        pytest.param(4, "replicate", marks=pytest.mark.slow),  # 20 s on two cores
+        (4, "shard"),
+    ],
+)
 def test_a_run_of_twenty_updates_is_that_of_one_rank(pool: RankPool, size: int, strategy: str) -> None:
     data = [ragged(seed, per_action=False) for seed in range(20)]
     case = plain_case({"advantage": "grpo", "kl": {"coef": 0.05}}, data, minibatch_steps=8, critic_warmup_updates=2)
@@ -176,6 +184,19 @@ def test_what_has_no_gradient_is_left_as_it_is(pool: RankPool, strategy: str) ->
         assert not torch.equal(answer["weights"]["critic.weight"], start["critic.weight"])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_parameters_that_only_some_steps_reach_are_left_alone_in_the_others(pool: RankPool, size: int) -> None:
+    """Also where the step that a rank pads with reaches them."""
+    data = [ragged(seed, per_action=False) for seed in range(3)]
+    case = {**plain_case({}, data, epochs=2, minibatch_steps=3, micro_batch_steps=1), "kind": "parts", "changes": {}}
+    one = trained(ONE_RANK, **case)
+    steps = [float(state["step"]) for state in one["state"]["optimizer"]["state"].values()]
+    assert len(set(steps)) == 3, "all parameters but those of the parts have as many steps"
+    for answer in pool.run(f"{CASES}trained", size, "replicate", **case):
+        assert [float(state["step"]) for state in answer["state"]["optimizer"]["state"].values()] == steps
+        assert distance(answer["weights"], one["weights"]) <= 1e-4
+
+
 @pytest.mark.parametrize(("strategy", "copies"), [("replicate", 5.0), ("shard", 2.0)])
 def test_ranks_give_up_their_memory_between_updates_and_go_on_as_if_they_had_not(
     pool: RankPool, strategy: str, copies: float, tmp_path: Path
@@ -188,6 +209,16 @@ def test_ranks_give_up_their_memory_between_updates_and_go_on_as_if_they_had_not
     for a, b in zip(stayed, left, strict=True):
         assert b["freed"] == pytest.approx(copies * 4 * HeavyPolicy.BALLAST, rel=0.02)
         assert same_state(a["state"], b["state"])
+
+
+def test_replicas_keep_one_copy_of_their_gradients_beside_those_that_accumulate(pool: RankPool) -> None:
+    """DDP makes its buckets anew in the second step; from the third one it has them, and gradients come to them."""
+    case = {"train": {"minibatch_steps": 5, "micro_batch_steps": 2}, "trajectories": ragged(0, per_action=False)}
+    for growth in pool.run(f"{CASES}growth_by_step", 2, "replicate", **case):
+        assert growth[1] < 0.5
+        assert growth[2] == pytest.approx(1.0, abs=0.3)
+    for growth in pool.run(f"{CASES}growth_by_step", 2, "replicate", **{**case, "train": {"minibatch_steps": 5}}):
+        assert growth[2] < 0.5, "without micro-batches each goes to its bucket at once"
 
 
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])
@@ -248,6 +279,19 @@ def test_a_rank_reads_a_checkpoint_block_by_block(pool: RankPool, changes: dict[
     assert one["whole"] == 1.0
 
 
+FORGOTTEN = {
+    "parameter": "policy: trunk.0.weight has no value when it is to be divided among the ranks; read it in load_part",
+    "buffer": "policy: trunk.scale has no value when it is to be divided",
+    "plain": "policy: trunk.tables['scale'][0] is a tensor on meta, but neither parameter nor buffer, so it",
+}
+
+
+@pytest.mark.parametrize("defect", FORGOTTEN)
+def test_a_tensor_that_was_not_read_or_cannot_be_moved_is_refused_by_name(pool: RankPool, defect: str) -> None:
+    for said in pool.run(f"{CASES}sharded_with", 2, "shard", defect=defect):
+        assert said.startswith(FORGOTTEN[defect])
+
+
 OPTIONS = [ShardSettings(reshard=False), ShardSettings(cpu_offload=True)]
 
 
@@ -284,6 +328,17 @@ def test_a_state_saved_by_two_ranks_is_loaded_by_any_number(pool: RankPool, tmp_
     for size, strategy in ((2, "shard"), (4, "shard"), (2, "replicate")):
         for answer in pool.run(f"{CASES}trained", size, strategy, **STATE, trajectories=[], load=str(folder)):
             assert same_state(answer["state"], saved)
+
+
+def test_a_folder_is_written_beside_an_update_from_what_was_there_before(pool: RankPool, tmp_path: Path) -> None:
+    case = {"path": str(tmp_path / "s"), "trajectories": ragged(0, per_action=False)}
+    for before, pending in pool.run(f"{CASES}saved_late_by_rank_1", 2, "shard", **case):
+        assert pending
+        saved = load(tmp_path / "s")
+        assert saved["updates"] == 1
+        rows = before["trunk.0.weight"].chunk(2)
+        assert torch.equal(saved["policy"]["trunk.0.weight"].chunk(2)[0], rows[0]), "rank 0's part is of its moment"
+        assert not torch.equal(saved["policy"]["trunk.0.weight"].chunk(2)[1], rows[1]), "rank 1's of a later one"
 
 
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])

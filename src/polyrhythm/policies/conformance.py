@@ -8,6 +8,7 @@ eval mode, on the device of the observations.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from polyrhythm.policies.calls import (
 )
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.form_checks import check_form
+from polyrhythm.policies.plain_tensors import FIX, plain_tensors
 from polyrhythm.specs import EnvSpec
 
 #: Calls with other keys after which a policy with equal actions counts as ignoring its key.
@@ -79,6 +81,7 @@ def policy_checks(
 
     policy = built(build)
     as_module(policy).eval()
+    plain = plain_tensors(as_module(policy))  # before calls, which may keep some for a while
     checks: dict[str, Check] = {
         "attributes": lambda: check_attributes(policy, spec),
         "act": lambda: check_act(policy, obs, spec),
@@ -89,6 +92,7 @@ def policy_checks(
         "other keys, other actions": lambda: check_key_matters(policy, obs),
         "greedy ignores the key": lambda: check_greedy(policy, obs),
         "seed decides the weights": lambda: check_seed(build),
+        "tensors move with the policy": lambda: check_registered(plain),
         "weights can be copied": lambda: check_state_round_trip(build, obs),
     }
     if learns:
@@ -328,6 +332,17 @@ def check_state_round_trip(build: Build, obs: Observations) -> str:
         what = f"act().{name} after load_state_dict"
         check_close(
             what, getattr(theirs, name), "that of the policy copied", getattr(ours, name), logprob_limit(first), fix
+        )
+    return ""
+
+
+def check_registered(plain: Mapping[str, Tensor]) -> str:
+    """A policy that is built on the host or without memory takes all its tensors to its device. plain: its tensors that
+    are neither parameters nor buffers."""
+    if plain:
+        raise ContractViolation(
+            f"{next(iter(plain))} is a tensor, but neither parameter nor buffer, so it does not move with the policy",
+            FIX,
         )
     return ""
 

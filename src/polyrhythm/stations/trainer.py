@@ -4,13 +4,13 @@ Every rank of a trainer runs this station and executes the same commands in the 
 are in the same order too. What rank 0 says is the trainer's word; the process of another rank keeps it to itself.
 
 If publication may overlap the next update and needs no collective, as it does with strategy shard, a thread copies the
-weights while that update collates, prepares and does its first forward and backward pass; the first step that changes
-weights waits for the copy.
+weights, and the whole state if that is to be saved, while that update collates, prepares and does its first forward and
+backward pass; the first step that changes weights waits for the copy. The state is written beside the steps that
+follow.
 
-Invariant: commands are executed in order, so weights are published only between two updates. Saving a version that is
-due begins before its publication and ends before it, or, where ranks write the state in the background, before the next
-update does: `Checkpointed` comes before any later `UpdateDone`. A sample is read only between `StartUpdate` and
-`UpdateDone`.
+Invariant: what is published and saved is what the commands before found, as they are executed in order. A state that is
+due is announced once it is written, before any later `UpdateDone`; where it is one file, before its version is
+published. A sample is read only between `StartUpdate` and `UpdateDone`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
+
+from torch import Tensor
 
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.memory.offload import OffloadStore
@@ -54,8 +56,9 @@ class Saver(Protocol):
         """Whether the run may end once this version is published."""
         ...
 
-    def save(self, learner: Learner) -> Saving:
-        """Save it, on all ranks together; it is there, whole, once the answer's `wait` has returned."""
+    def save(self, learner: Learner, *, background: bool = False) -> Saving:
+        """Save it, on all ranks together; it is there, whole, once the answer's `wait` has returned. background: as in
+        `Learner.save`."""
         ...
 
 
@@ -145,7 +148,8 @@ class Trainer:
                 self._todo.popleft()
             case SaveTrainer():
                 self._settle()
-                self._save(wait=True)
+                if self._saver is not None:
+                    self._note_saved(*self._begin_saving(background=False))
                 self._todo.popleft()
             case StartUpdate():
                 self._train(command, begin)
@@ -172,7 +176,7 @@ class Trainer:
                 command.update,
                 version=command.version + 1,
                 own_weights=self._published and all(bool((x.version == command.version).all()) for x in samples),
-                before_step=self._settle,
+                before_step=self._await_read,
             )
         try:
             next(self._steps)
@@ -181,7 +185,7 @@ class Trainer:
         except StopIteration as stop:
             self._todo.popleft()
             self._steps, self._published = None, False
-            self._finish_saving()
+            self._await_saved()
             self._metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
             self._update_s = 0.0
             self._channels.report(
@@ -194,22 +198,28 @@ class Trainer:
         self._published = True
         self._publication = _Publication(self._save_and_publish, version, self._overlap)
 
-    def _save_and_publish(self, version: int) -> None:
+    def _save_and_publish(self, publication: _Publication) -> None:
+        """A state that is written from a whole copy is written first, and published from that copy."""
+        version, policy = publication.version, None
         if self._saver is not None and self._saver.due(version):
-            self._save(wait=self._saver.is_last(version))
-        publish_weights(self._weights, version, self._learner)
+            last = self._saver.is_last(version)
+            updates, saving = self._begin_saving(background=self._overlap and not last)
+            if saving.copied is not None:
+                policy = saving.copied["policy"]
+                publication.read.set()
+            if last or policy is not None or saving.over:
+                self._note_saved(updates, saving)
+                publication.saved.set()
+            else:
+                self._saving = updates, saving
+        publish_weights(self._weights, version, self._learner, policy)
         self._channels.emit(Published(self.name, self.incarnation, version))
 
-    def _save(self, *, wait: bool) -> None:
-        """Save the state, in the background if that may be; one at a time."""
-        if self._saver is None:
-            return
+    def _begin_saving(self, *, background: bool) -> tuple[int, Saving]:
+        """Updates of the state, and its saving; one at a time."""
+        assert self._saver is not None
         self._finish_saving()
-        updates, saving = self._learner.updates, self._saver.save(self._learner)
-        if wait or saving.over:
-            self._note_saved(updates, saving)
-        else:
-            self._saving = updates, saving
+        return self._learner.updates, self._saver.save(self._learner, background=background)
 
     def _finish_saving(self) -> None:
         """Wait for the saving in the background, if there is one; raise its error, if any."""
@@ -220,6 +230,17 @@ class Trainer:
     def _note_saved(self, updates: int, saving: Saving) -> None:
         saving.wait()
         self._channels.emit(Checkpointed(self.name, self.incarnation, updates))
+
+    def _await_read(self) -> None:
+        """Wait until the publication under way has read the weights; raise its error, if any."""
+        if self._publication is not None:
+            self._publication.wait_for(self._publication.read)
+
+    def _await_saved(self) -> None:
+        """Wait until the state that was to be saved is; raise the error, if any."""
+        if self._publication is not None:
+            self._publication.wait_for(self._publication.saved)
+        self._finish_saving()
 
     def _settle(self) -> None:
         """Wait for the publication under way; raise its error, if any."""
@@ -267,8 +288,14 @@ class Trainer:
                 self.store.close()
 
 
-def publish_weights(weights: Weights, version: int, learner: Learner) -> None:
-    """Rank 0 publishes; where weights are sharded all ranks take part, and no rank ever has all weights whole."""
+def publish_weights(
+    weights: Weights, version: int, learner: Learner, copied: Mapping[str, Tensor] | None = None
+) -> None:
+    """Rank 0 publishes; where weights are sharded all ranks take part, and no rank ever has all weights whole. copied:
+    what is published, if the learner's own tensors may have changed since."""
+    if copied is not None:
+        weights.publish(version, copied)
+        return
     tensors, ranks = learner.publishable(), learner.ranks
     if not ranks.divides:
         if ranks.rank == 0:
@@ -285,11 +312,14 @@ _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", Sav
 
 
 class _Publication:
-    """One publication, done at once or in a thread. lasted: its begin and end, once it is over."""
+    """One publication, done at once or in a thread. lasted: its begin and end, once it is over. read: the learner's
+    tensors are not read any more; saved: the state that is due with it is announced, or it is over; set by `publish`,
+    which may leave that to the end."""
 
-    def __init__(self, publish: Callable[[int], None], version: int, overlap: bool) -> None:
+    def __init__(self, publish: Callable[[_Publication], None], version: int, overlap: bool) -> None:
         self._publish, self.version = publish, version
         self.lasted = (0.0, 0.0)
+        self.read, self.saved = threading.Event(), threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
         if self._thread is None:
@@ -299,7 +329,7 @@ class _Publication:
 
     def _publish_timed(self) -> None:
         begin = time.monotonic()
-        self._publish(self.version)
+        self._publish(self)
         self.lasted = (begin, time.monotonic())
 
     def _run(self) -> None:
@@ -307,10 +337,20 @@ class _Publication:
             self._publish_timed()
         except Exception as error:  # noqa: BLE001 - raised by wait()
             self._error = error
+        finally:
+            self.read.set()
+            self.saved.set()
 
     @property
     def over(self) -> bool:
         return self._thread is None or not self._thread.is_alive()
+
+    def wait_for(self, stage: threading.Event) -> None:
+        """Wait until it has come so far; raise its error, if any."""
+        if self._thread is not None:
+            stage.wait()
+        if self._error is not None:
+            raise self._error
 
     def wait(self) -> None:
         """Wait until it is over; raise its error, if any."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import REMOVED, UNFINISHED, copy_whole, remove_whole
@@ -41,15 +42,15 @@ class TrainerStates:
     def is_last(self, version: int) -> bool:
         return version == self.last
 
-    def save(self, learner: Learner) -> Saving:
+    def save(self, learner: Learner, *, background: bool = False) -> Saving:
         """Save the learner's state, on all its ranks together; once it is there, rank 0 removes the oldest ones.
-        RunFolderError, also of the answer's `wait`: it cannot be written."""
+        background: as in `Learner.save`. RunFolderError, also of the answer's `wait`: it cannot be written."""
         path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if learner.ranks.divides else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)
             if learner.ranks.rank == 0:
                 self._remove_unfinished()
-            saving = learner.save(path)
+            saving = learner.save(path, background=background)
         except OSError as error:
             raise _unwritable(path, error) from error
         return _StateSaving(self, path, saving, first=learner.ranks.rank == 0)
@@ -105,6 +106,10 @@ class _StateSaving:
     @property
     def over(self) -> bool:
         return self._saving.over
+
+    @property
+    def copied(self) -> Mapping[str, Any] | None:
+        return self._saving.copied
 
     def wait(self) -> None:
         try:

@@ -6,12 +6,15 @@ number of ranks.
 
 from __future__ import annotations
 
+import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import atomic_write
@@ -24,6 +27,12 @@ class Saving(Protocol):
     @property
     def over(self) -> bool: ...
 
+    @property
+    def copied(self) -> Mapping[str, Any] | None:
+        """The whole state, in host memory, from which it is written; None if there is no such copy, or `wait` has
+        returned."""
+        ...
+
     def wait(self) -> None:
         """Wait until it has ended; raises its error. Afterwards the state is there, as rank 0 sees it."""
         ...
@@ -32,22 +41,64 @@ class Saving(Protocol):
 class Saved:
     """A state that is saved already."""
 
-    over = True
+    over, copied = True, None
 
     def wait(self) -> None:
         pass
 
 
-def save(state: Mapping[str, Any], path: Path, ranks: Ranks) -> Saving:
+class BackgroundSaving:
+    """A state that a thread writes. write: OSError where it cannot; copied: see `Saving`."""
+
+    def __init__(self, write: Callable[[], None], copied: Mapping[str, Any] | None = None) -> None:
+        self.copied = copied
+        self._error: Exception | None = None
+        # The thread drops its argument when it ends.
+        self._thread = threading.Thread(target=self._run, args=(write,), name="saving", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join()
+        self.copied = None
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - raised by wait()
+            self._error = error
+
+
+def save(state: Mapping[str, Any], path: Path, ranks: Ranks, *, background: bool = False) -> Saving:
     """Save the state of a learner: in a file that rank 0 writes, or where it is sharded in a folder, in the background.
-    All ranks call it. OSError: cannot write."""
+    All ranks call it. background: a file is written in the background, too, from a copy. OSError: cannot write."""
     if ranks.divides:
         from polyrhythm.training.sharded_checkpoint import save_sharded  # torch.distributed
 
         return save_sharded(state, path, ranks.rank, ranks.background)
+    if ranks.rank == 0 and background:
+        copied = _copied(state, {})
+        return BackgroundSaving(partial(save_state, copied, path), copied)
     if ranks.rank == 0:
         save_state(state, path)
     return Saved()
+
+
+def _copied(state: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
+    """The state with copies of its tensors in host memory; known: of tensors, so that one that is tied stays one."""
+    if isinstance(state, Mapping):
+        return {key: _copied(value, known) for key, value in state.items()}
+    if not isinstance(state, Tensor):
+        return state
+    key = state.data_ptr(), state.shape, state.stride(), state.dtype, state.device
+    if key not in known or not state.numel():
+        known[key] = state.detach().to("cpu", copy=True)
+    return known[key]
 
 
 def load(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore, GradBucket
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import LoadsInParts
 from polyrhythm.training.ranks import Strategy
-from polyrhythm.training.replicas import ReplicatedStep
+from polyrhythm.training.replicas import ReplicatedStep, sum_bucket
 from polyrhythm.training.shards import is_sharded
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ProcessRanks:
     ) -> None:
         self.rank, self.size, self.strategy = rank, size, strategy
         self.device, self._settings = torch.device(device), shard
-        self._buckets: list[Tensor] = []
+        self._replicated: ReplicatedStep | None = None
         files = FileStore(str(store), size)
         files.set_timeout(_DEADLINE)
         if self.device.type == "cuda":
@@ -84,13 +84,11 @@ class ProcessRanks:
             return step
         _add_bit_sums(policy, policy, sums)
         self._check_equal(sums)
+        self._replicated = ReplicatedStep(step)
         wrapped = DistributedDataParallel(
-            ReplicatedStep(step, self.totals),
-            forward_sync_buffers=False,
-            gradient_as_bucket_view=True,
-            init_sync=False,
+            self._replicated, forward_sync_buffers=False, gradient_as_bucket_view=True, init_sync=False
         )
-        wrapped.register_comm_hook(self._buckets, _sum_gradients)
+        wrapped.register_comm_hook(self._replicated, sum_bucket)
         return wrapped
 
     def shard(self, policy: nn.Module) -> None:
@@ -99,7 +97,7 @@ class ProcessRanks:
 
     def _shard(self, policy: nn.Module, sums: dict[str, int] | None = None) -> None:
         """sums: of a policy that will be trained, to be filled by `_add_bit_sums`."""
-        from polyrhythm.training.sharding import shard_policy
+        from polyrhythm.training.sharding import check_read, shard_policy
 
         everyone = dist.group.WORLD
         assert everyone is not None
@@ -108,15 +106,19 @@ class ProcessRanks:
         def read(part: nn.Module) -> None:
             if isinstance(policy, LoadsInParts):
                 policy.load_part(part, str(self.device))
+            check_read(policy, part)
             if sums is not None:
                 _add_bit_sums(policy, part, sums)
 
         shard_policy(policy, mesh, self._settings, trained=sums is not None, before=read)
 
-    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> Iterator[None]:
         if not isinstance(wrapped, DistributedDataParallel):
-            return nullcontext()  # shards of gradients are summed in every micro-step: whole ones would not fit
-        return _summing(wrapped.module) if last else wrapped.no_sync()
+            yield  # shards of gradients are summed in every micro-step: whole ones would not fit
+            return
+        with wrapped.module.reducing(last=last, counts=counts), nullcontext() if last else wrapped.no_sync():
+            yield
 
     def norms(self, each: Tensor) -> Tensor:
         if self.strategy != "shard":
@@ -129,7 +131,7 @@ class ProcessRanks:
             yield name, x.full_tensor() if is_sharded(x) else x  # type: ignore[attr-defined]
 
     def buffers(self) -> list[Tensor]:
-        return list(self._buckets)
+        return [] if self._replicated is None else list(self._replicated.buckets)
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -168,18 +170,6 @@ def _bit_sum(x: Tensor) -> int:
     return int(bits.sum(dtype=torch.int64))
 
 
-def _sum_gradients(buckets: list[Tensor], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Sums over ranks: losses are divided by the normaliser of all ranks already. buckets: gets those of this backward
-    pass, in their order."""
-    del buckets[bucket.index() :]
-    buckets.append(bucket.buffer())
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
-
-
-_sum_gradients.__annotations__.clear()  # torch compares them with its classes, not with their names
-
-
 def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> str:
     """NCCL for device tensors needs a GPU for each rank."""
     if device.type != "cuda":
@@ -187,13 +177,6 @@ def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> st
     store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
     gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
     return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
-
-
-@contextmanager
-def _summing(step: ReplicatedStep) -> Iterator[None]:
-    """The context of the passes in which DDP sums the gradients of an optimizer step."""
-    yield
-    step.drop_unused()
 
 
 @contextmanager

@@ -193,8 +193,8 @@ class Learner:
         ranks, size = self.ranks, self._training.micro_batch_steps
         self._optimizer.zero_grad()
         metrics: dict[str, Tensor] = {}
-        for batch, last in minibatch.micro_batches(size, self._device):
-            with ranks.reducing(self._micro_step, last=last):
+        for batch, last, counts in minibatch.micro_batches(size, self._device):
+            with ranks.reducing(self._micro_step, last=last, counts=counts):
                 loss = self._micro_step(batch, by, critic_only)
                 loss.total.backward()
             metrics = {name: x + metrics[name] for name, x in loss.metrics.items()} if metrics else loss.metrics
@@ -220,13 +220,14 @@ class Learner:
         """Replace the published part of the policy, by whole tensors. ValueError: they are of another policy."""
         load_weights(self._module, state)
 
-    def save(self, path: Path) -> Saving:
+    def save(self, path: Path, *, background: bool = False) -> Saving:
         """Save the state: as a file that rank 0 writes, or with shard as a folder that all ranks write in the
         background. It is there, whole, once the answer's `wait` has returned on rank 0; a saving that is under way is
-        waited for first. OSError, also of `wait`: cannot write."""
+        waited for first. background: a file is written in the background, too, so the learner may go on at once.
+        OSError, also of `wait`: cannot write."""
         self._saving.wait()
         self._saving = Saved()
-        self._saving = save(self.state_dict(), path, self.ranks)
+        self._saving = save(self.state_dict(), path, self.ranks, background=background)
         return self._saving
 
     def load(self, path: Path) -> None:

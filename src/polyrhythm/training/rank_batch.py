@@ -42,10 +42,19 @@ class RankBatch(NamedTuple):
     padding: Sequence[TrainingBatch]
     padded: float
 
-    def micro_batches(self, size: int, device: torch.device) -> Iterator[tuple[TrainingBatch, bool]]:
-        """Micro-batches of at most `size` (0: all at once) on `device`, and whether each is the last one."""
+    def micro_batches(self, size: int, device: torch.device) -> Iterator[MicroBatch]:
+        """Micro-batches of at most `size` (0: all at once) on `device`."""
+        counted = self.micro_steps - len(self.padding)
         for number, batch in enumerate(self.own.micro_batches(size, device, self.padding), 1):
-            yield batch, number == self.micro_steps
+            yield MicroBatch(batch, last=number == self.micro_steps, counts=number <= counted)
+
+
+class MicroBatch(NamedTuple):
+    """last: of its mini-batch. counts: it is no padding."""
+
+    batch: TrainingBatch
+    last: bool
+    counts: bool
 
 
 def rank_batch(batch: TrainingBatch, share: Share, index: Tensor, size: int) -> RankBatch:

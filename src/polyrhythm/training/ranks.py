@@ -1,6 +1,7 @@
 """The ranks of a trainer: processes that train one policy together. One rank is the trivial case of the same code.
 
-Only this module and `training.distributed`, which it loads for several ranks, communicate. All methods with an argument
+Only what is behind this module communicates: `training.distributed`, which it loads for several ranks, with
+`replicas` and `sharding`, and `sharded_checkpoint` in its own thread. All methods with an argument
 are collective where there are several ranks: all of them call it, in the same order and from one thread
 (docs/design/031-ranks.md).
 """
@@ -70,8 +71,9 @@ class Ranks(Protocol):
         """Shard the parameters of one more policy in place, which is not trained; nothing with another strategy."""
         ...
 
-    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        """The context of forward and backward pass of one micro-step of an optimizer step; last: its last one."""
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:
+        """The context of forward and backward pass of one micro-step of an optimizer step. last: its last one. counts:
+        one rank would do it, too; otherwise all its entries are masked, and a gradient that it gives is none."""
         ...
 
     def norms(self, each: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ class OneRank:
     def shard(self, policy: nn.Module) -> None:
         pass
 
-    def reducing(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
     def norms(self, each: Tensor) -> Tensor:

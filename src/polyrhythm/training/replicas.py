@@ -1,53 +1,86 @@
-"""A micro-step for DDP, of which parameters may be without gradient: the actor's while the critic warms up, or what a
-policy has and does not use.
+"""A micro-step for DDP, of which parameters may be without gradient: the actor's while the critic warms up, those of a
+task that no row of a mini-batch has, or what a policy has and does not use.
 
-DDP itself looks for such in every step, and asks the other ranks, which costs a small policy as much as the sum of its
-gradients. Here its graph reaches every parameter in any case, so that it never waits for one; which of them have no
-gradient on any rank is found in the first step of a kind, and afterwards they are left without one, as on one rank.
+DDP itself looks for such by a walk through the graph, in every step. Here its graph reaches every parameter in any
+case, so that it never waits for one; which got a gradient is noted as they get it, and told to the other ranks beside
+the last gradients. Afterwards those that got none on any rank have none, as on one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-
-#: Numbers of every rank -> their sums over all.
-Totals = Callable[[Sequence[float]], Sequence[float]]
+from torch._C._distributed_c10d import GradBucket
 
 
 class ReplicatedStep(nn.Module):
-    """The step, with a loss of which every trained parameter is a part. totals: collective.
+    """The step, with a loss of which every trained parameter is a part.
 
-    Its calls give a named tuple with `total`, the loss. Calls with equal flags (arguments that are bool) are of a kind.
+    Its calls give a named tuple with `total`, the loss. buckets: the memory in which DDP has summed the last gradients.
     """
 
-    def __init__(self, step: nn.Module, totals: Totals) -> None:
+    def __init__(self, step: nn.Module) -> None:
         super().__init__()
-        self.step, self._totals = step, totals
+        self.step = step
+        self.buckets: list[Tensor] = []
         self._trained = [p for p in step.parameters() if p.requires_grad]
-        self._unused: dict[tuple[bool, ...], list[nn.Parameter]] = {}
-        self._kind: tuple[bool, ...] = ()
+        self._reached: set[int] = set()  # in this optimizer step on this rank
+        self._counts = True
+        for place, p in enumerate(self._trained):
+            p.register_hook(self._note(place))
 
     def forward(self, *arguments: Any) -> NamedTuple:
         loss = self.step(*arguments)
-        self._kind = tuple(x for x in arguments if isinstance(x, bool))
-        if torch.is_grad_enabled() and self._kind not in self._unused:
-            used = _leaves(loss.total)
-            counts = self._totals([float(id(p) in used) for p in self._trained])
-            self._unused[self._kind] = [p for p, count in zip(self._trained, counts, strict=True) if not count]
         reached: Tensor = _ReachAll.apply(loss.total, *self._trained)  # type: ignore[no-untyped-call]
         return loss._replace(total=reached)  # type: ignore[no-any-return]
 
-    def drop_unused(self) -> None:
-        """After the backward pass in which DDP has summed: no gradient where no rank had one, rather than zero."""
-        there = [(p, p.grad.any()) for p in self._unused.get(self._kind, ()) if p.grad is not None]
-        some = torch.stack([x for _, x in there]).tolist() if there else []
-        for (p, _), has_gradient in zip(there, some, strict=True):
-            if not has_gradient:
+    @contextmanager
+    def reducing(self, *, last: bool, counts: bool) -> Iterator[None]:
+        """The context of one micro-step. last: DDP sums gradients in it. counts: its gradients are those of one rank;
+        otherwise they are zeros, of parameters that may be none of this mini-batch's."""
+        self.buckets.clear()  # before the second step DDP replaces them, and both would be there
+        self._counts = counts
+        yield
+        if last:
+            self._drop_unreached()
+
+    def tell_reached(self) -> None:
+        """Begin to sum over ranks which parameters got a gradient."""
+        reached = [place in self._reached for place in range(len(self._trained))]
+        self._ranks = torch.tensor(reached, dtype=torch.int32)
+        self._told = dist.all_reduce(self._ranks, async_op=True)
+
+    def _note(self, place: int) -> Callable[[Tensor | None], None]:
+        def note(gradient: Tensor | None) -> None:
+            if self._counts and gradient is not None:
+                self._reached.add(place)
+
+        return note
+
+    def _drop_unreached(self) -> None:
+        """No gradient where no rank had one in any micro-step, rather than zeros: the optimizer leaves it alone."""
+        self._told.wait()
+        for p, ranks in zip(self._trained, self._ranks.tolist(), strict=True):
+            if not ranks:
                 p.grad = None
+        self._reached.clear()
+
+
+def sum_bucket(step: ReplicatedStep, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's hook: sums over ranks, as losses are divided by the normaliser of all ranks already."""
+    step.buckets.append(bucket.buffer())
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    if bucket.is_last():  # so every parameter has its gradient
+        step.tell_reached()
+    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+sum_bucket.__annotations__.clear()  # torch compares them with its classes, not with their names
 
 
 class _ReachAll(torch.autograd.Function):
@@ -61,17 +94,3 @@ class _ReachAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, *[None] * ctx.count
-
-
-def _leaves(total: Tensor) -> set[int]:
-    """Ids of the parameters that the graph of `total` comes to."""
-    seen, found, open_ = set[Any](), set[int](), [total.grad_fn]
-    while open_:
-        node = open_.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            found.add(id(leaf))
-        open_ += [inner for inner, _ in node.next_functions]
-    return found

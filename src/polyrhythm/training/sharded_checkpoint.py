@@ -13,10 +13,10 @@ from __future__ import annotations
 import ast
 import io
 import os
-import threading
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import remove_whole
+from polyrhythm.training.checkpoint import BackgroundSaving
 from polyrhythm.training.shards import joined, part_of
 
 Group = torch.distributed.ProcessGroup
@@ -46,37 +47,7 @@ _INDEX = "index"
 Path_ = tuple[Any, ...]
 
 
-class SavingThread:
-    """See `checkpoint.Saving`."""
-
-    def __init__(
-        self, tensors: dict[str, Tensor], index: Sequence[tuple[Path_, Any]], folder: Path, rank: int, group: Group
-    ) -> None:
-        self._error: Exception | None = None
-        arguments = tensors, index, folder, rank, group  # the thread drops them when it ends
-        self._thread = threading.Thread(target=self._run, args=arguments, name="saving", daemon=True)
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self, *arguments: Any) -> None:
-        try:
-            _write(*arguments)
-        except CheckpointException as error:  # torch's own, no Exception, with that of each rank within
-            causes = [cause for cause, _ in error.failures.values()]
-            self._error = next((cause for cause in causes if isinstance(cause, OSError)), OSError(str(causes[0])))
-        except Exception as error:  # noqa: BLE001 - raised by wait()
-            self._error = error
-
-
-def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group) -> SavingThread:
+def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group) -> BackgroundSaving:
     """Save a state of tensors, plain data and dicts of them; copied to host memory before this returns, and written in
     a thread. group: of all ranks, for its collectives alone, so one saving at a time."""
     tensors: dict[str, Tensor] = {}
@@ -88,7 +59,7 @@ def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group
             index.append((path, name))
         else:
             index.append((path, [value]))
-    return SavingThread(tensors, index, folder, rank, group)
+    return BackgroundSaving(partial(_write, tensors, index, folder, rank, group))
 
 
 def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +89,11 @@ def _write(
     tensors: dict[str, Tensor], index: Sequence[tuple[Path_, Any]], folder: Path, rank: int, group: Group
 ) -> None:
     unfinished = folder.with_name(f"{folder.name}.part")
-    save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
+    try:
+        save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
+    except CheckpointException as error:  # torch's own, no Exception, with that of each rank within
+        causes = [cause for cause, _ in error.failures.values()]
+        raise next((cause for cause in causes if isinstance(cause, OSError)), OSError(str(causes[0]))) from None
     if rank == 0:
         remove_whole(folder)  # of the same updates, saved before
         unfinished.rename(folder)

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import (
 
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.policies.plain_tensors import FIX, plain_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def shard_policy(
     """Replace the parameters by their shards on the mesh's device, in place and block by block, so that one block at a
     time is whole there. trained: whether backward passes follow; they drop the weights outside of blocks, which a
     forward pass leaves whole for them. before: called with each block and then the policy, before it is sharded; it may
-    read what is still on meta. ConfigError: a tensor cannot be sharded."""
+    read what is still on meta. ConfigError: a tensor cannot be sharded, or stays behind."""
     settings = settings or ShardSettings()
     for name, p in policy.named_parameters():
         if p.dim() == 0:
@@ -76,6 +77,27 @@ def shard_policy(
         for name in POLICY_METHODS if module is policy else getattr(module, "forward_methods", ()):
             if hasattr(module, name):
                 register_fsdp_forward_method(module, name)
+    _check_moved(policy, mesh.device_type)
+
+
+def check_read(policy: nn.Module, part: nn.Module) -> None:
+    """ConfigError: a tensor within this part of the policy is on the meta device still."""
+    here = {id(x) for x in (*part.parameters(), *part.buffers()) if x.is_meta}
+    for name, x in (*policy.named_parameters(), *policy.named_buffers()) if here else ():
+        if id(x) in here:
+            raise ConfigError(
+                f"policy: {name} has no value when it is to be divided among the ranks; read it in load_part, or give "
+                "it one in build_in_parts"
+            )
+
+
+def _check_moved(policy: nn.Module, device_type: str) -> None:
+    for path, x in plain_tensors(policy).items():
+        if x.device.type != device_type:
+            raise ConfigError(
+                f"policy: {path} is a tensor on {x.device.type}, but neither parameter nor buffer, so it stays there "
+                f"while the policy goes to {device_type}; {FIX}"
+            )
 
 
 def blocks_of(policy: nn.Module) -> list[nn.Module]:

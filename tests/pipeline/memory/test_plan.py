@@ -63,6 +63,9 @@ def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> N
     replicas = planner.plan(run)
     assert [own.name for own in replicas.devices] == ["cpu", "cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert sizes(replicas, "cuda:3", "trainer-rank3")["weights"] == 14 * GB
+    accumulating = planner.plan(with_settings(run, {"training.micro_batch_steps": 2}))
+    assert "gradients, not yet summed" not in sizes(replicas, "cuda:3", "trainer-rank3")
+    assert sizes(accumulating, "cuda:3", "trainer-rank3")["gradients, not yet summed"] == 12 * GB
     shards = planner.plan(with_settings(run, {"placement.trainer.strategy": "shard"}))
     own = sizes(shards, "cuda:3", "trainer-rank3")
     assert own["weights"] == 3.5 * GB

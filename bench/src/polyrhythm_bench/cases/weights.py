@@ -5,6 +5,8 @@ happens. Bare: the same bytes copied by torch into the same kind of memory here,
 after one turn that touches all pages. The way that a run would take between the same two places is what is measured
 (`runtime.memory.ways`).
 
+What crosses between hosts is measured by the clock beside a bare tcp connection (`weights_tcp`).
+
 A collective (gloo, or NCCL between two devices) is measured for comparison only: no run uses one
 (docs/design/033-weights-between-devices.md).
 """
@@ -28,6 +30,7 @@ from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of
 from polyrhythm.runtime.memory.ways import CPU, Ends
 from polyrhythm.runtime.memory.weights import InlineWeights, Weights
 from polyrhythm_bench.cases.weights_collective import measure_collective
+from polyrhythm_bench.cases.weights_tcp import measure_tcp
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.worker import Worker
 from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, seconds
@@ -63,6 +66,7 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     serving = _serve(megabytes, repeats)
     for name, devices in _collectives().items():
         modes[name] = measure_collective(name.split()[0], devices, megabytes, repeats)
+    modes["tcp between hosts"] = measure_tcp(megabytes, repeats)
     ratio = modes["shared memory, streamed"]["ratio"]
     return {
         "megabytes": megabytes,
@@ -85,7 +89,7 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
 def _cases() -> tuple[dict[str, Case], list[str]]:
     """The ways between processes that this machine has, and a sentence for each that it has not."""
     found = {"shared memory": Case(), "shared memory, streamed": Case(streamed=True)}
-    left_out = ["tcp between hosts: not measured here"]
+    left_out: list[str] = []
     count = torch.cuda.device_count()
     if not count:
         left_out.append("CUDA IPC, device to device, pinned host memory, NCCL: torch sees no CUDA device here")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.runtime.hosts.questions import PART_BYTES
 from polyrhythm_bench.harness.markdown import wrap_prose
 
 PAGE = "weights.md"
@@ -26,7 +27,9 @@ bare. The aim for shared memory is {limit_ratio}.
 {rows}
 
 *streamed*: tensor by tensor, as sharded ranks publish, without the time that ranks take to gather a tensor. The
-broadcast is there for comparison; no run uses one.
+broadcast is there for comparison; no run uses one. *tcp between hosts*: two ends on this machine that share no memory,
+over the loopback interface, encrypted, in parts of {part_mb:.1f} MB; *bare* is a socket without encryption. Its times
+are those of the clock, as the process that serves the version takes part.
 
 ## While a generator serves
 
@@ -50,17 +53,19 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
         least=least,
         pass_ms=pass_ms,
         slowed=serving["slowed"],
+        part_mb=PART_BYTES / 1e6,
         pause_ms=serving["pause_ms"],
         ratios=", ".join(f"{ratio:.2f} of a pass of {rows}" for rows, ratio in serving["pause_ratio"].items()),
         **numbers,
     )
-    text += "\n## Not run\n\n" + "\n".join(f"- {sentence}." for sentence in found["left_out"]) + "\n"
+    if found["left_out"]:
+        text += "\n## Not run\n\n" + "\n".join(f"- {sentence}." for sentence in found["left_out"]) + "\n"
     path = folder / PAGE
     path.write_text(wrap_prose(text), encoding="utf-8")
     return [path]
 
 
-_CPU_CLOCK = "Times are CPU times of the process, so waiting for a core or a lock does not count."
+_CPU_CLOCK = "Times are CPU times of the process, so waiting for a core or a lock does not count, but for tcp."
 
 
 def _row(name: str, mode: Mapping[str, Any]) -> str:

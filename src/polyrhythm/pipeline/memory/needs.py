@@ -20,8 +20,8 @@ from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.memory.activations import Activations
-from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, update_rows
-from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place
+from polyrhythm.pipeline.memory.rows import accumulates, micro_batch_rows, pass_rows, update_rows
+from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -154,7 +154,7 @@ def _trainer(
     parts: list[Part] = []
     for name in ranks:
         device = placed.seats[name].device
-        parts += _rank(config, form, name, device, len(ranks))
+        parts += _rank(config, form, name, device, len(ranks), layout.steps)
         if activations is not None and config.training.versions:
             parts += _update(config, spec, form, name, device, len(ranks), layout, activations)
     if ranks and config.launcher == "local" and keeps_copy(placed.ends, _any_device):
@@ -167,8 +167,8 @@ def _any_device(_reader: str, _memory: str) -> bool:
     return True
 
 
-def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int) -> list[Part]:
-    """What a rank, of so many, keeps between its updates."""
+def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int, steps: int) -> list[Part]:
+    """What a rank, of so many, keeps between its updates, and what it has twice in one. steps: of a sample."""
     learns = config.training.versions > 0
     share = ranks if config.placement.trainer.strategy == "shard" else 1
     keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
@@ -181,6 +181,9 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
         Part(name, "optimizer", HOST if offload else keeps, moments),
         Part(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
     ]
+    if buckets and accumulates(config, steps, ranks):  # beside those of DDP, where the last micro-batch brings them
+        summed = form.trainable_bytes * learns
+        parts.append(Part(name, "gradients, not yet summed", device, summed, stays=False))
     if share > 1:
         block = min(form.block_bytes or form.train_bytes, form.train_bytes)
         gathered = block + min(block, form.trainable_bytes) * learns
@@ -222,10 +225,22 @@ def _update(
         Part(name, "micro-batch", device, activations.training(micro), certain=False, stays=False),
         Part(name, "precomputed", device if fits else HOST, frozen + mini * frozen // rows, certain=False, stays=fits),
         Part(name, "samples of an update", HOST, (rows + mini) * row, certain=False),
+        Part(name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False),
     ]
     if device != HOST:  # one is sent ahead
         parts.append(Part(name, "batches", device, 2 * micro * row, certain=False, stays=False))
     return parts
+
+
+def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
+    """Bytes of the copy that a rank writes: of its part, or rank 0 of the whole state. In one process there is none."""
+    if config.launcher == "inline":
+        return 0
+    trained = form.trainable_bytes if isinstance(config.policy, VlaSettings) else form.train_bytes
+    state = trained + _MOMENTS * form.trainable_bytes + reference_bytes(config, form)
+    if config.placement.trainer.strategy == "shard":
+        return -(-state // ranks)
+    return state if name == TRAINER else 0
 
 
 def _row_bytes(arrays: Mapping[str, ArraySpec]) -> int:

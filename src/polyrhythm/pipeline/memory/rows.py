@@ -25,17 +25,23 @@ def pass_rows(config: RunConfig, spec: EnvSpec) -> int:
 
 
 def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1) -> int:
-    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample.
+    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample."""
+    mini, micro = _minibatch_rows(config, steps, ranks), config.training.micro_batch_steps
+    return min(mini, micro) if micro else mini
 
-    A mini-batch is dealt to ranks by groups, so the fullest has about √(n/R) more than its share (docs/design/031).
-    """
-    training = config.training
+
+def accumulates(config: RunConfig, steps: int, ranks: int = 1) -> bool:
+    """Whether a rank has several micro-batches in a mini-batch, whose gradients it adds."""
+    return micro_batch_rows(config, steps, ranks) < _minibatch_rows(config, steps, ranks)
+
+
+def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
+    """Most chunk steps of a mini-batch that one rank has. It is dealt to ranks by groups, so the fullest has about
+    √(n/R) more than its share (docs/design/031)."""
     mini = update_rows(config, steps)
-    if training.minibatch_steps:
-        mini = min(mini, training.minibatch_steps)
-    if ranks > 1:
-        mini = min(mini, math.ceil(mini / ranks + math.sqrt(mini / ranks)))
-    return min(mini, training.micro_batch_steps) if training.micro_batch_steps else mini
+    if config.training.minibatch_steps:
+        mini = min(mini, config.training.minibatch_steps)
+    return min(mini, math.ceil(mini / ranks + math.sqrt(mini / ranks))) if ranks > 1 else mini
 
 
 def update_rows(config: RunConfig, steps: int) -> int:

@@ -132,9 +132,7 @@ class Adaptation:
         if self.train == "lora":
             add_adapters(network, self.lora, adapted_layers(network, self.lora, self.parts, self.dead), seed)
             cast(network, self.precision, role)
-            for name, p in network.named_parameters():
-                if released_name(name) is None and ".lora_A." in name and not p.is_meta:
-                    _draw_a(p, name, seed)
+            draw_adapters(network, seed)
         if self.checkpointing:
             set_checkpointing(network)
         trained = {name for name, p in network.named_parameters() if p.requires_grad}
@@ -144,7 +142,7 @@ class Adaptation:
 def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], seed: int) -> None:
     """Put adapters into the linear layers at these paths; the network stays the module that it is.
 
-    B is zero, so outputs are as before; A is still to be drawn (`_draw_a`). Only adapters, and what was trained before,
+    Their values are still to be drawn (`draw_adapters`). Only adapters, and what was trained before,
     require gradients.
     """
     try:
@@ -162,25 +160,20 @@ def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], 
         p.requires_grad_(released is None or (flags[released] and _BASE not in name))
 
 
-def draw_adapters(network: nn.Module, seed: int) -> None:
-    """Give the adapters of layers that are on meta, where they are too, memory on the host, and their values."""
+@torch.no_grad()
+def draw_adapters(network: nn.Module, seed: int, *, allocate: bool = False) -> None:
+    """Give adapters their values: B zero, so that outputs are as before, A uniform in ±1/√inputs from (seed, name),
+    equal on every device and whatever else is adapted. allocate: also those on meta, with memory on the host."""
     for path, module in network.named_modules():
         for name, p in module.named_parameters(prefix=path, recurse=False):
-            if not p.is_meta or not _ADAPTER_PART.search(name):
+            if not _ADAPTER_PART.search(name) or (p.is_meta and not allocate):
                 continue
-            module.to_empty(device="cpu", recurse=False)
+            if p.is_meta:
+                module.to_empty(device="cpu", recurse=False)
+            weight = module.get_parameter("weight").zero_()
             if ".lora_A." in name:
-                _draw_a(module.get_parameter("weight"), name, seed)
-            else:
-                nn.init.zeros_(module.get_parameter("weight"))
-
-
-def _draw_a(p: Tensor, name: str, seed: int) -> None:
-    """Uniform in ±1/√inputs from (seed, name): equal on every device and whatever else is adapted."""
-    rng = torch.Generator().manual_seed(mix(seed, zlib.crc32(name.encode())))
-    drawn = torch.rand(p.shape, generator=rng) * 2.0 - 1.0
-    with torch.no_grad():
-        p.copy_(drawn / math.sqrt(p.shape[1]))
+                rng = torch.Generator().manual_seed(mix(seed, zlib.crc32(name.encode())))
+                weight.copy_((torch.rand(p.shape, generator=rng) * 2.0 - 1.0) / math.sqrt(p.shape[1]))
 
 
 def set_checkpointing(module: nn.Module) -> None:

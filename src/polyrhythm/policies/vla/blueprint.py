@@ -90,7 +90,7 @@ class Blueprint(Generic[P]):
                 self.architecture, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size
             )
             adaptation.finish(network, role, seed)
-            draw_adapters(network, seed)
+            draw_adapters(network, seed, allocate=True)
             policy = self.around(network, adaptation.precision)
         policy.unread = UnreadTensors(self.source, found)
         load_ours(policy, self.source)

@@ -234,7 +234,7 @@ def unfilled_network(
     drawn = network.state_dict()
     ours = _ours_for(checkpoint, {NETWORK + name: drawn[name] for name in own})
     added = ((name.removeprefix(NETWORK), tensor) for name, tensor in ours)
-    assign(network, added, device, as_stored=prepare is None)
+    _assign(network, added, device, as_stored=prepare is None)
     return network, found
 
 
@@ -259,7 +259,7 @@ def load_into(
     """
     names = {stored: name for name, stored in found.items()}
     tensors = ((names[stored], tensor) for stored, tensor in checkpoint.read(names))
-    assign(network, tensors, device, as_stored=as_stored)
+    _assign(network, tensors, device, as_stored=as_stored)
 
 
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
@@ -284,7 +284,7 @@ def _ours_for(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> Iterator[t
         yield name, tensor
 
 
-def assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
+def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
     """Put a copy of each tensor in its place, in every module that shares it."""
     places = slots_by_name(network)
     for name, tensor in tensors:
