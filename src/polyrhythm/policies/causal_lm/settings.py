@@ -45,8 +45,8 @@ class CausalLmSettings(BaseModel):
     """Sample among so many of the likeliest tokens; 0 for all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample among the likeliest tokens that have this probability together; 1 for all."""
-    logits_tokens: Count = 8192
-    """Tokens whose logits are in memory at a time; those of longer batches are made again in the backward pass."""
+    logits_mib: Annotated[float, Field(gt=0)] = 256.0
+    """Memory of the logits that training makes at a time; if they are more, they are made again in the backward pass."""
     refresh_cache: bool = False
     """After new weights compute the keys and values of unfinished messages again, instead of keeping the old ones."""
     tolerance: Annotated[float, Field(gt=0)] = 5e-5
