@@ -79,3 +79,11 @@ def test_an_advantage_that_needs_a_value_is_refused() -> None:
     config = load_config(SINGLE[0], [*SMALL, "launcher=inline", "algorithm.advantage=gae", "algorithm.value.coef=0.5"])
     with pytest.raises(ConfigError, match=r"advantage = gae, .*: the policy causal_lm has no value; use grpo"):
         validate_run(config)
+
+
+def test_a_micro_batch_of_tokens_needs_a_policy_that_counts_them() -> None:
+    small = load_config(SINGLE[0], [*SMALL, "launcher=inline", "training.micro_batch_tokens=60"])
+    validate_run(small)
+    other = load_config("reach", ["training.micro_batch_tokens=60"])
+    with pytest.raises(ConfigError, match=r"micro_batch_tokens = 60: rows of the policy gaussian do not differ"):
+        validate_run(other)

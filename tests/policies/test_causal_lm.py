@@ -15,7 +15,8 @@ from polyrhythm.conformance import Note
 from polyrhythm.envs.text import TextSettings
 from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.policies.causal_lm.network import CausalNetwork, random_network
+from polyrhythm.policies.causal_lm.cache import SlotCache
+from polyrhythm.policies.causal_lm.network import CausalNetwork, cache_bytes, random_network
 from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, process_logits
@@ -140,11 +141,21 @@ def test_nothing_is_padded() -> None:
     message = torch.randint(0, 20, (9, 20))
     inputs = {MESSAGE: message}
     seen: list[int] = []
-    policy.network.model.base_model.layers[0].register_forward_hook(lambda _layer, _given, out: seen.append(out.shape[1]))
+    policy.network.model.base_model.layers[0].register_forward_hook(
+        lambda _layer, _given, out: seen.append(out.shape[1])
+    )
     policy.evaluate(obs, inputs)
     assert seen == [int(policy.row_tokens(obs, inputs).sum())]
     policy.evaluate_longest(obs, inputs)
     assert seen[1] == 9 * (ENV.max_prompt_tokens + 20 - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cache_takes_what_the_form_says(kind: str) -> None:
+    network = network_of(kind)
+    cache = SlotCache(3, 60)
+    network.prefill(torch.ones(2, 5, dtype=torch.int64), cache, 0)
+    assert cache.nbytes == 3 * 60 * cache_bytes(network.model.config)
 
 
 def test_the_longest_rows_are_evaluated_as_any_others() -> None:

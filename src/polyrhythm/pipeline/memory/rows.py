@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.pipeline.array_specs import bucket_sizes, largest_batch, step_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.policies.form import PolicyForm
@@ -24,8 +24,17 @@ def pass_rows(config: RunConfig, spec: EnvSpec) -> int:
     return max(largest, min(most, largest * config.batching.max_requests))
 
 
-def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1) -> int:
-    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample.
+def stream_places(config: RunConfig, spec: EnvSpec) -> int:
+    """Rows for which the engine of a streaming generator has keys and values; 0 where generators do not stream."""
+    if not isinstance(config.batching, StreamsBatching):
+        return 0
+    slots = (slot.rows for own in env_batch_infos(config, spec) for info in own for slot in info.slots)
+    return max(config.batching.max_rows, *slots)
+
+
+def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> int:
+    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample; row_tokens: of the
+    longest chunk step, of which `micro_batch_tokens` allows only so many.
 
     A mini-batch is dealt to ranks by groups, so the fullest has about √(n/R) more than its share (docs/design/031).
     """
@@ -35,6 +44,8 @@ def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1) -> int:
         mini = min(mini, training.minibatch_steps)
     if ranks > 1:
         mini = min(mini, math.ceil(mini / ranks + math.sqrt(mini / ranks)))
+    if training.micro_batch_tokens and row_tokens:
+        mini = min(mini, -(-training.micro_batch_tokens // row_tokens))
     return min(mini, training.micro_batch_steps) if training.micro_batch_steps else mini
 
 

@@ -47,6 +47,11 @@ class SlotCache:
         rows, length = self._read
         return own_keys[rows, :, length], own_values[rows, :, length]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values, from the first pass on."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a row to another."""
         for tensor in (*self._keys, *self._values):

@@ -88,6 +88,13 @@ def check_context(config: Any, tokens: int, what: str) -> None:
             )
 
 
+def cache_bytes(config: Any) -> int:
+    """Bytes of one position's keys and values in all layers, in float32."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(config.num_hidden_layers * 2 * heads * width * 4)
+
+
 class CausalNetwork(nn.Module):
     """The model and the passes that are made of it."""
 
@@ -158,7 +165,11 @@ def loaded_network(folder: str) -> CausalNetwork:
     path = Path(folder).expanduser()
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=torch.float32, attn_implementation=register_attention(), output_loading_info=True
+            path,
+            local_files_only=True,
+            dtype=torch.float32,
+            attn_implementation=register_attention(),
+            output_loading_info=True,
         )
     except Exception as error:  # transformers and safetensors raise many kinds
         reason = str(error).strip().splitlines()[0]

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies import distributions
 from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import PackedMessages, pack, pack_longest
@@ -67,6 +68,13 @@ class CausalLm(nn.Module):
         while len(found) < len(lengths):
             found += engine.step()
         return self._answer(sorted(found, key=lambda one: one.request_id), greedy.device)
+
+    @torch.no_grad()
+    def act_longest(self, obs: Observations) -> Tensor:
+        """The first step of as many messages at once, whose prompts are as long as can be, and the cache for them."""
+        tokens = obs[TOKENS].long()
+        features = self.network.prefill(tokens, SlotCache(len(tokens), self._prompt + self.chunk), 0)[:, -1]
+        return process_logits(self.network.logits(features), self._sampling)
 
     def _answer(self, found: list[Generated], device: torch.device) -> Act:
         shape = (len(found), self.chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -46,7 +47,7 @@ class CausalLmSettings(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample among the likeliest tokens that have this probability together; 1 for all."""
     logits_mib: Annotated[float, Field(gt=0)] = 256.0
-    """Memory of the logits that training makes at a time; if they are more, they are made again in the backward pass."""
+    """Memory of the logits that training makes at a time; where they are more, the backward pass makes them again."""
     refresh_cache: bool = False
     """After new weights compute the keys and values of unfinished messages again, instead of keeping the old ones."""
     tolerance: Annotated[float, Field(gt=0)] = 5e-5
@@ -61,9 +62,13 @@ class CausalLmSettings(BaseModel):
         return self
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
+        from polyrhythm.policies.causal_lm.network import cache_bytes
+
         answers = {MESSAGE: ArraySpec((env_spec.chunk,), "int32")} if env_spec.chunk else {}
         config = self._config(env_spec)
-        return describe(lambda _role: self._empty(env_spec, config), answers)
+        form = describe(lambda _role: self._empty(env_spec, config), answers)
+        tokens = env_spec.observation[TOKENS].shape[0] + env_spec.chunk
+        return replace(form, row_tokens=tokens - 1, row_cache=tokens * cache_bytes(config))
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> CausalLm:  # noqa: ARG002 - alike
         from polyrhythm.policies.causal_lm.network import loaded_network, random_network
