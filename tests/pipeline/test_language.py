@@ -13,6 +13,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.training.checkpoint import load_state
 
 SMALL = (
     "policy.layers=1",
@@ -63,6 +64,16 @@ def test_several_turns_with_a_tool(tmp_path: Path) -> None:
     assert summary["ledger"]["trained"] == 24
     assert max(line.get("env/metrics/turns", 0) for line in updates) > 1
     assert all(line.get("env/sample_chunk_steps", 1) <= 4 for line in updates)
+    result = evaluate(tmp_path)
+    assert {name: result[name] for name in summary["after"]} == summary["after"]
+
+
+def test_adapters_alone_travel_and_are_trained(tmp_path: Path) -> None:
+    summary, _ = run(tmp_path, *SINGLE, "launcher=inline", "policy.train=lora", "policy.lora.rank=2")
+    assert summary["ledger"]["trained"] == 24
+    published = load_state(tmp_path / "policy.pt")["policy"]
+    assert all(".lora_" in name for name in published)
+    assert any(tensor.any() for name, tensor in published.items() if ".lora_B." in name)
     result = evaluate(tmp_path)
     assert {name: result[name] for name in summary["after"]} == summary["after"]
 

@@ -22,6 +22,7 @@ from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.memory.activations import Activations
 from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, stream_places, update_rows
 from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -37,6 +38,8 @@ Sharing = Literal["share", "lease"]
 _MOMENTS = 2
 #: Station that stands for what all processes of the host share.
 SHARED = "shared"
+#: Settings of policies of which a part may be trained (`train`, `lora`, `gradient_checkpointing`).
+ADAPTED = (VlaSettings, CausalLmSettings)
 HOST = "cpu"
 
 
@@ -201,7 +204,7 @@ def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
     adapters nothing (but the small heads); others copy themselves."""
     if not config.algorithm.kl.coef:
         return 0
-    if isinstance(config.policy, VlaSettings):
+    if isinstance(config.policy, ADAPTED):
         return 0 if config.policy.train == "lora" else form.trainable_bytes
     return form.train_bytes
 

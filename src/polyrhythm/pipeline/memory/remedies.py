@@ -15,7 +15,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.memory.needs import HOST
+from polyrhythm.pipeline.memory.needs import ADAPTED, HOST
 from polyrhythm.pipeline.memory.plan import DeviceMemory, MemoryPlan, Planner, with_settings
 from polyrhythm.pipeline.memory.rows import (
     longest_sample,
@@ -26,7 +26,6 @@ from polyrhythm.pipeline.memory.rows import (
 )
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
-from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.messages import station_of
 
 _MICRO, _TOKENS = "training.micro_batch_steps", "training.micro_batch_tokens"
@@ -170,14 +169,14 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     if on_device and not config.training.optimizer.offload:
         yield {"training.optimizer.offload": True}
     passes = trained - {"precomputed", "samples of an update"}
-    if passes and isinstance(policy, VlaSettings) and not policy.gradient_checkpointing:
+    if passes and isinstance(policy, ADAPTED) and not policy.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
     if on_device:
         yield from _divisions(planner, config)
     several = any(len({*map(station_of, device.stations())}) > 1 for device in devices)
     if several and config.placement.sharing == "share":
         yield {_SHARING: "lease"}
-    if trained and isinstance(policy, VlaSettings):
+    if trained and isinstance(policy, ADAPTED):
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
             yield {"policy.train": part}
 

@@ -102,6 +102,11 @@ class CausalNetwork(nn.Module):
         super().__init__()
         self.model = model
 
+    @property
+    def frozen_names(self) -> frozenset[str]:
+        """Tensors of the state_dict that are not trained (`policies.vla.adapting.AdaptedPolicy`)."""
+        return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
+
     def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
         """Features [T,width] of sequences [T] int64 that lie one after another as `packing` says."""
         features = self._features(tokens[None], None, packing.positions(tokens.device), None, packing=packing)[0]

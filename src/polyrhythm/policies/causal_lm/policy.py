@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies import distributions
@@ -23,6 +23,7 @@ from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import PackedMessages, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
 from polyrhythm.policies.engine import EngineRequest, Generated
+from polyrhythm.policies.vla.adapting import AdaptedPolicy
 from polyrhythm.specs import EnvSpec
 
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 TOKENS, LENGTH, MESSAGE = "tokens", "length", "message"
 
 
-class CausalLm(nn.Module):
+class CausalLm(AdaptedPolicy):
     """The policy. forward_inputs = {"message": int32 [B,C]}: the sampled tokens, after the end the first stop.
 
     `value` is 0: it is for algorithms that compare the samples of a group.
     """
 
     has_value = False
+    network: CausalNetwork
 
     def __init__(self, settings: CausalLmSettings, env_spec: EnvSpec, network: CausalNetwork) -> None:
         super().__init__()
