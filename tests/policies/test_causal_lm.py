@@ -154,7 +154,8 @@ def test_nothing_is_padded() -> None:
 def test_the_cache_takes_what_the_form_says(kind: str) -> None:
     network = network_of(kind)
     cache = SlotCache(3, 60)
-    network.prefill(torch.ones(2, 5, dtype=torch.int64), cache, 0)
+    rows = torch.tensor([0, 0, 2, 2, 2])
+    network.prefill(torch.ones(5, dtype=torch.int64), Packing([2, 3]), rows, cache)
     assert cache.nbytes == 3 * 60 * cache_bytes(network.model.config)
 
 

@@ -109,18 +109,18 @@ class CausalNetwork(nn.Module):
 
     def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
         """Features [T,width] of sequences [T] int64 that lie one after another as `packing` says."""
-        features = self._features(tokens[None], None, packing.positions(tokens.device), None, packing=packing)[0]
+        return self._packed(tokens, packing, packing.positions(tokens.device), None)
+
+    def prefill(self, tokens: Tensor, packing: Packing, rows: Tensor, cache: SlotCache) -> Tensor:
+        """The same; keys and values go to the cache's `rows` [T]."""
+        positions = packing.positions(tokens.device)
+        cache.begin(rows, positions[0])
+        return self._packed(tokens, packing, positions, cache)
+
+    def _packed(self, tokens: Tensor, packing: Packing, positions: Tensor, cache: SlotCache | None) -> Tensor:
+        features = self._features(tokens[None], None, positions, cache, packing=packing)[0]
         assert packing.layers, "no attention layer was told where the sequences are"
         return features
-
-    def prefill(self, tokens: Tensor, cache: SlotCache, first: int) -> Tensor:
-        """Features [B,L,width] of sequences [B,L] int64 that begin at 0; what is behind a position has no effect. Keys
-        and values go to the cache's rows from `first` on."""
-        count, length = tokens.shape
-        cache.begin(first, count, length)
-        at = torch.arange(length, device=tokens.device)
-        mask = (at[None, :] <= at[:, None])[None, None]
-        return self._features(tokens, mask, at[None].expand(count, -1), cache)
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache) -> Tensor:
         """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] below

@@ -20,7 +20,7 @@ from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork
-from polyrhythm.policies.causal_lm.packing import PackedMessages, pack, pack_longest
+from polyrhythm.policies.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
 from polyrhythm.policies.engine import EngineRequest, Generated
 from polyrhythm.policies.vla.adapting import AdaptedPolicy
@@ -75,8 +75,11 @@ class CausalLm(AdaptedPolicy):
     def act_longest(self, obs: Observations) -> Tensor:
         """The first step of as many messages at once, whose prompts are as long as can be, and the cache for them."""
         tokens = obs[TOKENS].long()
-        features = self.network.prefill(tokens, SlotCache(len(tokens), self._prompt + self.chunk), 0)[:, -1]
-        return process_logits(self.network.logits(features), self._sampling)
+        count, length = tokens.shape
+        rows = torch.arange(count, device=tokens.device).repeat_interleave(length)
+        cache = SlotCache(count, length + self.chunk)
+        features = self.network.prefill(tokens.flatten(), Packing([length] * count), rows, cache)
+        return process_logits(self.network.logits(features[length - 1 :: length]), self._sampling)
 
     def _answer(self, found: list[Generated], device: torch.device) -> Act:
         shape = (len(found), self.chunk)
