@@ -13,6 +13,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.training.checkpoint import load_state
 
 SMALL = (
     "policy.layers=1",
@@ -67,6 +68,16 @@ def test_several_turns_with_a_tool(tmp_path: Path) -> None:
     assert {name: result[name] for name in summary["after"]} == summary["after"]
 
 
+def test_adapters_alone_travel_and_are_trained(tmp_path: Path) -> None:
+    summary, _ = run(tmp_path, *SINGLE, "launcher=inline", "policy.train=lora", "policy.lora.rank=2")
+    assert summary["ledger"]["trained"] == 24
+    published = load_state(tmp_path / "policy.pt")["policy"]
+    assert all(".lora_" in name for name in published)
+    assert any(tensor.any() for name, tensor in published.items() if ".lora_B." in name)
+    result = evaluate(tmp_path)
+    assert {name: result[name] for name in summary["after"]} == summary["after"]
+
+
 def test_an_action_of_a_message_cannot_be_held() -> None:
     config = load_config(SINGLE[0], [*SMALL, "launcher=inline", "rollout.action_repeat=2"])
     with pytest.raises(
@@ -79,3 +90,11 @@ def test_an_advantage_that_needs_a_value_is_refused() -> None:
     config = load_config(SINGLE[0], [*SMALL, "launcher=inline", "algorithm.advantage=gae", "algorithm.value.coef=0.5"])
     with pytest.raises(ConfigError, match=r"advantage = gae, .*: the policy causal_lm has no value; use grpo"):
         validate_run(config)
+
+
+def test_a_micro_batch_of_tokens_needs_a_policy_that_counts_them() -> None:
+    small = load_config(SINGLE[0], [*SMALL, "launcher=inline", "training.micro_batch_tokens=60"])
+    validate_run(small)
+    other = load_config("reach", ["training.micro_batch_tokens=60"])
+    with pytest.raises(ConfigError, match=r"micro_batch_tokens = 60: rows of the policy gaussian do not differ"):
+        validate_run(other)

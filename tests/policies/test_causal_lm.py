@@ -15,6 +15,9 @@ from polyrhythm.conformance import Note
 from polyrhythm.envs.text import TextSettings
 from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.policies.causal_lm.cache import SlotCache
+from polyrhythm.policies.causal_lm.network import CausalNetwork, cache_bytes, random_network
+from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, process_logits
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
@@ -66,21 +69,102 @@ def test_the_loss_of_some_logits_at_a_time_is_that_of_all(monkeypatch: pytest.Mo
     obs = observations(ENV, 20)
     message = torch.randint(0, 20, (20, 20))
     gradients = []
-    for size in (7, 8192):
-        policy = built(logits_tokens=size)
+    for mib in (0.0005, 256.0):  # 6 tokens, all of them
+        policy = built(logits_mib=mib)
         policy.sft_loss(obs, message.unsqueeze(-1)).backward()
         gradients.append({name: p.grad for name, p in policy.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], msg=name)
 
 
-def test_rows_are_computed_as_each_alone() -> None:
-    policy, obs = built(), observations(ENV, 24)
-    message = torch.randint(0, 20, (24, 20), dtype=torch.int32)
-    whole = policy.evaluate(obs, {MESSAGE: message}).logprob
-    for row in range(0, 24, 5):
-        one = policy.evaluate({name: x[row : row + 1] for name, x in obs.items()}, {MESSAGE: message[row : row + 1]})
-        torch.testing.assert_close(one.logprob[0], whole[row], atol=1e-5, rtol=0)
+#: Kinds of models that differ in attention, positions or biases; sizes besides SIZES.
+KINDS = {
+    "llama": {},
+    "qwen3": {"num_key_value_heads": 1, "head_dim": 8},
+    "mistral": {"num_key_value_heads": 1, "sliding_window": 60},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "gpt_neox": {},
+    "phi": {},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
+}
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def network_of(kind: str) -> CausalNetwork:
+    from transformers import CONFIG_MAPPING
+
+    tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    sizes = KINDS[kind] if kind == "gpt2" else {**SIZES, **KINDS[kind], "max_position_embeddings": 64}
+    return random_network(CONFIG_MAPPING[kind](vocab_size=20, **tokens, **sizes), seed=1)
+
+
+def padded_log_probs(policy: CausalLm, obs: dict[str, Tensor], message: Tensor) -> Tensor:
+    """By transformers alone: all rows in one batch with padding behind, and torch's attention with its own mask."""
+    model = policy.network.model
+    model.set_attn_implementation("sdpa")
+    rows, chunk = message.shape
+    stop = torch.isin(message, torch.tensor(ENV.spec().action.stops)).int()
+    counts = (stop.cumsum(1) - stop == 0).sum(1)
+    sequences = torch.zeros(rows, 60, dtype=torch.int64)
+    logprob = torch.zeros(rows, chunk)
+    for row, length in enumerate(obs["length"].tolist()):
+        sequences[row, :length] = obs["tokens"][row, :length]
+        sequences[row, length : length + chunk] = message[row]
+    log_p = model(sequences).logits.log_softmax(-1)
+    for row, (length, count) in enumerate(zip(obs["length"].tolist(), counts.tolist(), strict=True)):
+        at = log_p[row, length - 1 : length - 1 + count]
+        logprob[row, :count] = at.gather(1, message[row, :count, None].long()).squeeze(1)
+    return logprob
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences_have_the_log_probs_and_gradients_of_padded_ones(kind: str) -> None:
+    torch.manual_seed(0)
+    obs, message = observations(ENV, 12), torch.randint(0, 20, (12, 20), dtype=torch.int32)
+    message[:6] = 1  # some run to the limit
+    found = []
+    for logprobs in (lambda p: p.evaluate(obs, {MESSAGE: message}).logprob[..., 0], None):
+        policy = CausalLm(CausalLmSettings(), ENV.spec(), network_of(kind)).eval()
+        logprob = padded_log_probs(policy, obs, message) if logprobs is None else logprobs(policy)
+        logprob.square().sum().backward()
+        found.append((logprob.detach(), {name: p.grad for name, p in policy.named_parameters()}))
+    (packed, packed_gradients), (padded, padded_gradients) = found
+    torch.testing.assert_close(packed, padded, atol=1e-5, rtol=0)
+    largest = max(float(x.abs().max()) for x in padded_gradients.values() if x is not None)
+    for name, gradient in padded_gradients.items():
+        if gradient is not None:
+            torch.testing.assert_close(packed_gradients[name], gradient, atol=1e-5 * largest, rtol=1e-5, msg=name)
+
+
+def test_nothing_is_padded() -> None:
+    policy, obs = built(), observations(ENV, 9)
+    message = torch.randint(0, 20, (9, 20))
+    inputs = {MESSAGE: message}
+    seen: list[int] = []
+    policy.network.model.base_model.layers[0].register_forward_hook(
+        lambda _layer, _given, out: seen.append(out.shape[1])
+    )
+    policy.evaluate(obs, inputs)
+    assert seen == [int(policy.row_tokens(obs, inputs).sum())]
+    policy.evaluate_longest(obs, inputs)
+    assert seen[1] == 9 * (ENV.max_prompt_tokens + 20 - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cache_takes_what_the_form_says(kind: str) -> None:
+    network = network_of(kind)
+    cache = SlotCache(3, 60)
+    rows = torch.tensor([0, 0, 2, 2, 2])
+    network.prefill(torch.ones(5, dtype=torch.int64), Packing([2, 3]), rows, cache)
+    assert cache.nbytes == 3 * 60 * cache_bytes(network.model.config)
+
+
+def test_the_longest_rows_are_evaluated_as_any_others() -> None:
+    policy = built()
+    obs = {"tokens": torch.randint(1, 15, (3, 36), dtype=torch.int32), "length": torch.full((3,), 36)}
+    inputs = {MESSAGE: torch.randint(1, 15, (3, 20))}
+    longest = policy.evaluate_longest(obs, inputs).logprob
+    torch.testing.assert_close(longest, policy.evaluate(obs, inputs).logprob)
 
 
 def test_sampling_is_cut_to_the_likeliest_tokens() -> None:
@@ -157,8 +241,8 @@ def test_a_folders_model_keeps_the_contract_and_has_its_weights(folder: Path) ->
     policy = section.build(env.spec(), seed=0, device="cpu", role="act")
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = torch.randint(0, VOCABULARY, (2, 9))
-    ours = policy.network.logits(policy.network.hidden(tokens))
-    torch.testing.assert_close(ours, theirs(tokens).logits)
+    ours = policy.network.logits(policy.network.packed(tokens.flatten(), Packing([9, 9])))
+    torch.testing.assert_close(ours.view(2, 9, -1), theirs(tokens).logits)
 
 
 def test_a_context_beyond_the_models_positions_is_refused(folder: Path) -> None:

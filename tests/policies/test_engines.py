@@ -225,6 +225,63 @@ def test_requests_that_come_and_go_are_each_answered_as_alone(make: Callable[[Ca
         np.testing.assert_array_equal(found[i].tokens, alone(made, make, request(i)).tokens)
 
 
+def test_members_of_a_group_are_each_answered_as_alone(make: Callable[[CausalLm, int], Engine]) -> None:
+    """Whether they begin together, after one another, or again after they were aborted."""
+    made, random = policy(), Random(5)
+    engine = make(made, 6)
+    engine.weights_changed(0)
+    waiting = [member(i) for i in range(24)]
+    found: dict[int, Generated] = {}
+    running: dict[int, EngineRequest] = {}
+    while waiting or running:
+        for asked in [waiting.pop(0) for _ in range(min(len(waiting), random.randint(0, 6 - len(running))))]:
+            engine.add(asked)
+            running[asked.request_id] = asked
+        if running and random.random() < 0.2:
+            chosen = running.pop(random.choice(sorted(running)))
+            waiting.append(chosen._replace(prefix=engine.abort(chosen.request_id)))
+        for one in engine.step():
+            found[one.request_id] = one
+            del running[one.request_id]
+    for i in range(0, 24, 3):
+        expected = alone(made, make, member(i))
+        np.testing.assert_array_equal(found[i].tokens, expected.tokens)
+        np.testing.assert_allclose(found[i].logprobs, expected.logprobs, atol=1e-6)
+
+
+def test_a_prompt_is_computed_once_for_those_that_have_it() -> None:
+    engine = policy().make_engine(12)
+    engine.weights_changed(0)
+    for i in range(8):
+        engine.add(member(i))
+    engine.step()
+    prompt_tokens = len(member(0).prompt)
+    assert (engine.prompt_tokens, engine.shared_tokens) == (8 * prompt_tokens, 7 * prompt_tokens)
+    engine.add(member(24))
+    engine.step()
+    assert engine.shared_tokens == 8 * prompt_tokens, "some of them are still running"
+
+
+def test_keys_of_older_weights_are_not_shared() -> None:
+    made, other = policy(), policy(1)
+    engine = made.make_engine(4)
+    engine.weights_changed(0)
+    engine.add(member(0))
+    assert not engine.step()
+    made.load_state_dict(other.state_dict())
+    engine.weights_changed(1)
+    later = member(1)
+    engine.add(later)
+    found = {one.request_id: one for one in _until_finished(engine)}[1]
+    assert engine.shared_tokens == 0
+    np.testing.assert_allclose(found.logprobs, full_forward(other, later, found.tokens), atol=EXACT)
+
+
+def member(i: int) -> EngineRequest:
+    """A request of one of three groups, which share a prompt."""
+    return request(i)._replace(prompt=prompt(100 + i // 8 % 3))
+
+
 def test_act_is_the_engine_in_one_pass() -> None:
     made = policy(**CUTS)
     assert isinstance(made, Streams)

@@ -14,6 +14,7 @@ from tests.training.toy import ToyPolicy, collect
 
 from polyrhythm.training.batch import minibatches
 from polyrhythm.training.deal import deal, share_of
+from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.rank_batch import rank_batch, take_share
 from polyrhythm.training.ranks import ONE_RANK
 
@@ -75,13 +76,16 @@ def test_padding_is_counted() -> None:
     share = share_of([0, 1], [4, 1], 1, 2)
 
     class Batch:
+        obs = forward_inputs = None
+
         def take(self, index: torch.Tensor) -> Batch:
             return self
 
         def masked(self) -> str:
             return "masked"
 
-    found = rank_batch(Batch(), share, torch.arange(5), 3)  # type: ignore[arg-type]
+    limits = MicroBatchLimits(ToyPolicy(), 3)
+    found = rank_batch(Batch(), share, torch.arange(5), limits, ONE_RANK)  # type: ignore[arg-type]
     assert (found.micro_steps, list(found.padding), found.padded) == (2, ["masked"], 0.25)
     assert found.places.tolist() == [4]  # type: ignore[union-attr]
 

@@ -1,9 +1,9 @@
 """Write a run's policy as one folder of safetensors, whatever the trainer that saved it.
 
-A policy with a released layout (the published VLA policies) is written in that layout, or as adapters of its base; any
-other as model.safetensors, with the tensors by their names in the policy, and policy.json, with its settings and the
-form of its environment. The weights are the newest of the run; those of a saved run or of a trainer's state, sharded
-over ranks or not, where that is named.
+A policy with a released layout (the published VLA policies, a language model from a folder) is written in that layout,
+or as adapters of its base; any other as model.safetensors, with the tensors by their names in the policy, and
+policy.json, with its settings and the form of its environment. The weights are the newest of the run; those of a saved
+run or of a trainer's state, sharded over ranks or not, where that is named.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
 
     saved = read_policy(path)
     section: Mapping[str, Any] = saved.config["policy"]
+    if section["type"] == "causal_lm" and (base or section["checkpoint"]):
+        return _language_model(saved, path, base or section["checkpoint"], out)
     if section["type"] not in ARCHITECTURES:
         if base:
             raise ConfigError(
@@ -67,6 +69,17 @@ def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
         return {"exported": "network", "version": saved.version, "out": str(out)}
     what = _write_trained(saved, section, open_base(base, path, named=base != section.get("checkpoint")), out)
     return {"exported": what, "version": saved.version, "base": str(base), "out": str(out)}
+
+
+def _language_model(saved: SavedPolicy, path: Path, base: str, out: Path) -> dict[str, Any]:
+    """A language model that began with the folder `base`."""
+    from polyrhythm.policies.causal_lm.folders import save_trained
+    from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+
+    section = CausalLmSettings.model_validate(saved.config["policy"])
+    opened = open_base(base, path, named=base != section.checkpoint)
+    what = save_trained(saved.weights, section, opened, out)
+    return {"exported": what, "version": saved.version, "base": base, "out": str(out)}
 
 
 def _write_plain(saved: SavedPolicy, out: Path) -> None:

@@ -111,6 +111,7 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
 
 def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
     from polyrhythm.cli.export import open_base, tell
+    from polyrhythm.policies.causal_lm.network import open_config
     from polyrhythm.policies.vla.adapters import Adapters, merge
     from polyrhythm.policies.vla.building import check_whole
 
@@ -118,7 +119,10 @@ def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
     if not (base := arguments.base or adapters.base):
         raise ConfigError(f"{folder}: its adapter_config.json names no base; add --base FOLDER")
     opened = open_base(base, folder, named=bool(arguments.base))
-    check_whole(opened)
+    if opened.architecture:
+        check_whole(opened)
+    else:
+        open_config(str(opened.folder))  # what is none of ours is a language model, or refused
     if adapters.base and Path(adapters.base).expanduser().resolve() != opened.folder.resolve():
         log.warning("the adapters were trained on %s (adapter_config.json) and are merged into %s", adapters.base, base)
     merge(adapters, opened, out)

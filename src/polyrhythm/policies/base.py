@@ -54,7 +54,8 @@ class Policy(Protocol):
     blocks, optional: a method that returns the modules whose weights a rank of a sharded trainer gathers one after
     another, where these are not its repeated layers (`training.sharding`).
 
-    Optional methods of policies of which a part is frozen: `PublishesPart`, `SharesReference`, `Precomputes`.
+    Optional methods of policies of which a part is frozen: `PublishesPart`, `SharesReference`, `Precomputes`; of
+    policies whose rows differ in length: `CountsTokens`.
     """
 
     chunk: int
@@ -115,6 +116,25 @@ class Precomputes(Protocol):
 
         `evaluate` and `value` find it in `obs` and use it in place of the arrays that it was made from.
         """
+        ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A policy whose rows differ in length, so that time and memory go by tokens: a language model. Its form declares
+    `row_tokens`, and `training.micro_batch_tokens` bounds its passes."""
+
+    def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
+        """Tokens that `evaluate` computes of each row: [B] int64."""
+        ...
+
+    def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        """`evaluate` as if every row were as long as can be; the tensors need no values. Memory estimates run it."""
+        ...
+
+    def act_longest(self, obs: Observations) -> Tensor:
+        """The largest pass of generation for as many rows, as if each were as long as can be: what comes last in it.
+        The tensors need no values."""
         ...
 
 

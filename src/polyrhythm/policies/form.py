@@ -33,6 +33,8 @@ class PolicyForm:
     parameters, trainable: how many numbers; act_bytes, train_bytes: parameters and buffers of the module by role;
     trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece that ranks which
     divide the weights gather whole (a member of a module list, or all that is in none), 0 where it is not declared.
+    row_tokens: tokens of the longest row in training, 0 where rows do not differ (`CountsTokens`); row_cache: bytes of
+    keys and values that a streaming generator keeps for each row under way.
     """
 
     chunk: int
@@ -46,6 +48,8 @@ class PolicyForm:
     train_bytes: int
     trainable_bytes: int
     block_bytes: int = 0
+    row_tokens: int = 0
+    row_cache: int = 0
 
 
 #: Methods that write values into a tensor and keep its shape.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -112,16 +112,15 @@ class TrainingBatch:
         return replace(zeros, obs=self.obs, forward_inputs=self.forward_inputs, selected=none)
 
     def micro_batches(
-        self, size: int, device: torch.device, padding: Sequence[TrainingBatch] = ()
+        self, sizes: Sequence[int], device: torch.device, padding: Sequence[TrainingBatch] = ()
     ) -> Iterator[TrainingBatch]:
-        """Consecutive views of at most `size` chunk steps (0: all at once), then those of `padding`, on `device`, sent
-        there one ahead."""
-        size = size or len(self)
-        if 0 < len(self) <= size and device.type == "cpu" and not padding:
+        """Consecutive views of so many chunk steps each, then those of `padding`, on `device`, sent there one ahead."""
+        if len(sizes) == 1 and device.type == "cpu" and not padding:
             yield self
             return
-        starts = range(0, len(self), size or 1)
-        pieces = (self._map(lambda x, s=start: x[s : s + size]) for start in starts)  # type: ignore[misc]
+        ends = list(accumulate(sizes))
+        places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        pieces = (self._map(lambda x, own=own: x[own]) for own in places)  # type: ignore[misc]
         yield from send_ahead(chain(pieces, padding), device, TrainingBatch._map)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> TrainingBatch:

@@ -24,6 +24,7 @@ from polyrhythm.training import optim
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, minibatches
 from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.checkpoint import Saved, Saving, load, save
+from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.objective import MicroStep, Normalizers, Objective
 from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
@@ -77,6 +78,7 @@ class Learner:
         self._module = as_module(policy)
         self._device = ranks.device or next(p.device for p in self._module.parameters() if p.requires_grad)
         self._objective = Objective(algorithm)
+        self._limits = MicroBatchLimits(policy, training.micro_batch_steps, training.micro_batch_tokens)
         self._room = room_for_copy(policy) if algorithm.kl.coef and ranks.strategy == "shard" else None
         self._micro_step = ranks.wrap(MicroStep(policy, self._objective))
         if self._room is not None:
@@ -126,7 +128,7 @@ class Learner:
         ]
         divisors = self._objective.normalizers(batch, [share.pick(index)[0] for index, _ in drawn], ranks.totals)
         for (index, seed), by in zip(drawn, divisors, strict=True):
-            minibatch = rank_batch(batch, share, index, training.micro_batch_steps)
+            minibatch = rank_batch(batch, share, index, self._limits, ranks)
             log.add(*step_of(self._selected(minibatch, seed), by))
             padded.append(minibatch.padded)
             yield
@@ -172,7 +174,9 @@ class Learner:
         if self._algorithm.kl.coef and self._reference is None:
             self._reference = make_reference(self.policy, room=self._room)
         micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
-        return TargetInputs(self.policy, self._reference, version, micro_batch, self._device, self.ranks, counts)
+        return TargetInputs(
+            self.policy, self._reference, version, micro_batch, self._device, self.ranks, counts, self._limits.tokens
+        )
 
     def _precomputed(self, packed: PackedBatch, inputs: TargetInputs) -> PackedBatch:
         """The batch with what the policy's frozen part gives; dropped with the update."""
@@ -190,10 +194,10 @@ class Learner:
     ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, this rank's
         part of them but for the last ones (NORM, STOPPED), and the norm of the gradient before clipping."""
-        ranks, size = self.ranks, self._training.micro_batch_steps
+        ranks = self.ranks
         self._optimizer.zero_grad()
         metrics: dict[str, Tensor] = {}
-        for batch, last, counts in minibatch.micro_batches(size, self._device):
+        for batch, last, counts in minibatch.micro_batches(self._device):
             with ranks.reducing(self._micro_step, last=last, counts=counts):
                 loss = self._micro_step(batch, by, critic_only)
                 loss.total.backward()

@@ -12,6 +12,7 @@ from torch import Tensor
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate
 from polyrhythm.training.deal import Share, share_of
+from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.ranks import Ranks
 
 
@@ -31,21 +32,23 @@ def take_share(trajectories: Sequence[Trajectory], ranks: Ranks) -> tuple[Share,
 class RankBatch(NamedTuple):
     """One rank's part of a mini-batch.
 
-    own: its chunk steps. places: where they are in the mini-batch of `chunk_steps`. micro_steps: as many on every rank;
-    this rank's last are those of `padding`, of one chunk step without any entry. padded: share of all ranks' that are.
+    own: its chunk steps. places: where they are in the mini-batch of `chunk_steps`. sizes: of its micro-batches.
+    micro_steps: as many on every rank; this rank's last are those of `padding`, of one chunk step without any entry.
+    padded: share of all ranks' that are.
     """
 
     own: TrainingBatch
     places: Tensor | slice
     chunk_steps: int
+    sizes: Sequence[int]
     micro_steps: int
     padding: Sequence[TrainingBatch]
     padded: float
 
-    def micro_batches(self, size: int, device: torch.device) -> Iterator[MicroBatch]:
-        """Micro-batches of at most `size` (0: all at once) on `device`."""
+    def micro_batches(self, device: torch.device) -> Iterator[MicroBatch]:
+        """Micro-batches on `device`."""
         counted = self.micro_steps - len(self.padding)
-        for number, batch in enumerate(self.own.micro_batches(size, device, self.padding), 1):
+        for number, batch in enumerate(self.own.micro_batches(self.sizes, device, self.padding), 1):
             yield MicroBatch(batch, last=number == self.micro_steps, counts=number <= counted)
 
 
@@ -57,13 +60,20 @@ class MicroBatch(NamedTuple):
     counts: bool
 
 
-def rank_batch(batch: TrainingBatch, share: Share, index: Tensor, size: int) -> RankBatch:
-    """Of the mini-batch of the update's chunk steps `index` what is this rank's. size: of micro-batches, 0 for all."""
+def rank_batch(batch: TrainingBatch, share: Share, index: Tensor, limits: MicroBatchLimits, ranks: Ranks) -> RankBatch:
+    """Of the mini-batch of the update's chunk steps `index` what is this rank's."""
     rows, places = share.pick(index)
-    counts = share.micro_steps(index, size)
+    own = batch.take(rows)
+    sizes = limits.sizes(len(rows), own.obs, own.forward_inputs)
+    counts = _counts_by_rank(len(sizes), ranks) if limits.tokens else share.micro_steps(index, limits.steps)
     largest = max(counts)
     missing = [largest - count for count in counts]
-    own = missing[share.rank]
-    padding = [batch.take(torch.tensor([0])).masked()] * own if own else ()
+    lacking = missing[share.rank]
+    padding = [batch.take(torch.tensor([0])).masked()] * lacking if lacking else ()
     padded = sum(missing) / (largest * len(counts))
-    return RankBatch(batch.take(rows), places, len(index), largest, padding, padded)
+    return RankBatch(own, places, len(index), sizes, largest, padding, padded)
+
+
+def _counts_by_rank(own: int, ranks: Ranks) -> list[int]:
+    """Micro-batches of each rank, which no other knows where they go by tokens."""
+    return [int(count) for count in ranks.totals([own * (rank == ranks.rank) for rank in range(ranks.size)])]

@@ -5,7 +5,7 @@ All are computed once per update, before the first optimizer step, without gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, slices
 from polyrhythm.training.choose import advantage_estimate
+from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.ranks import ONE_RANK, Ranks
 from polyrhythm.training.reference import Reference
 from polyrhythm.training.steps import Metrics
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 class TargetInputs(NamedTuple):
     """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
     policy where there is one; the version that the update produces; rows per forward pass (0: all at once). counts: N
-    and M of the whole update, where the batch is one rank's part of it."""
+    and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
+    (0: any number)."""
 
     policy: Policy
     reference: Reference | None
@@ -40,6 +42,7 @@ class TargetInputs(NamedTuple):
     device: torch.device
     ranks: Ranks = ONE_RANK
     counts: tuple[int, int] | None = None
+    tokens: int = 0
 
 
 class Recomputed(NamedTuple):
@@ -150,7 +153,9 @@ def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: 
 def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Recomputed:
     """One forward pass of `policy` over the batch, in micro-batches."""
     pieces = []
-    for rows in passes(packed.chunk_steps, inputs.micro_batch, inputs.ranks):
+    limits = MicroBatchLimits(inputs.policy, inputs.micro_batch, inputs.tokens)
+    sizes = limits.sizes(packed.chunk_steps, packed.obs, packed.forward_inputs)
+    for rows in as_many_on_every_rank(sizes, inputs.ranks):
         if rows.start >= packed.chunk_steps:  # other ranks have more
             first = slice(0, 1)
             policy.evaluate(
@@ -167,8 +172,15 @@ def passes(rows: int, size: int, ranks: Ranks) -> Iterator[slice]:
     """The rows of each forward pass of at most `size` (0: all at once), as many on every rank: with shard each gathers
     weights. A rank with fewer rows gets slices behind its last one."""
     size = size or rows or 1
-    for number in range(ranks.most(-(-rows // size))):
-        yield slice(number * size, (number + 1) * size)
+    return as_many_on_every_rank([size] * -(-rows // size), ranks)
+
+
+def as_many_on_every_rank(sizes: Sequence[int], ranks: Ranks) -> Iterator[slice]:
+    """The rows of passes of these sizes; a rank with fewer passes than others gets empty slices behind its last one."""
+    end = 0
+    for number in range(ranks.most(len(sizes))):
+        start, end = end, end + (sizes[number] if number < len(sizes) else 0)
+        yield slice(start, end)
 
 
 def _at_level(logprob: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:

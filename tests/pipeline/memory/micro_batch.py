@@ -19,14 +19,15 @@ from torch import Tensor
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.base import CountsTokens, Policy, as_module
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 
 def parts(policy: str) -> tuple[Any, EnvSpec, PolicyForm]:
-    """Settings of the policy in the quickstart's environment, that environment's spec, and the policy's form."""
-    config = load_config("quickstart", [f"policy={policy}"])
+    """Settings of the policy in a quickstart's environment, that environment's spec, and the policy's form."""
+    recipe = "quickstart_lm" if "causal_lm" in policy else "quickstart"
+    config = load_config(recipe, [f"policy={policy}"])
     spec, settings = env_settings(config).spec(), policy_settings(config)
     return settings, spec, settings.form(spec)
 
@@ -51,7 +52,7 @@ def run_once(policy: Policy, spec: EnvSpec, form: PolicyForm, rows: int) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        found = policy.evaluate(obs, answers)
+        found = (policy.evaluate_longest if isinstance(policy, CountsTokens) else policy.evaluate)(obs, answers)
     (found.logprob.sum() + found.value.sum() + found.entropy.sum()).backward()  # type: ignore[no-untyped-call]
     module.zero_grad()
     return sum(saved.values())

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from polyrhythm.pipeline.memory.meter import FakeMode, Meter, Profile, real_mete
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("{type: tiny_vla}", "{type: pi0}", "{type: openvla_oft}", "{type: groot_n1d5}")
+LANGUAGE = "{type: causal_lm, layers: 2, width: 32, heads: 2, hidden: 64}"
 #: The stated accuracy: measured bytes are within this factor of the estimate.
 FACTOR = 1.15
 #: Freed memory goes back to the system at once, so that the process has what its tensors hold.
@@ -32,7 +34,7 @@ def estimated(policy: str) -> Activations:
     return found
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, pytest.param(LANGUAGE, marks=pytest.mark.slow)])
 def test_a_process_grows_by_what_is_estimated(policy: str) -> None:
     rows = 200
     words = [sys.executable, "-m", "tests.pipeline.memory.micro_batch", policy, str(rows)]
@@ -79,6 +81,19 @@ def test_keys_and_values_are_a_part_of_a_pass_of_flow_policies() -> None:
     assert 0 < pi0.kept(8) < pi0.acting(8)
     assert pi0.kept(8) == 8 * pi0.kept(1)
     assert estimated("{type: tiny_vla}").kept(8) == 0
+
+
+def test_rows_of_tokens_count_as_the_longest_ones() -> None:
+    settings, spec, form = parts(LANGUAGE)
+    found = estimated(LANGUAGE)
+    assert found.how == "traced without memory"
+    states = 2 * 2 * 32 * 4  # keys and values of two layers
+    assert form.row_cache == (36 + 128) * states
+    assert form.row_tokens == 36 + 128 - 1
+    assert found.acting(8) > 8 * form.row_cache
+    made = settings.build(spec, seed=0, device="cpu", role="train")
+    pass_of = activations._Passes(lambda _: made, spec, form, nullcontext, real_meter)
+    assert found.training(6) == pytest.approx(pass_of.training(6).peak, rel=0.02)
 
 
 def test_only_a_frozen_part_is_precomputed() -> None:

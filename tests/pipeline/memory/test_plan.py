@@ -224,3 +224,22 @@ class Raises(type(policy_settings(config()))):  # type: ignore[misc]
 
     def _raise(self, *_: Any) -> None:
         raise ZeroDivisionError("on purpose")
+
+
+def test_keys_and_values_of_streams_are_certain_and_each_copy_has_its_own() -> None:
+    streams = "batching={type: streams, max_rows: 200}"
+    run = load_config("quickstart_lm", [streams, "evaluation.every=1", "evaluation.every_episodes=8"])
+    spec, form = parts_of(run)
+    found = sizes(Planner(spec, Machine(0, lambda _: GB)).plan(run, certain=True), HOST, "generator-0")
+    assert found["keys and values"] == 2 * 200 * form.row_cache
+    alone = load_config("quickstart_lm", [streams])
+    found = sizes(Planner(spec, Machine(0, lambda _: GB)).plan(alone, certain=True), HOST, "generator-0")
+    assert found["keys and values"] == 200 * form.row_cache
+
+
+def test_tokens_bound_the_rows_of_a_micro_batch() -> None:
+    rows = {}
+    for tokens in (0, 100, 1000, 10**9):
+        run = load_config("quickstart_lm", [f"training.micro_batch_tokens={tokens}"])
+        rows[tokens] = micro_batch_rows(run, steps=1, row_tokens=163)
+    assert rows == {0: 128, 100: 1, 1000: 7, 10**9: 128}

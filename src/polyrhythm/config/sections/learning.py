@@ -63,6 +63,8 @@ class TrainingSettings(Section):
     """Chunk steps per optimizer step; 0 for the whole update at once."""
     micro_batch_steps: Whole = 0
     """Chunk steps per forward and backward pass (memory only, same gradient); 0 for the whole mini-batch."""
+    micro_batch_tokens: Whole = 0
+    """For language models: most tokens of such a pass, prompts included; 0 for any number."""
     critic_warmup_updates: Whole = 0
     """Number of first updates without the policy loss; a trunk shared with an undetached value still changes."""
     on_nonfinite_gradient: Literal["halt", "skip"] = "halt"

@@ -1,7 +1,7 @@
 """How many bytes the passes of a policy hold beside its weights: measured on a few rows, or traced without memory.
 
     probed    a small policy is built on the CPU and run on rows of zeros
-    traced    the policy's outline runs on tensors without memory, whatever its size
+    traced    the policy's outline runs on tensors without memory, whatever its size or the length of its rows
     unknown   it is large and has no outline, or failed
 
 Two passes of a few rows give the number for any rows (`meter.Profile`).
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.memory.meter import FakeMode, Meter, Profile, gradients_dropped, real_meter
-from polyrhythm.policies.base import Outlines, Policy, PolicySettings, Precomputes, as_module
+from polyrhythm.policies.base import CountsTokens, Outlines, Policy, PolicySettings, Precomputes, as_module
 from polyrhythm.policies.constants import nothing_kept
 from polyrhythm.policies.form import PolicyForm, Role, outlined
 from polyrhythm.specs import ArraySpec, EnvSpec
@@ -100,7 +100,7 @@ class _Passes:
         module = as_module(policy)
         given = [*module.parameters(), *module.buffers(), *obs.values(), *answers.values()]
         with gradients_dropped(module), self._metered(given) as meter:
-            found = policy.evaluate(obs, answers)
+            found = (policy.evaluate_longest if isinstance(policy, CountsTokens) else policy.evaluate)(obs, answers)
             total = found.logprob.sum() + found.value.sum() + found.entropy.sum()
             if total.requires_grad:
                 total.backward()
@@ -114,7 +114,10 @@ class _Passes:
         module = as_module(policy)
         given = [*module.parameters(), *module.buffers(), *obs.values(), *flags.values()]
         with self._metered(given) as meter:
-            policy.act(obs, flags["greedy"], flags["key"])
+            if isinstance(policy, CountsTokens):
+                policy.act_longest(obs)
+            else:
+                policy.act(obs, flags["greedy"], flags["key"])
         return meter
 
     @cached_property
@@ -148,7 +151,7 @@ def estimate_activations(settings: PolicySettings, spec: EnvSpec, form: PolicyFo
 
     Calls of what is returned may raise whatever the policy raises.
     """
-    if form.train_bytes <= PROBED_BYTES:
+    if form.train_bytes <= PROBED_BYTES and not (form.row_tokens and isinstance(settings, Outlines)):
         return _probed(settings, spec, form)
     if isinstance(settings, Outlines):
         return _traced(settings, spec, form)

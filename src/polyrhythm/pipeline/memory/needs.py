@@ -20,8 +20,9 @@ from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.memory.activations import Activations
-from polyrhythm.pipeline.memory.rows import accumulates, micro_batch_rows, pass_rows, update_rows
+from polyrhythm.pipeline.memory.rows import accumulates, micro_batch_rows, pass_rows, stream_places, update_rows
 from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -37,6 +38,8 @@ Sharing = Literal["share", "lease"]
 _MOMENTS = 2
 #: Station that stands for what all processes of the host share.
 SHARED = "shared"
+#: Settings of policies of which a part may be trained (`train`, `lora`, `gradient_checkpointing`).
+ADAPTED = (VlaSettings, CausalLmSettings)
 HOST = "cpu"
 
 
@@ -94,7 +97,7 @@ def list_parts(
     ]
     for name in placed.names["generators"]:
         device = placed.seats[name].device
-        parts += _generator(config, form, name, device, published.nbytes)
+        parts += _generator(config, spec, form, name, device, published.nbytes)
         if activations is not None:
             rows = pass_rows(config, spec)
             parts += _passes(config, spec, form, name, device, rows, activations)
@@ -105,14 +108,18 @@ def list_parts(
 # ---------------------------------------------------------------- generators
 
 
-def _generator(config: RunConfig, form: PolicyForm, name: str, device: str, published: int) -> list[Part]:
-    """What a generator keeps: its module, that of the evaluation, and on a device a version that is on its way."""
+def _generator(
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, published: int
+) -> list[Part]:
+    """What a generator keeps: its module, that of the evaluation, on a device a version that is on its way, and, where
+    it streams, keys and values of all rows that may be under way."""
     both = name == evaluator_name(config) and name in generator_names(config)
     stages = device != HOST and name in generator_names(config)
     return [
         Part(name, "weights", device, form.act_bytes),
         Part(name, "weights of the evaluation", device, form.act_bytes * both),
         Part(name, "staging", device, published * stages, stays=False),
+        Part(name, "keys and values", device, form.row_cache * stream_places(config, spec) * (1 + both), stays=False),
     ]
 
 
@@ -123,9 +130,10 @@ def _passes(
     infos = env_batch_infos(config, spec)
     inputs = rows * (_row_bytes(shown(spec)) + 9)  # and a row's noise key and flag
     answers = rows * arena_layout(config, spec, infos, form).answer_dtype.itemsize
-    kept = activations.kept(rows)
+    kept = activations.kept(rows) + form.row_cache * rows
+    streams = stream_places(config, spec) > 0  # then they are certain
     parts = [
-        Part(name, "keys and values", device, kept, certain=False, stays=False),
+        Part(name, "keys and values", device, kept * (not streams), certain=False, stays=False),
         Part(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
     ]
     if device == HOST:
@@ -181,7 +189,8 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
         Part(name, "optimizer", HOST if offload else keeps, moments),
         Part(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
     ]
-    if buckets and accumulates(config, steps, ranks):  # beside those of DDP, where the last micro-batch brings them
+    # Beside those of DDP, where the last micro-batch brings them.
+    if buckets and accumulates(config, steps, ranks, form.row_tokens):
         summed = form.trainable_bytes * learns
         parts.append(Part(name, "gradients, not yet summed", device, summed, stays=False))
     if share > 1:
@@ -199,7 +208,7 @@ def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
     adapters nothing (but the small heads); others copy themselves."""
     if not config.algorithm.kl.coef:
         return 0
-    if isinstance(config.policy, VlaSettings):
+    if isinstance(config.policy, ADAPTED):
         return 0 if config.policy.train == "lora" else form.trainable_bytes
     return form.train_bytes
 
@@ -218,7 +227,7 @@ def _update(
     row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
     rows = -(-update_rows(config, layout.steps) // ranks)
     mini = min(rows, config.training.minibatch_steps or rows)
-    micro = micro_batch_rows(config, layout.steps, ranks)
+    micro = micro_batch_rows(config, layout.steps, ranks, form.row_tokens)
     frozen = activations.precomputed(rows)
     fits = frozen <= config.training.precomputed_mib * 2**20
     parts = [

@@ -15,10 +15,9 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import policy_settings
 from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
-from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part, Sharing, list_parts
+from polyrhythm.pipeline.memory.needs import ADAPTED, HOST, SHARED, Part, Sharing, list_parts
 from polyrhythm.pipeline.placed import place
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.specs import EnvSpec
 
@@ -197,7 +196,7 @@ def _key(config: RunConfig) -> str:
 def _acting_key(config: RunConfig) -> str:
     """Policies with equal keys act alike: what is trained matters to a generator only where it has adapters."""
     policy: Any = config.policy
-    if isinstance(policy, VlaSettings):
+    if isinstance(policy, ADAPTED):
         train = "lora" if policy.train == "lora" else "all"
         policy = policy.model_copy(update={"gradient_checkpointing": False, "train": train})
     return str(policy.model_dump_json())

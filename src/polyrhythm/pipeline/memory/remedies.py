@@ -12,18 +12,24 @@ from itertools import islice
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.memory.needs import HOST
+from polyrhythm.pipeline.memory.needs import ADAPTED, HOST
 from polyrhythm.pipeline.memory.plan import DeviceMemory, MemoryPlan, Planner, with_settings
-from polyrhythm.pipeline.memory.rows import longest_sample, micro_batch_rows, pass_rows, samples_unit
+from polyrhythm.pipeline.memory.rows import (
+    longest_sample,
+    micro_batch_rows,
+    pass_rows,
+    samples_unit,
+    stream_places,
+)
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
-from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.messages import station_of
 
-_MICRO, _ROWS, _SAMPLES = "training.micro_batch_steps", "batching.max_rows", "training.mini_batch_samples"
+_MICRO, _TOKENS = "training.micro_batch_steps", "training.micro_batch_tokens"
+_ROWS, _SAMPLES = "batching.max_rows", "training.mini_batch_samples"
 _DEVICES, _RANKS, _STRATEGY = "placement.trainer.devices", "placement.trainer.ranks", "placement.trainer.strategy"
 _SHARING = "placement.sharing"
 #: Most changes that are put together.
@@ -136,7 +142,7 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
     lacks_passes = not purposes & {"micro-batch", "pass"}  # left out, since already the weights are too large
     if "micro-batch" in purposes:
         yield lambda: _largest_micro_batch(search, start)
-    if "pass" in purposes and isinstance(start.config.batching, LimitedBatching):
+    if purposes & {"pass", "keys and values"} and isinstance(start.config.batching, LimitedBatching | StreamsBatching):
         yield lambda: _most_rows(search, start)
     done: set[str] = set()  # of the numbers of ranks the smallest that fits is enough
 
@@ -163,14 +169,14 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     if on_device and not config.training.optimizer.offload:
         yield {"training.optimizer.offload": True}
     passes = trained - {"precomputed", "samples of an update"}
-    if passes and isinstance(policy, VlaSettings) and not policy.gradient_checkpointing:
+    if passes and isinstance(policy, ADAPTED) and not policy.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
     if on_device:
         yield from _divisions(planner, config)
     several = any(len({*map(station_of, device.stations())}) > 1 for device in devices)
     if several and config.placement.sharing == "share":
         yield {_SHARING: "lease"}
-    if trained and isinstance(policy, VlaSettings):
+    if trained and isinstance(policy, ADAPTED):
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
             yield {"policy.train": part}
 
@@ -196,15 +202,20 @@ def _precomputed_mib(full: list[DeviceMemory]) -> int:
 
 
 def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:
-    steps = longest_sample(variant.config, search.planner.spec, search.planner.form(variant.config))
+    """Fewer chunk steps, or tokens where rows differ in length."""
+    form = search.planner.form(variant.config)
+    steps = longest_sample(variant.config, search.planner.spec, form)
     ranks = trainer_ranks(variant.config, search.planner.machine.devices)
-    return search.largest(variant, _MICRO, 1, micro_batch_rows(variant.config, steps, ranks))
+    rows = micro_batch_rows(variant.config, steps, ranks, form.row_tokens)
+    if form.row_tokens:
+        return search.largest(variant, _TOKENS, form.row_tokens, rows * form.row_tokens, form.row_tokens)
+    return search.largest(variant, _MICRO, 1, rows)
 
 
 def _most_rows(search: _Search, variant: _Variant) -> Remedy | None:
-    return search.largest(
-        variant, _ROWS, _fewest_rows(search, variant), pass_rows(variant.config, search.planner.spec)
-    )
+    spec = search.planner.spec
+    most = stream_places(variant.config, spec) or pass_rows(variant.config, spec)
+    return search.largest(variant, _ROWS, _fewest_rows(search, variant), most)
 
 
 def _most_samples(search: _Search, variant: _Variant) -> Remedy | None:
@@ -233,7 +244,11 @@ def _fewer_rows(search: _Search, variant: _Variant) -> Remedy | None:
     """The variant as it is, else with the largest micro-batch, else with the fewest rows of a pass and then the largest
     micro-batch, and with as many rows as that leaves room for."""
     found = search.remedy(variant) or _largest_micro_batch(search, variant)
-    if found is not None or search.certain or not isinstance(variant.config.batching, LimitedBatching):
+    if (
+        found is not None
+        or search.certain
+        or not isinstance(variant.config.batching, LimitedBatching | StreamsBatching)
+    ):
         return found
     fewest = variant.changed({_ROWS: _fewest_rows(search, variant)})
     if (found := _largest_micro_batch(search, fewest)) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.pipeline.array_specs import bucket_sizes, largest_batch, step_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.policies.form import PolicyForm
@@ -24,15 +24,26 @@ def pass_rows(config: RunConfig, spec: EnvSpec) -> int:
     return max(largest, min(most, largest * config.batching.max_requests))
 
 
-def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1) -> int:
-    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample."""
-    mini, micro = _minibatch_rows(config, steps, ranks), config.training.micro_batch_steps
-    return min(mini, micro) if micro else mini
+def stream_places(config: RunConfig, spec: EnvSpec) -> int:
+    """Rows for which the engine of a streaming generator has keys and values; 0 where generators do not stream."""
+    if not isinstance(config.batching, StreamsBatching):
+        return 0
+    slots = (slot.rows for own in env_batch_infos(config, spec) for info in own for slot in info.slots)
+    return max(config.batching.max_rows, *slots)
 
 
-def accumulates(config: RunConfig, steps: int, ranks: int = 1) -> bool:
+def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> int:
+    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample; row_tokens: of the
+    longest chunk step, of which `micro_batch_tokens` allows only so many."""
+    most, training = _minibatch_rows(config, steps, ranks), config.training
+    if training.micro_batch_tokens and row_tokens:
+        most = min(most, -(-training.micro_batch_tokens // row_tokens))
+    return min(most, training.micro_batch_steps) if training.micro_batch_steps else most
+
+
+def accumulates(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> bool:
     """Whether a rank has several micro-batches in a mini-batch, whose gradients it adds."""
-    return micro_batch_rows(config, steps, ranks) < _minibatch_rows(config, steps, ranks)
+    return micro_batch_rows(config, steps, ranks, row_tokens) < _minibatch_rows(config, steps, ranks)
 
 
 def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:

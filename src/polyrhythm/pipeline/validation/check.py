@@ -265,6 +265,7 @@ def check_learning(
 ) -> None:
     """Check that objective, optimizer and policy fit together. tried: the policy's miniature, if it is too large."""
     check_value(config, form)
+    check_tokens(config, form)
     if trainer and config.training.versions:
         _check_has_value(config, policy)
         check_trainable(config, spec, tried or policy)
@@ -288,6 +289,15 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
         f"algorithm.reward_level = {expected}: the policy {_type_of(config.policy)} gives one value per "
         f"{actual}; set algorithm.reward_level to {actual}"
     )
+
+
+def check_tokens(config: RunConfig, form: PolicyForm) -> None:
+    """Check that passes can be bounded by tokens, where `training.micro_batch_tokens` asks for it."""
+    if config.training.micro_batch_tokens and not form.row_tokens:
+        raise ConfigError(
+            f"training.micro_batch_tokens = {config.training.micro_batch_tokens}: rows of the policy "
+            f"{_type_of(config.policy)} do not differ in length; use micro_batch_steps"
+        )
 
 
 def _check_has_value(config: RunConfig, policy: Policy) -> None:

@@ -33,6 +33,7 @@ from polyrhythm.pipeline.validation.check import (
     check_processes,
     check_rollout,
     check_start,
+    check_tokens,
     check_trainable,
     check_value,
     errors_of,
@@ -184,6 +185,7 @@ def _objective(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
         check_learning(config, spec, built.policy, form, trainer=True)
         return describe_objective(config.objective)
     check_value(config, form)
+    check_tokens(config, form)
     if config.training.versions:
         optimizer, names = config.training.optimizer, list(form.published)
         critic = any(name.startswith("critic.") for name in names)

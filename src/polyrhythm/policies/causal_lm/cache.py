@@ -6,6 +6,7 @@ without moving anything but the last row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,9 +25,9 @@ class SlotCache:
         self._write: tuple[Any, ...] = ()
         self._read: tuple[slice, slice] | None = None
 
-    def begin(self, first: int, count: int, length: int) -> None:
-        """The next pass is of `length` positions from 0 on, in the rows from `first` on."""
-        self._write, self._read = (slice(first, first + count), slice(None), slice(length)), None
+    def begin(self, rows: Tensor, positions: Tensor) -> None:
+        """The next pass is of packed sequences from position 0 on: row and position of each token, [T] int64."""
+        self._write, self._read = (rows, slice(None), positions), None
 
     def advance(self, positions: Tensor, longest: int) -> None:
         """The next pass is of one position each of the rows 0..n-1, at positions [n], and reads `longest` of them."""
@@ -35,22 +36,27 @@ class SlotCache:
         self._read = (slice(n), slice(longest))
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values [n,heads,q,d] of a layer; return those to attend to."""
+        """Write keys and values of a layer, [1,heads,T,d] or [n,heads,1,d]; return those to attend to."""
         if layer == len(self._keys):
             for made, like in ((self._keys, keys), (self._values, values)):
                 made.append(like.new_zeros(self.rows, like.shape[1], self.length, like.shape[3]))
         own_keys, own_values = self._keys[layer], self._values[layer]
         if self._read is None:
-            own_keys[self._write], own_values[self._write] = keys, values
+            own_keys[self._write], own_values[self._write] = (x[0].transpose(0, 1) for x in (keys, values))
             return keys, values
         own_keys[self._write], own_values[self._write] = keys[:, :, 0], values[:, :, 0]
         rows, length = self._read
         return own_keys[rows, :, length], own_values[rows, :, length]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of a row to another."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values, from the first pass on."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
+
+    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of a row to others."""
         for tensor in (*self._keys, *self._values):
-            tensor[target, :, :length] = tensor[source, :, :length]
+            tensor[list(targets), :, :length] = tensor[source, :, :length]
 
     def get_seq_length(self, layer: int = 0) -> int:  # noqa: ARG002 - transformers asks for it
         """Positions are given with every pass, so none are counted here."""

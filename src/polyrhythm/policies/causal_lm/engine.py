@@ -3,6 +3,10 @@
 Invariant: running requests are the rows 0..n-1 of the cache and of the arrays here. A request that ends gives its row
 to the last one, so that a decode step reads the cache without copying it.
 
+A prompt is computed once for all requests that have it, such as the members of a group: those that begin together, and
+those that begin while another is running whose prompt was computed by the same weights. They get copies of its keys
+and values and sample from the same features.
+
 After a change of the weights the keys and values of running requests are kept, as in other engines: the log-probs of
 their next tokens are those of new weights that attend to old keys. `refresh` makes them anew instead, so that every
 log-prob is that of the weights alone.
@@ -21,6 +25,7 @@ from torch import Tensor
 from polyrhythm.policies import noise
 from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.network import CausalNetwork
+from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
 from polyrhythm.policies.engine import EngineRequest, Generated
 
@@ -30,12 +35,14 @@ _STRIDE = 16
 
 @dataclass(slots=True)
 class _Row:
-    """A running request, and what was sampled for it so far."""
+    """A running request, and what was sampled for it so far. weights: the number of the change of weights after which
+    its prompt was computed."""
 
     request: EngineRequest
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    weights: int = -1
 
     @classmethod
     def of(cls, request: EngineRequest) -> _Row:
@@ -53,6 +60,10 @@ class _Row:
     def length(self) -> int:
         return len(self.request.prompt) + len(self.tokens)
 
+    @property
+    def prompt_key(self) -> bytes:
+        return self.request.prompt.tobytes()
+
     def generated(self, *, finished: bool) -> Generated:
         return Generated(
             self.request.request_id,
@@ -64,7 +75,10 @@ class _Row:
 
 
 class NativeEngine:
-    """An engine over `network`'s own weights. length: the longest sequence; stops: tokens that end one."""
+    """An engine over `network`'s own weights. length: the longest sequence; stops: tokens that end one.
+
+    prompt_tokens: of prompts that have begun; shared_tokens: those of them that were computed for another request.
+    """
 
     def __init__(
         self,
@@ -81,8 +95,11 @@ class NativeEngine:
         self._length, self._refresh = length, refresh
         self._device = next(network.parameters()).device
         self._version = -1
+        self._weights = 0  # changes of them
+        self.prompt_tokens = self.shared_tokens = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
+        self._prompt_ends: Tensor | None = None  # features [capacity,width] of the last tokens of prompts
         with torch.inference_mode(False):
             self._cache = SlotCache(capacity, length)
             self._keys = torch.zeros(capacity, dtype=torch.int64, device=self._device)
@@ -119,6 +136,7 @@ class NativeEngine:
 
     def weights_changed(self, version: int) -> None:
         self._version = version
+        self._weights += 1
         if self._refresh and self._running:
             self._waiting.extendleft(reversed(self._running))
             self._running.clear()
@@ -149,18 +167,54 @@ class NativeEngine:
         """Move all waiting requests to rows; the features of their last positions."""
         rows, first = list(self._waiting), len(self._running)
         self._waiting.clear()
+        known = {row.prompt_key: place for place, row in enumerate(self._running) if row.weights == self._weights}
         self._running += rows
-        lengths = [row.length for row in rows]
-        padded = np.zeros((len(rows), max(lengths)), np.int64)
-        for place, row in enumerate(rows):
-            padded[place, : row.length] = row.sequence
         own = slice(first, first + len(rows))
         keys = [row.request.noise_key for row in rows]
         self._keys[own] = torch.tensor(keys, dtype=torch.int64, device=self._device)
         self._greedy[own] = torch.tensor([row.request.greedy for row in rows], device=self._device)
-        features = self._network.prefill(torch.from_numpy(padded).to(self._device), self._cache, first)
-        at = torch.tensor(lengths, device=self._device) - 1
-        return features[torch.arange(len(rows), device=self._device), at]
+        computed, shared = self._shares(first, known)
+        ends: dict[int, Tensor] = self._compute(computed) if computed else {}
+        for source, places in shared.items():
+            self._cache.copy(source, places, len(self._running[source].request.prompt))
+            assert self._prompt_ends is not None
+            self._prompt_ends[places] = self._prompt_ends[source].clone()
+            ends |= dict.fromkeys(places, self._prompt_ends[source])
+        return torch.stack([ends[place] for place in range(own.start, own.stop)])
+
+    def _shares(self, first: int, known: dict[bytes, int]) -> tuple[list[int], dict[int, list[int]]]:
+        """Of the rows from `first` on those to compute, and by the row that has their prompt those that take it. known:
+        such rows by prompt. What has tokens already is computed, and may be shared."""
+        computed: list[int] = []
+        shared: dict[int, list[int]] = {}
+        places = range(first, len(self._running))
+        for place in sorted(places, key=lambda place: not self._running[place].tokens):
+            row = self._running[place]
+            row.weights = self._weights
+            self.prompt_tokens += len(row.request.prompt)
+            source = known.setdefault(row.prompt_key, place)
+            if source == place or row.tokens:
+                computed.append(place)
+            else:
+                shared.setdefault(source, []).append(place)
+                self.shared_tokens += len(row.request.prompt)
+        return computed, shared
+
+    def _compute(self, places: list[int]) -> dict[int, Tensor]:
+        """Features of the last positions of these rows' sequences."""
+        places.sort(key=lambda place: self._running[place].length)
+        rows = [self._running[place] for place in places]
+        lengths = torch.tensor([row.length for row in rows], device=self._device)
+        tokens = torch.tensor([token for row in rows for token in row.sequence], device=self._device)
+        index = torch.tensor(places, device=self._device)
+        packing = Packing([row.length for row in rows])
+        features = self._network.prefill(tokens, packing, index.repeat_interleave(lengths), self._cache)
+        prompts = torch.tensor([len(row.request.prompt) for row in rows], device=self._device)
+        if self._prompt_ends is None:
+            self._prompt_ends = features.new_zeros(self.capacity, features.shape[1])
+        ends = lengths.cumsum(0)
+        self._prompt_ends[index] = features[ends - lengths + prompts - 1]
+        return dict(zip(places, features[ends - 1], strict=True))
 
     def _sample(self, features: Tensor) -> None:
         """Add a token to every running request, from features [n,width] of their last positions."""
@@ -188,7 +242,9 @@ class NativeEngine:
         """Take a row out; the last one moves to its place."""
         last = len(self._running) - 1
         if place < last:
-            self._cache.move(last, place, self._running[last].length)
-            self._keys[place], self._greedy[place] = self._keys[last].clone(), self._greedy[last].clone()
+            self._cache.copy(last, [place], self._running[last].length)
+            for own in (self._keys, self._greedy, self._prompt_ends):
+                if own is not None:
+                    own[place] = own[last].clone()
             self._running[place] = self._running[last]
         self._running.pop()

@@ -1,8 +1,8 @@
 """The network: a causal language model of transformers, from a local folder or from a random start.
 
-    hidden(tokens)          features of whole sequences, padded behind: for training
-    prefill, decode         features of new positions, with a cache: for generation
-    logits(features)        logits of some of them
+    packed(tokens, packing)   features of whole sequences one after another: for training
+    prefill, decode           features of new positions, with a cache: for generation
+    logits(features)          logits of some of them
 
 Features and logits are separate, because logits of all positions of a large vocabulary would not fit into memory.
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.policies.causal_lm.cache import SlotCache
+from polyrhythm.policies.causal_lm.packing import Packing, register_attention
 from polyrhythm.policies.mlp import seeded
 
 #: Kinds of layers of which the state is keys and values alone.
@@ -63,6 +64,14 @@ def _refuse_unfit(config: Any, what: str) -> None:
     changed = [name for name in _LOGITS if getattr(config, name, None) not in (None, 1, 1.0)]
     if changed:
         raise ConfigError(f"{what}: it changes its logits by {changed[0]}, which is not supported; name another model")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not (model._supports_attention_backend and model._supports_sdpa):
+        raise ConfigError(
+            f"{what}: the attention of a {config.model_type} model cannot be replaced by that of packed sequences; "
+            "name a model of another kind, such as llama, qwen3 or mistral"
+        )
 
 
 def check_context(config: Any, tokens: int, what: str) -> None:
@@ -79,6 +88,13 @@ def check_context(config: Any, tokens: int, what: str) -> None:
             )
 
 
+def cache_bytes(config: Any) -> int:
+    """Bytes of one position's keys and values in all layers, in float32."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(config.num_hidden_layers * 2 * heads * width * 4)
+
+
 class CausalNetwork(nn.Module):
     """The model and the passes that are made of it."""
 
@@ -86,17 +102,25 @@ class CausalNetwork(nn.Module):
         super().__init__()
         self.model = model
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Features [B,L,width] of sequences [B,L] int64 that begin at 0; what is behind a position has no effect."""
-        return self._features(tokens, None, None, None)
+    @property
+    def frozen_names(self) -> frozenset[str]:
+        """Tensors of the state_dict that are not trained (`policies.vla.adapting.AdaptedPolicy`)."""
+        return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
 
-    def prefill(self, tokens: Tensor, cache: SlotCache, first: int) -> Tensor:
-        """As `hidden`, and the keys and values go to the cache's rows from `first` on."""
-        count, length = tokens.shape
-        cache.begin(first, count, length)
-        at = torch.arange(length, device=tokens.device)
-        mask = (at[None, :] <= at[:, None])[None, None]
-        return self._features(tokens, mask, at[None].expand(count, -1), cache)
+    def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
+        """Features [T,width] of sequences [T] int64 that lie one after another as `packing` says."""
+        return self._packed(tokens, packing, packing.positions(tokens.device), None)
+
+    def prefill(self, tokens: Tensor, packing: Packing, rows: Tensor, cache: SlotCache) -> Tensor:
+        """The same; keys and values go to the cache's `rows` [T]."""
+        positions = packing.positions(tokens.device)
+        cache.begin(rows, positions[0])
+        return self._packed(tokens, packing, positions, cache)
+
+    def _packed(self, tokens: Tensor, packing: Packing, positions: Tensor, cache: SlotCache | None) -> Tensor:
+        features = self._features(tokens[None], None, positions, cache, packing=packing)[0]
+        assert packing.layers, "no attention layer was told where the sequences are"
+        return features
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache) -> Tensor:
         """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] below
@@ -106,7 +130,7 @@ class CausalNetwork(nn.Module):
         return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
 
     def _features(
-        self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: SlotCache | None
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None, **options: Packing
     ) -> Tensor:
         found = self.model.base_model(
             input_ids=tokens,
@@ -114,6 +138,7 @@ class CausalNetwork(nn.Module):
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,
+            **options,
         )  # type: ignore[operator]
         features: Tensor = found.last_hidden_state
         return features
@@ -128,7 +153,7 @@ def empty_network(config: Any) -> CausalNetwork:
     """The network with whatever values its constructor gives, in float32 whatever dtype the configuration names."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=register_attention())
     return CausalNetwork(model)
 
 
@@ -145,7 +170,11 @@ def loaded_network(folder: str) -> CausalNetwork:
     path = Path(folder).expanduser()
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
+            path,
+            local_files_only=True,
+            dtype=torch.float32,
+            attn_implementation=register_attention(),
+            output_loading_info=True,
         )
     except Exception as error:  # transformers and safetensors raise many kinds
         reason = str(error).strip().splitlines()[0]

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies import distributions
 from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork
+from polyrhythm.policies.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
 from polyrhythm.policies.engine import EngineRequest, Generated
+from polyrhythm.policies.vla.adapting import AdaptedPolicy
 from polyrhythm.specs import EnvSpec
 
 if TYPE_CHECKING:
@@ -28,19 +31,16 @@ if TYPE_CHECKING:
 
 #: Names of the observation (`envs.text`) and of the forward input.
 TOKENS, LENGTH, MESSAGE = "tokens", "length", "message"
-#: Groups of rows of similar length in which sequences are evaluated.
-_GROUPS = 4
-#: Rows from which on they are grouped.
-_GROUPED = 16
 
 
-class CausalLm(nn.Module):
+class CausalLm(AdaptedPolicy):
     """The policy. forward_inputs = {"message": int32 [B,C]}: the sampled tokens, after the end the first stop.
 
     `value` is 0: it is for algorithms that compare the samples of a group.
     """
 
     has_value = False
+    network: CausalNetwork
 
     def __init__(self, settings: CausalLmSettings, env_spec: EnvSpec, network: CausalNetwork) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class CausalLm(nn.Module):
         self._sampling = Sampling(env_spec.action.choices, settings.temperature, settings.top_k, settings.top_p)
         self._stops = env_spec.action.stops
         self._prompt = env_spec.observation[TOKENS].shape[0]
-        self._logits_tokens = settings.logits_tokens
+        self._logits_bytes = int(settings.logits_mib * 2**20)
         self._refresh = settings.refresh_cache
 
     # ------------------------------------------------------------ acting
@@ -70,6 +70,16 @@ class CausalLm(nn.Module):
         while len(found) < len(lengths):
             found += engine.step()
         return self._answer(sorted(found, key=lambda one: one.request_id), greedy.device)
+
+    @torch.no_grad()
+    def act_longest(self, obs: Observations) -> Tensor:
+        """The first step of as many messages at once, whose prompts are as long as can be, and the cache for them."""
+        tokens = obs[TOKENS].long()
+        count, length = tokens.shape
+        rows = torch.arange(count, device=tokens.device).repeat_interleave(length)
+        cache = SlotCache(count, length + self.chunk)
+        features = self.network.prefill(tokens.flatten(), Packing([length] * count), rows, cache)
+        return process_logits(self.network.logits(features[length - 1 :: length]), self._sampling)
 
     def _answer(self, found: list[Generated], device: torch.device) -> Act:
         shape = (len(found), self.chunk)
@@ -110,6 +120,17 @@ class CausalLm(nn.Module):
         logprob, entropies = self._log_probs(obs, message, self._sampling, with_entropy=True)
         return Evaluation(logprob.unsqueeze(-1), self.value(obs), entropies.unsqueeze(-1))
 
+    def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
+        """Positions that `evaluate` computes of each row: [B] int64."""
+        return _lengths(obs) + self._counts(forward_inputs[MESSAGE].long()) - 1
+
+    def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        """`evaluate` as if every prompt and message were as long as can be; the tensors need no values."""
+        message = forward_inputs[MESSAGE].long()
+        packed = pack_longest(obs[TOKENS].long(), message)
+        logprob, entropies = self._packed_log_probs(packed, message, self._sampling, with_entropy=True)
+        return Evaluation(logprob.unsqueeze(-1), self.value(obs), entropies.unsqueeze(-1))
+
     def value(self, obs: Observations) -> Tensor:
         return torch.zeros(len(obs[LENGTH]), device=obs[LENGTH].device)
 
@@ -128,46 +149,26 @@ class CausalLm(nn.Module):
     def _log_probs(
         self, obs: Observations, message: Tensor, sampling: Sampling, *, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [B,C] float32 of messages [B,C] int64, 0 behind their ends.
+        """Log-probs and entropies [B,C] float32 of messages [B,C] int64, 0 behind their ends."""
+        packed = pack(obs[TOKENS].long(), _lengths(obs), message, self._counts(message))
+        return self._packed_log_probs(packed, message, sampling, with_entropy=with_entropy)
 
-        Rows of similar length are computed together, so that little is padded; logits are made of the message's tokens
-        alone, `logits_tokens` at a time, and made again in the backward pass.
-        """
-        lengths, counts = _lengths(obs), self._counts(message)
-        sizes = lengths + counts
-        rows = len(sizes)
-        groups = _GROUPS if rows >= _GROUPED else 1
-        order = sizes.argsort() if groups > 1 else torch.arange(rows, device=sizes.device)
-        features, places = [], []
-        for index in order.chunk(groups):
-            found, row, column = self._features(obs[TOKENS][index], lengths[index], message[index], counts[index])
-            features.append(found)
-            places.append(index[row] * self.chunk + column)
-        place = torch.cat(places)
-        tokens = message.flatten()[place]
-        flat, entropies = self._scores(torch.cat(features), tokens, sampling, with_entropy)
-        zeros = torch.zeros(rows * self.chunk, device=message.device)
+    def _packed_log_probs(
+        self, packed: PackedMessages, message: Tensor, sampling: Sampling, *, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Logits are made of the messages' tokens alone, some at a time, and made again in the backward pass."""
+        features = self.network.packed(packed.tokens, packed.packing)[packed.predicts]
+        tokens = message.flatten()[packed.places]
+        flat, entropies = self._scores(features, tokens, sampling, with_entropy)
+        zeros = flat.new_zeros(message.numel())
         shape = message.shape
-        return zeros.scatter(0, place, flat).view(shape), zeros.scatter(0, place, entropies).view(shape)
-
-    def _features(self, prompt: Tensor, lengths: Tensor, message: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-        """Features [T,width] that predict the T message tokens of these rows, with row and column of each [T]."""
-        longest, most = int(lengths.max()), int(counts.max())
-        at = torch.arange(most, device=message.device)
-        counted = at < counts[:, None]
-        row, column = counted.nonzero(as_tuple=True)
-        sequence = message.new_zeros(len(prompt), longest + most)
-        sequence[:, :longest] = prompt[:, :longest]
-        sequence[row, lengths[row] + column] = message[row, column]
-        size = int((lengths + counts).max())
-        hidden = self.network.hidden(sequence[:, : size - 1])
-        return hidden[row, lengths[row] + column - 1], row, column
+        return zeros.scatter(0, packed.places, flat).view(shape), zeros.scatter(0, packed.places, entropies).view(shape)
 
     def _scores(
         self, features: Tensor, tokens: Tensor, sampling: Sampling, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies 0 unless asked for."""
-        size = self._logits_tokens
+        size = max(1, self._logits_bytes // (self._sampling.choices * 4))
         if len(tokens) <= size:
             return self._score(features, tokens, sampling, with_entropy)
         parts = [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
 from polyrhythm.policies.form import PolicyForm, Role, describe
+from polyrhythm.policies.vla.settings import LoraSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 Count = Annotated[int, Field(ge=1)]
@@ -45,8 +48,14 @@ class CausalLmSettings(BaseModel):
     """Sample among so many of the likeliest tokens; 0 for all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample among the likeliest tokens that have this probability together; 1 for all."""
-    logits_tokens: Count = 8192
-    """Tokens whose logits are in memory at a time; those of longer batches are made again in the backward pass."""
+    logits_mib: Annotated[float, Field(gt=0)] = 256.0
+    """Memory of the logits that training makes at a time; where they are more, the backward pass makes them again."""
+    train: Literal["all", "lora"] = "all"
+    """What is trained: everything, or adapters of which alone generators get new versions."""
+    lora: LoraSettings = LoraSettings()
+    """The adapters of train: lora; without targets those of all linear layers but the one of the logits."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
     refresh_cache: bool = False
     """After new weights compute the keys and values of unfinished messages again, instead of keeping the old ones."""
     tolerance: Annotated[float, Field(gt=0)] = 5e-5
@@ -61,24 +70,36 @@ class CausalLmSettings(BaseModel):
         return self
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
+        from polyrhythm.policies.causal_lm.network import cache_bytes
+
         answers = {MESSAGE: ArraySpec((env_spec.chunk,), "int32")} if env_spec.chunk else {}
         config = self._config(env_spec)
-        return describe(lambda _role: self._empty(env_spec, config), answers)
+        form = describe(lambda role: self._empty(env_spec, config, role), answers)
+        tokens = env_spec.observation[TOKENS].shape[0] + env_spec.chunk
+        return replace(form, row_tokens=tokens - 1, row_cache=tokens * cache_bytes(config))
 
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> CausalLm:  # noqa: ARG002 - alike
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> CausalLm:
         from polyrhythm.policies.causal_lm.network import loaded_network, random_network
 
         config = self._config(env_spec)
         network = loaded_network(self.checkpoint) if self.checkpoint else random_network(config, seed)
-        return CausalLm(self, env_spec, network).to(device)
+        return self._adapted(env_spec, network, role, seed).to(device)
 
-    def outline(self, env_spec: EnvSpec, *, role: Role) -> CausalLm:  # noqa: ARG002 - the same for both
-        return self._empty(env_spec, self._config(env_spec))
+    def outline(self, env_spec: EnvSpec, *, role: Role) -> CausalLm:
+        return self._empty(env_spec, self._config(env_spec), role)
 
-    def _empty(self, env_spec: EnvSpec, config: Any) -> CausalLm:
+    def _empty(self, env_spec: EnvSpec, config: Any, role: Role) -> CausalLm:
         from polyrhythm.policies.causal_lm.network import empty_network
 
-        return CausalLm(self, env_spec, empty_network(config))
+        return self._adapted(env_spec, empty_network(config), role, seed=0)
+
+    def _adapted(self, env_spec: EnvSpec, network: CausalNetwork, role: Role, seed: int) -> CausalLm:
+        from polyrhythm.policies.causal_lm.adapting import adapt, recompute_layers
+
+        adapt(network.model, self.train, self.lora, role, seed)
+        if self.gradient_checkpointing and role == "train":
+            recompute_layers(network.model)
+        return CausalLm(self, env_spec, network)
 
     def _config(self, env_spec: EnvSpec) -> Any:
         """The configuration of transformers, for an environment that it fits."""

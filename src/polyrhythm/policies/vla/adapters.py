@@ -93,12 +93,20 @@ def is_adapter(name: str) -> bool:
     return plain_name(name).endswith((_A, _B))
 
 
-def save_adapters(state: Mapping[str, Tensor], out: Path, *, alpha: float, base: str, also: Sequence[str] = ()) -> None:
+def save_adapters(
+    state: Mapping[str, Tensor],
+    out: Path,
+    *,
+    alpha: float,
+    base: str,
+    also: Sequence[str] = (),
+    task: str | None = None,
+) -> None:
     """Write the adapters of a policy's state_dict into the new folder `out` in peft's layout, ours beside.
 
     state: names under `network.`, those of adapters as `is_adapter` has them. also: patterns of tensors that were
     trained in full; all others of the network are the base's and left out. base: its folder, as adapter_config.json
-    tells it. ConfigError: no adapters.
+    tells it; task: the kind of model, where peft has one. ConfigError: no adapters.
     """
     network = {plain_name(name.removeprefix(NETWORK)): x for name, x in state.items() if name.startswith(NETWORK)}
     modules = sorted(name.removesuffix(_A) for name in network if name.endswith(_A))
@@ -119,7 +127,7 @@ def save_adapters(state: Mapping[str, Tensor], out: Path, *, alpha: float, base:
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
-        "task_type": None,
+        "task_type": task,
     }
     ours = {name: x for name, x in state.items() if not name.startswith(NETWORK)}
     with new_folder(out) as unfinished, name_in_errors(out):

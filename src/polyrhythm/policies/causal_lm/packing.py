@@ -1,0 +1,112 @@
+"""Sequences of different lengths one after another in one pass, without padding.
+
+All layers of a language model but attention work on each position alone. Attention gets the sequences in runs of equal
+length, each run as a batch of its own, so that nothing is padded there either: sequences of 3, 5 and 5 tokens are 13
+positions and two runs. The function that does it stands in the model's configuration in the place of torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+#: Name of the attention here, as transformers registers it.
+ATTENTION = "polyrhythm_packed"
+
+
+class Packing:
+    """How sequences lie one after another. lengths: of each, ascending, so that equal ones are neighbours.
+
+    layers: attention layers that have used it. A model that leaves out the keyword would mix the sequences.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.runs = [(len(list(same)), length) for length, same in groupby(lengths)]
+        self.sizes = [count * length for count, length in self.runs]
+        self.layers = 0
+
+    def positions(self, device: torch.device) -> Tensor:
+        """The position of each token in its sequence: [1,T] int64."""
+        return torch.cat([torch.arange(length, device=device).repeat(count) for count, length in self.runs])[None]
+
+
+class PackedMessages(NamedTuple):
+    """Rows of a prompt and a message, packed. M: tokens of all messages.
+
+    tokens [T] int64: each prompt and all of its message but the last token, which nothing follows; predicts [M]: where
+    in T the features of each message token are; places [M]: its place in the flattened messages [B·C].
+    """
+
+    tokens: Tensor
+    packing: Packing
+    predicts: Tensor
+    places: Tensor
+
+
+def pack(prompt: Tensor, lengths: Tensor, message: Tensor, counts: Tensor) -> PackedMessages:
+    """Pack prompts [B,P] of `lengths` [B] with messages [B,C] of `counts` [B] tokens, all int64 and at least 1."""
+    order = (lengths + counts).argsort(stable=True)
+    prompt, lengths, message, counts = (x[order] for x in (prompt, lengths, message, counts))
+    size, chunk = prompt.shape[1], message.shape[1]
+    at = torch.arange(size + chunk, device=prompt.device)
+    answered = (at >= size) & (at < (size + counts - 1)[:, None])
+    read = answered | (at < torch.minimum(lengths, torch.tensor(size))[:, None])
+    predicting = answered | (at == lengths[:, None] - 1)
+    row, column = (at[:chunk] < counts[:, None]).nonzero(as_tuple=True)
+    return PackedMessages(
+        torch.cat([prompt, message], 1)[read],
+        Packing((lengths + counts - 1).tolist()),
+        predicting[read].nonzero().squeeze(1),
+        order[row] * chunk + column,
+    )
+
+
+def pack_longest(prompt: Tensor, message: Tensor) -> PackedMessages:
+    """As `pack` where every prompt [B,P] and message [B,C] is as long as can be; the tensors need no values."""
+    rows, size, chunk = len(prompt), prompt.shape[1], message.shape[1]
+    length = size + chunk - 1
+    row = torch.arange(rows, device=prompt.device)[:, None]
+    column = torch.arange(chunk, device=prompt.device)
+    return PackedMessages(
+        torch.cat([prompt, message], 1)[:, :length].flatten(),
+        Packing([length] * rows),
+        (row * length + size - 1 + column).flatten(),
+        (row * chunk + column).flatten(),
+    )
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: query, key, value [B,heads,L,d] to [B,L,heads,d]. With `packing` the one row
+    holds many sequences, each of which attends to itself alone."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if packing is None:
+        return plain(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+    packing.layers += 1
+    parts = []
+    runs = zip(*(x[0].split(packing.sizes, 1) for x in (query, key, value)), strict=True)
+    for shape, run in zip(packing.runs, runs, strict=True):
+        rows = (x.unflatten(1, shape).transpose(0, 1) for x in run)
+        parts.append(plain(module, *rows, None, **options)[0].flatten(0, 1))
+    return torch.cat(parts)[None], None
+
+
+def register_attention() -> str:
+    """Make `attend` known to transformers; returns its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, attend)
+    return ATTENTION
