@@ -17,6 +17,8 @@ LOGPROB = "logprob"
 VALUE = "value"
 FORWARD_INPUTS = "forward_inputs."
 VERSION = "version"
+#: The call under way of a station that nobody has joined yet (`Attended`).
+AWAITING = "join"
 #: Between a station's name and the number of a rank.
 _RANK = "-rank"
 #: Longer numbers name no part of a process.
@@ -127,6 +129,26 @@ class Offloadable(Protocol):
     def resume(self) -> None:
         """Bring it back."""
         ...
+
+
+@runtime_checkable
+class Attended(Protocol):
+    """A station whose work is done by somebody who has yet to join it, and may leave: then `work` raises `Departed`.
+    socket: ZeroMQ's, by which it hears of work."""
+
+    socket: Any
+
+    def attend(self, seconds: float) -> bool:
+        """Hear who wants to join, for so many seconds at most; whether somebody has joined and is ready."""
+        ...
+
+
+class Departed(Exception):
+    """Who had joined a station is gone. blame: the episodes that it had count as attempts."""
+
+    def __init__(self, reason: str, *, blame: bool) -> None:
+        super().__init__(reason)
+        self.blame = blame
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,11 +211,13 @@ def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoin
 
 @dataclass(frozen=True, slots=True)
 class StationLost:
-    """A station died or was given up; later events of this incarnation are refused."""
+    """A station died or was given up; later events of this incarnation are refused. blame: its episodes count as
+    attempts; false where it has left in good order."""
 
     station: str
     incarnation: int
     reason: str
+    blame: bool = True
 
 
 class RequestArrived(NamedTuple):
