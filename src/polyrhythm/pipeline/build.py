@@ -259,9 +259,9 @@ def _launcher(
     weights: WeightsLayout,
     folder: Path | None,
     nodes: Sequence[Node],
-    open_: OpenPlaces | None,
+    joins: OpenPlaces | None,
 ) -> Launcher:
-    joining = open_.joining if open_ is not None else NOBODY_JOINS
+    joining = joins.joining if joins is not None else NOBODY_JOINS
     if config.launcher == "inline":
         return build_inline_launcher(stations, layout, weights, joining=joining)
     assert folder is not None, "processes write their logs to a folder"

@@ -77,6 +77,8 @@ class InlineHosting:
         while len(self._attended) < self._joining.needed:
             self._wait(_ATTEND_S)
             joined += self._admit()
+            for part in list(self._attended):
+                self._work_of(part)  # others who want to join there are told that it is taken
         self._known = {part.name for part in self._attended}
         return joined
 

@@ -9,7 +9,7 @@ A broken connection is not repaired: whoever has it opens another, so that what 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -50,7 +50,7 @@ class JoinLine:
     def note(self) -> State:
         """Take what has become known of the connection."""
         while self.monitor.get(zmq.EVENTS) & zmq.POLLIN:
-            event = int(recv_monitor_message(self.monitor)["event"])
+            event = cast(int, recv_monitor_message(self.monitor)["event"])
             if event == zmq.EVENT_CONNECTED:
                 self._connected = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

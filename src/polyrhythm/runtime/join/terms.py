@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,9 +50,18 @@ def difference(spec: EnvSpec, wanted: EnvSpec) -> str:
     """The first field in which two specs differ, in words; "" if they are equal."""
     for field in fields(EnvSpec):
         found, expected = getattr(spec, field.name), getattr(wanted, field.name)
+        if found != expected and isinstance(found, Mapping):
+            return f"{field.name} {_different_entry(found, expected)}"
         if found != expected:
             return f"{field.name} is {_short(found)}, the run has {_short(expected)}"
     return ""
+
+
+def _different_entry(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    name = next(name for name in (*wanted, *found) if found.get(name) != wanted.get(name))
+    if name not in found or name not in wanted:
+        return f"{_short(name)} is {'new' if name in found else 'missing'}"
+    return f"{_short(name)} is {_short(found[name])}, the run has {_short(wanted[name])}"
 
 
 def _short(value: Any) -> str:

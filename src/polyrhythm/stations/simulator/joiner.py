@@ -40,6 +40,8 @@ _RETRY_S, _TAKEN_S, _LEAVE_S = 0.5, 2.0, 1.0
 _CLOSED_AT_ONCE = 3
 #: Seconds that an environment has to close.
 _CLOSE_S = 5.0
+#: Why a simulator leaves that somebody ends.
+_LEFT = "interrupted"
 
 
 class Joiner:
@@ -80,6 +82,7 @@ class Joiner:
         self._heard = time.monotonic()
         self._next, self._beat_at, self._closed = 0.0, 0.0, 0
         self._full_since = float("inf")
+        self._leaving = False
 
     # ------------------------------------------------------------ the loop
 
@@ -94,7 +97,7 @@ class Joiner:
             while not self._outcome:
                 self._turn(time.monotonic())
         except KeyboardInterrupt:
-            self._leave("interrupted", blame=False)
+            self._leave(_LEFT, blame=False)
             raise
         except BaseException as error:
             self._leave(str(error) or type(error).__name__, blame=True)
@@ -124,7 +127,16 @@ class Joiner:
         with suppress(OSError):  # the pipe is full, which wakes as well, or closed
             os.write(self._waking, b"\0")
 
+    def leave(self) -> None:
+        """Leave the run, which goes on without this simulator; any thread may call it."""
+        self._leaving = True
+        self.wake()
+
     def _turn(self, now: float) -> None:
+        if self._leaving:
+            self._leave(_LEFT, blame=False)
+            self._outcome = "left the run, which goes on"
+            return
         if self._ending is not None and self._ending.part.over.is_set():
             self._ending = None
         if self._line is None and now >= self._next and self._ending is None:
@@ -233,6 +245,7 @@ class Joiner:
             if time.monotonic() >= self._full_since + self._patience_s:
                 raise StartError(f"the run has no room for this simulator: {refused.reason}; raise join.simulators")
             self._drop_line(_TAKEN_S if self._at == 0 else 0.0)
+            self._heard = self._next  # until then it is not silent, only full
         else:
             raise StartError(f"the run does not let this simulator in: {refused.reason}")
 
