@@ -131,10 +131,7 @@ def test_where_nobody_answers_it_gives_up(tmp_path: Path) -> None:
 
 
 def test_a_second_simulator_finds_the_other_place_and_a_third_none(tmp_path: Path) -> None:
-    with opened(tmp_path, join={"simulators": 2, "min_simulators": 2}, training={"versions": 1000}) as (
-        pipeline,
-        first,
-    ):
+    with opened(tmp_path, join={"simulators": 2, "min_simulators": 2}) as (pipeline, first):
         two = [Joining(tmp_path, first) for _ in range(2)]
         pipeline.loop.start()
         third = Joining(tmp_path, first, patience_s=0.5)

@@ -78,3 +78,18 @@ class JoinLine:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()
+
+
+class Lines:
+    """Opens the connections of one process, with the token's `keys`."""
+
+    def __init__(self, keys: RunKeys) -> None:
+        self._keys = keys
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def open(self, address: str) -> JoinLine:
+        return JoinLine(self._context, address, self._keys)
+
+    def close(self, linger_s: float) -> None:
+        """What is not sent within `linger_s` is lost."""
+        self._context.destroy(linger=round(linger_s * 1000))

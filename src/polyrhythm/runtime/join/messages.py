@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -127,6 +127,7 @@ FromRun = Welcome | Resumed | Refused | Told | Alive | Over
 Message = FromSimulator | FromRun
 
 Piece = bytes | memoryview
+Settings = TypeVar("Settings")
 #: Bytes of the head's length; alignment of head and pieces.
 _LENGTH, _ALIGNMENT = 4, 64
 #: Bytes that a head and the fields beside the arrays may take; of what a simulator receives (a reply, or the layout).
@@ -136,6 +137,16 @@ _decoders = {
     "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]).decode,
     "run": msgspec.msgpack.Decoder(tuple[FromRun, tuple[int, ...]]).decode,
 }
+
+
+def encode_settings(settings: Any) -> bytes:
+    """A dataclass of plain data, such as a spec."""
+    return _encode(settings)
+
+
+def decode_settings(content: bytes, kind: type[Settings]) -> Settings:
+    """The dataclass of this kind that `encode_settings` gave. ValueError, RecursionError: it is none."""
+    return msgspec.msgpack.decode(content, type=kind)
 
 
 def pack(message: Message, pieces: Sequence[Piece] = ()) -> bytes:

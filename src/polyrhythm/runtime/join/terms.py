@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import msgspec
-
-from polyrhythm.runtime.join.messages import Hello, Refused, protocol_digest
+from polyrhythm.runtime.join.messages import Hello, Refused, decode_settings, protocol_digest
 from polyrhythm.specs import EnvSpec
 
 #: Characters of a value in a refusal.
@@ -38,7 +36,7 @@ def refusal(hello: Hello, terms: Terms) -> Refused | None:
             f"are polyrhythm {terms.polyrhythm}; install the same source on both machines",
         )
     try:
-        spec = msgspec.msgpack.decode(hello.spec, type=EnvSpec)
+        spec = decode_settings(hello.spec, EnvSpec)
     except (ValueError, RecursionError) as error:
         return Refused("spec", f"its environment's spec cannot be read ({error}); name another with --env"[:400])
     if different := difference(spec, terms.spec):

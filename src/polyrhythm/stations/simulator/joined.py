@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -125,7 +124,7 @@ class JoinedSimulator:
             self.incarnation,
             self._address,
             plan.info,
-            msgspec.msgpack.encode(plan.step),
+            m.encode_settings(plan.step),
             self._arena.layout,
             plan.reconnect_s,
         )

@@ -17,13 +17,10 @@ from queue import SimpleQueue
 from typing import cast
 from urllib.parse import urlsplit
 
-import msgspec
-import zmq
-
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.runtime.join import messages as m
-from polyrhythm.runtime.join.line import JoinLine
+from polyrhythm.runtime.join.line import JoinLine, Lines
 from polyrhythm.runtime.join.reception import BEAT_S
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
@@ -63,13 +60,13 @@ class Joiner:
         park_s: float = float("inf"),
     ) -> None:
         self.host, port = _parse(address)
-        self._keys, self._settings, self._version = keys, settings, version
+        self._version = version
         self._patience_s, self._park_s = patience_s, park_s
         self.spec: EnvSpec = settings.spec()
-        self._encoded = msgspec.msgpack.encode(self.spec)
+        self._encoded = m.encode_settings(self.spec)
         self._ports, self._at = [port], 0  # places of the run that are known, and the one that is tried
         self._drops = DropCounter("join")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._lines = Lines(keys)
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waking, False)
@@ -116,7 +113,7 @@ class Joiner:
         if self._line is not None:
             self._line.close()
             self._line = None
-        self._context.destroy(linger=round(_LEAVE_S * 1000))
+        self._lines.close(_LEAVE_S)
         for end in (self._woken, self._waking):
             if end >= 0:
                 os.close(end)
@@ -165,7 +162,7 @@ class Joiner:
 
     def _connect(self) -> None:
         session = self._session
-        self._line, self._attached = JoinLine(self._context, self._address, self._keys), False
+        self._line, self._attached = self._lines.open(self._address), False
         name, received = (session.name, session.numbering.received) if session is not None else ("", 0)
         self._line.send(m.pack(m.Hello(self._version, m.protocol_digest(), self._encoded, name, received)))
 

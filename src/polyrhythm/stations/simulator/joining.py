@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 
 from polyrhythm.envs.base import EnvBatch
@@ -57,7 +56,7 @@ class Session:
         self._blocks: dict[tuple[int, int], int] = {}
         self._outside = np.zeros(layout.blocks, np.int64)  # the run's number of each block
         self._queue = PartQueue()
-        step = msgspec.msgpack.decode(welcome.step, type=StepSettings)
+        step = m.decode_settings(welcome.step, StepSettings)
 
         def make() -> Station:
             rows = sum(slot.rows for slot in welcome.info.slots)
