@@ -1,4 +1,4 @@
-"""examples/robot: a simulated robot joins a run; resets wait for a person, the emergency stop works, the rate is kept."""
+"""examples/robot: a simulated robot joins; resets wait for a person, the emergency stop works, the rate is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.process.joined import Joining, lost
-from tests.process.test_join import On, run_until
+from tests.process.test_join import On
 from tests.runtime.links import free_port
 
 from polyrhythm.config.load import load_config, load_env
@@ -104,5 +104,5 @@ def test_steps_come_at_the_rate_and_without_commands_it_holds_still() -> None:
 
 
 def test_one_robot_has_one_row() -> None:
-    with pytest.raises(ConfigError, match="join.rows = 2: there is one robot; set it to 1"):
+    with pytest.raises(ConfigError, match=r"join\.rows = 2: there is one robot; set it to 1"):
         load_env("robot:RobotSettings").build(2)  # type: ignore[attr-defined]
