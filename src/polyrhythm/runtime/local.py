@@ -22,6 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
@@ -81,7 +82,7 @@ class LocalHosting:
     ) -> None:
         if keys is None and transport == "tcp":
             keys = make_keys()
-        self._check_report = check_report
+        self._check_report, self._hosts = check_report, hosts
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
         with ExitStack() as undo:
@@ -119,7 +120,7 @@ class LocalHosting:
         self._events.clear()
         ready = {name: group for name, group in self._manager.groups.items() if group.present}
         self._known = {name: group.incarnation for name, group in ready.items()}
-        return [group.joined for group in ready.values() if group.joined is not None]
+        return [self._with_host(group.joined) for group in ready.values() if group.joined is not None]
 
     def processes(self) -> dict[str, int]:
         """The process id of each station, and of each further rank of one by `rank_name`."""
@@ -242,7 +243,14 @@ class LocalHosting:
             self._expected.join(joined, hello.addresses)
         self._manager.welcome(hello, joined, time.monotonic())
         if complete:
-            self._events.append(joined)
+            self._events.append(self._with_host(joined))
+
+    def _with_host(self, joined: Joined) -> Joined:
+        """The announcement with where the station works, where there are several hosts."""
+        if self._hosts is None or isinstance(joined, records.TrainerJoined):
+            return joined
+        name, _ = sender_of(joined) or ("", 0)
+        return replace(joined, host=self._hosts.host_of(name))
 
     def _note_drops(self, beat: wire.Heartbeat) -> None:
         """Warn once for each process and kind of message that it drops; its own log has each."""

@@ -305,7 +305,7 @@ class Conductor:
         commands = self._add_station(event.simulator, event.incarnation, SIMULATOR, now)
         self.rollout.rows.join(event.simulator, event.batches)
         self.forecast.join(event.simulator, event.batches)
-        self.serving.add_slots(event.simulator, event.batches)
+        self.serving.add_slots(event)
         return commands
 
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:

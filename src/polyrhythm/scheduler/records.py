@@ -176,18 +176,22 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class SimulatorJoined:
+    """host: where its observations lie, "" if the run has one host."""
+
     simulator: str
     incarnation: int
     batches: tuple[EnvBatchInfo, ...]
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorJoined:
-    """version: the weights it holds already, -1 for none."""
+    """version: the weights it holds already, -1 for none. host: where it works, "" if the run has one host."""
 
     generator: str
     incarnation: int
     version: int = -1
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
