@@ -17,8 +17,6 @@ LOGPROB = "logprob"
 VALUE = "value"
 FORWARD_INPUTS = "forward_inputs."
 VERSION = "version"
-#: The call under way of a station that nobody has joined yet (`Attended`).
-AWAITING = "join"
 #: Between a station's name and the number of a rank.
 _RANK = "-rank"
 #: Longer numbers name no part of a process.

@@ -15,11 +15,11 @@ from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pac
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import AWAITING, process_address
+from polyrhythm.runtime.messages import process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
-from polyrhythm.runtime.processes.supervision import FailureTracker, SupervisionLimits
+from polyrhythm.runtime.processes.supervision import AWAITING, FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from polyrhythm.runtime.messages import AWAITING
-
 
 class SupervisionLimits(Protocol):
     """Seconds after which a station is given up, by its call under way; and the number of failures a run survives."""
@@ -45,6 +43,8 @@ class SupervisionLimits(Protocol):
     def forgive_s(self) -> float: ...
 
 
+#: The call under way of a station that nobody has joined yet (`runtime.messages.Attended`).
+AWAITING = "join"
 #: A station that fails so often in a row with the same error text, while no update is done, ends the run.
 MAX_SAME_WORDS = 5
 

@@ -29,7 +29,8 @@ def deal(
     which they are offered work."""
     plain = list(idle[: len(batches)])
     options = [(near, exchange(batches, near, host_of)) for near in (plain, _nearest(batches, idle, host_of))]
-    return list(zip(*max(options, key=lambda option: _local_rows(*option, host_of)), strict=True))
+    chosen, dealt = max(options, key=lambda option: _local_rows(option[0], option[1], host_of))
+    return list(zip(chosen, dealt, strict=True))
 
 
 def exchange(batches: Batches, generators: Sequence[GeneratorState], host_of: HostOf) -> Batches:

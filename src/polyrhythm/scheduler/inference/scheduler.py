@@ -135,7 +135,7 @@ class BatchScheduler(RequestScheduler):
         if len(self.generators.idle) < len(generators):
             return []
         common = self.queue.take((ANY,), sys.maxsize, len(self.queue))
-        shares = split_evenly(common, len(generators)) if common else [()] * len(generators)
+        shares = split_evenly(common, len(generators)) if common else [tuple[Request, ...]()] * len(generators)
         pairs = list(zip(generators, shares, strict=True))
         if not self.queue.bound and self.generators.several_hosts:
             pairs = deal(shares, generators, self.host_of)

@@ -25,7 +25,6 @@ from polyrhythm.runtime.join.reception import Heard, Reception
 from polyrhythm.runtime.join.terms import Terms
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.messages import (
-    AWAITING,
     VERSION,
     Order,
     Reply,
@@ -35,6 +34,7 @@ from polyrhythm.runtime.messages import (
     process_address,
 )
 from polyrhythm.runtime.processes.expected import ExpectedEvents
+from polyrhythm.runtime.processes.supervision import AWAITING
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys

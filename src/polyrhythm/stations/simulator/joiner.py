@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.runtime.join import messages as m
-from polyrhythm.runtime.join.line import JoinLine, Lines
 from polyrhythm.runtime.join.reception import BEAT_S
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.line import JoinLine, Lines
 from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.joining import Session
@@ -66,7 +66,7 @@ class Joiner:
         self._encoded = m.encode_settings(self.spec)
         self._ports, self._at = [port], 0  # places of the run that are known, and the one that is tried
         self._drops = DropCounter("join")
-        self._lines = Lines(keys)
+        self._lines = Lines(keys, m.LARGEST_TOLD)
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waking, False)

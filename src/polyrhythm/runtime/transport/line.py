@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from polyrhythm.runtime.join.messages import LARGEST_TOLD
 from polyrhythm.runtime.transport.authentication import RunKeys, prove
 from polyrhythm.runtime.transport.sockets import probe
 
@@ -30,14 +29,15 @@ State = Literal["opening", "proven", "refused", "broken"]
 
 
 class JoinLine:
-    """A connection to `address`; state: how far it has come, as of the last `note`."""
+    """A connection to `address`; state: how far it has come, as of the last `note`. largest: bytes of a message that is
+    read."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: RunKeys) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: RunKeys, largest: int) -> None:
         self.address, self.state = address, "opening"
         self._connected = False
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         socket.set_hwm(0)
-        socket.set(zmq.MAXMSGSIZE, LARGEST_TOLD)
+        socket.set(zmq.MAXMSGSIZE, largest)
         socket.set(zmq.RECONNECT_IVL, _NEVER_MS)  # with -1, what had come before the break would be lost
         socket.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         socket.set(zmq.HANDSHAKE_IVL, _CONNECT_MS)
@@ -69,7 +69,7 @@ class JoinLine:
 
     def receive(self) -> memoryview | None:
         """A frame that has come, or None."""
-        if not self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        if not cast(int, self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
             return None
         first, *others = self.socket.recv_multipart(copy=False)
         return memoryview(first.buffer) if not others else memoryview(b"")
@@ -81,14 +81,14 @@ class JoinLine:
 
 
 class Lines:
-    """Opens the connections of one process, with the token's `keys`."""
+    """Opens the connections of one process, with the token's `keys`; each as `JoinLine`."""
 
-    def __init__(self, keys: RunKeys) -> None:
-        self._keys = keys
+    def __init__(self, keys: RunKeys, largest: int) -> None:
+        self._keys, self._largest = keys, largest
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def open(self, address: str) -> JoinLine:
-        return JoinLine(self._context, address, self._keys)
+        return JoinLine(self._context, address, self._keys, self._largest)
 
     def close(self, linger_s: float) -> None:
         """What is not sent within `linger_s` is lost."""
