@@ -130,6 +130,7 @@ def test_where_nobody_answers_it_gives_up(tmp_path: Path) -> None:
     assert "no run answers at tcp://127.0.0.1:9 for 0.5 s; it is over, or has not begun" in str(late.wait())
 
 
+@pytest.mark.slow
 def test_a_second_simulator_finds_the_other_place_and_a_third_none(tmp_path: Path) -> None:
     with opened(tmp_path, join={"simulators": 2, "min_simulators": 2}) as (pipeline, first):
         two = [Joining(tmp_path, first) for _ in range(2)]
@@ -160,6 +161,7 @@ def test_a_broken_link_comes_back_and_no_ticket_is_lost(tmp_path: Path) -> None:
         assert joining.wait() == "the run is over"
 
 
+@pytest.mark.slow
 def test_a_link_that_stays_broken_loses_the_simulator_and_it_joins_again(tmp_path: Path) -> None:
     with opened(tmp_path, join={"reconnect_s": 1.0}) as (pipeline, port), link_to(port) as link:
         joining = Joining(tmp_path, link.port)

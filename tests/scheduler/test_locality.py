@@ -115,7 +115,7 @@ def on_hosts(found: ClusterSettings) -> ClusterSettings:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_guarantee_is_broken_on_hosts(rng: random.Random) -> None:
     found = on_hosts((arbitrary_streams if rng.random() < 0.3 else arbitrary_cluster)(rng))
     conductor = Conductor(found.scheduler)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ class InlineHosting:
         self._stations = list(stations)
         self._awaiting: dict[str, _Part] = {}  # parts that nobody has joined yet, by station
         self._attended: list[_Part] = []  # those that somebody has
-        self._known: set[str] = set()  # stations of these of which `receive` has told
+        self._known: dict[str, int] = {}  # their incarnations of which `receive` has told
         self._past: dict[str, dict[str, float]] = {}  # counters of stations that were joined
         self._work_done = 0
         self._parts: list[_Part] = []
@@ -67,11 +67,11 @@ class InlineHosting:
         joined: list[Joined] = []
         for factory, *seats in self._stations:
             assert len(seats) == 1, f"{factory.name}: in one process there is one rank"
-            parts = [_Part(factory.name, station) for station in self._make(factory, seats[0], 0)]
+            made = (_Part(factory.name, station) for station in self._make(factory, seats[0], 0))
             if factory.name in self._joining.stations:
-                self._awaiting[factory.name] = parts[0]
+                self._awaiting[factory.name] = next(made)
                 continue
-            together = records.merge_joined([self._host(part) for part in parts])
+            together = records.merge_joined([self._host(part) for part in made])
             assert isinstance(together, Joined)
             joined.append(together)
         while len(self._attended) < self._joining.needed:
@@ -79,14 +79,14 @@ class InlineHosting:
             joined += self._admit()
             for part in list(self._attended):
                 self._work_of(part)  # others who want to join there are told that it is taken
-        self._known = {part.name for part in self._attended}
+        self._known = {part.name: part.incarnation for part in self._attended}
         return joined
 
-    def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> list[Station]:
-        """The parts of an incarnation of a station."""
+    def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
+        """Makes the parts of an incarnation of a station, one after another."""
         offload = seat.offload if seat.leases else None
         context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device, offload=offload)
-        return [make() for _, make in make_parts(factory, context, incarnation, seat)]
+        return (make() for _, make in make_parts(factory, context, incarnation, seat))
 
     # ------------------------------------------------------------ stations that are joined
 
@@ -102,7 +102,7 @@ class InlineHosting:
 
     def _depart(self, part: _Part, departed: Departed) -> None:
         """Who had joined is gone: the station is lost, and its next incarnation is open."""
-        name, joined = part.name, part.station.joined()
+        name, incarnation = part.name, part.incarnation
         log.warning("the simulator that had joined as %s %s; its place is open again", name, departed)
         _add(self._past.setdefault(name, {}), part.statistics())
         part.station.close()
@@ -111,9 +111,9 @@ class InlineHosting:
         self._turns.remove(part)
         for slot in [slot for slot, station in self._by_slot.items() if station is part.station]:
             del self._by_slot[slot]
-        self._events.append(records.StationLost(name, joined.incarnation, str(departed), departed.blame))
+        self._events.append(records.StationLost(name, incarnation, str(departed), departed.blame))
         factory, seat = next((factory, seats[0]) for factory, *seats in self._stations if factory.name == name)
-        self._awaiting[name] = _Part(name, self._make(factory, seat, joined.incarnation + 1)[0])
+        self._awaiting[name] = _Part(name, next(self._make(factory, seat, incarnation + 1)))
 
     def _wait(self, seconds: float) -> None:
         """Sleep; shorter if something comes to a station that is joined."""
@@ -144,9 +144,10 @@ class InlineHosting:
 
     def reaches(self, station: str) -> bool:
         """Always, as a station that raises ends the run; but a station that is joined comes and goes."""
-        return station not in self._joining.stations or (
-            station in self._known and any(part.name == station for part in self._attended)
-        )
+        if station not in self._joining.stations:
+            return True
+        known = self._known.get(station, -1)
+        return any(part.name == station and part.incarnation == known for part in self._attended)
 
     def send(self, station: str, command: Order, slot: str = "") -> None:
         if not self.reaches(station):
@@ -172,9 +173,9 @@ class InlineHosting:
     def _tell(self, event: records.Event) -> records.Event:
         """Note what is about to be known of a station that is joined."""
         if isinstance(event, records.SimulatorJoined):
-            self._known.add(event.simulator)
-        elif isinstance(event, records.StationLost):
-            self._known.discard(event.station)
+            self._known[event.simulator] = event.incarnation
+        elif isinstance(event, records.StationLost) and self._known.get(event.station) == event.incarnation:
+            del self._known[event.station]
         return event
 
     def _work(self, until: float) -> None:
@@ -275,6 +276,11 @@ class _Part:
     def __init__(self, name: str, station: Station) -> None:
         self.name, self.station, self.busy_s = name, station, 0.0
         self.spans = SpanLog()
+
+    @property
+    def incarnation(self) -> int:
+        """Of its station."""
+        return self.station.joined().incarnation
 
     def statistics(self) -> dict[str, float]:
         """Its own counters, with `busy_s`."""
