@@ -19,6 +19,7 @@ from tests.process.joined import Joining, attempts, joined, lost, opened
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, config
 from tests.runtime.links import link_to
 
+from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_env, merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -87,6 +88,17 @@ def test_in_processes_a_run_of_its_own_simulator_takes_another_one_in(tmp_path: 
         assert (ledger.imbalance, ledger.running, pipeline.launcher.dropped()) == (0, 0, {})
 
 
+@pytest.mark.slow
+def test_a_simulator_joins_a_run_on_a_ray_cluster(tmp_path: Path) -> None:
+    """Its place is on the driver's machine, at the address that the run has named."""
+    pytest.importorskip("ray", reason="the ray extra is not installed")
+    base = merge(ASYNCHRONOUS, {"launcher": "ray", "rollout": {"simulators": 1, "env_batches": 1}})
+    with joined(tmp_path, base, join={"simulators": 1, "min_simulators": 2}) as (pipeline, _):
+        pipeline.loop.train_until(4)
+        assert pipeline.launcher.statistics()[STATION]["join_events"] > 0
+        assert pipeline.launcher.dropped() == {}
+
+
 def test_without_a_setting_no_port_is_opened(tmp_path: Path) -> None:
     pipeline = build_pipeline(config(ASYNCHRONOUS, launcher="inline"), folder=tmp_path)
     pipeline.close()
@@ -121,6 +133,17 @@ def test_who_does_not_fit_is_told_why_and_counted(wrong: str, says: str, counted
         assert says in str(stranger.ended)
         assert pipeline.launcher.dropped()[counted] >= 1
         assert not lost(pipeline)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "tcp://", "tcp://host", "host:77", "http://host:77", "tcp://h:0", "tcp://h:99999"]
+)
+def test_what_is_no_address_is_refused(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_token(tmp_path / "token", make_keys())
+    words = ["--token-file", str(tmp_path / "token"), "--env", "gymnasium:CartPole-v1"]
+    assert main(["join", address, *words]) == 2
+    told = capsys.readouterr().err
+    assert f"{address}: not an address of a run; write tcp://HOST:PORT, as the run has printed it" in told
 
 
 def test_where_nobody_answers_it_gives_up(tmp_path: Path) -> None:
@@ -206,7 +229,7 @@ def test_a_reset_that_waits_for_a_person_parks_the_simulator_until_it_is_done(tm
     PERSON.clear()
     with opened(tmp_path, join={"min_simulators": 1}) as (pipeline, port):
         env = load_env("tests.process.breaking:WaitsSettings")
-        robot = Joining(tmp_path, port, env=env, park_s=0.3)
+        robot = Joining(tmp_path, port, env=env, park_s=0.3, patience_s=1.0)
         pipeline.loop.start()
         pipeline.loop._stall_s = 1.0
         pipeline.loop.submit(records.TrainUntil(4))

@@ -256,6 +256,8 @@ class Joiner:
     def _see_to_station(self, now: float) -> None:
         """Park in a reset that takes long. RunHalted: the environment failed."""
         session = self._session
+        if self._ending is not None:
+            self._heard = now  # it waits for its own environment, not for the run
         if session is None:
             return
         if session.part.over.is_set():
@@ -268,8 +270,6 @@ class Joiner:
             self._leave(f"parked, its reset takes longer than {self._park_s:g} s", blame=False)
             self._give_up_session()
             self._drop_line(0.0)
-        if self._ending is not None:
-            self._heard = now  # it waits for itself
 
     def _send(self, now: float) -> None:
         session, line = self._session, self._line
