@@ -170,7 +170,7 @@ def test_other_settings_are_refused_in_one_sentence(
         another = f"begin another run: polyrhythm train {run}/config.yaml {override} --out DIR"
         assert ("set resume=never" in told[-1], another in told[-1]) == (command == "train", command == "resume")
     if " in that run" in words:
-        assert "(a resumed run may change checkpoint, data_plane, evaluation, launcher," in told[-1]
+        assert "(a resumed run may change checkpoint, data_plane, evaluation, join.address," in told[-1]
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 

@@ -180,7 +180,10 @@ def test_cartpole_is_synchronous_by_settings_alone() -> None:
             r"clip_low = 0\.1: no such key; .* are type, cap, floor, ratio_to; clip_low is one of algorithm\.loss",
         ),
         ("lr=1", r"lr = 1: no such key; did you mean training\.optimizer\.lr or supervised\.lr\?"),
-        ("training.rows=2", r"training\.rows = 2: no such key; did you mean rollout\.rows or evaluation\.rows\?"),
+        (
+            "training.rows=2",
+            r"training\.rows = 2: no such key; did you mean rollout\.rows or evaluation\.rows or join\.rows\?",
+        ),
     ],
 )
 def test_a_key_of_another_section_is_found_there(folder: Path, override: str, told: str) -> None:

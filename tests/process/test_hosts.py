@@ -110,6 +110,30 @@ def test_lockstep_gives_the_same_weights_on_three_hosts_as_on_one(tmp_path: Path
     assert all(torch.equal(one[name], three[name]) for name in one)
 
 
+def remote_rows(pipeline: Pipeline) -> tuple[int, int]:
+    """Rows of requests that were served on another host than theirs, and all."""
+    serving = pipeline.loop.conductor.serving
+    host_of = {name: generator.host for name, generator in serving.generators.present.items()}
+    assert len(set(host_of.values())) == 2
+    remote = every = 0
+    commands = [command for decision in pipeline.loop.trace for command in decision.commands]
+    for batch in (command.batch for command in commands if isinstance(command, records.Serve)):
+        for request in batch.requests:
+            every += request.rows
+            remote += request.rows * (serving.host_of(request) != host_of[batch.generator])
+    return remote, every
+
+
+@pytest.mark.slow
+def test_in_lockstep_no_observation_crosses_where_each_host_has_simulator_and_generator(tmp_path: Path) -> None:
+    """Without the rule about half of them do."""
+    base = {**LOCKSTEP, "rollout": {"simulators": 2, "rows": 5, "generators": 2}}
+    with running(tmp_path / "run", apart_by_setting(tmp_path, 2), base) as pipeline:
+        pipeline.loop.train_until(2)
+        remote, every = remote_rows(pipeline)
+    assert remote == 0 < every
+
+
 def test_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:
     nodes = [LocalNode("a"), LocalNode("b")]
     with running(tmp_path / "run", nodes) as pipeline:

@@ -126,3 +126,25 @@ def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, inner in list(items):
         yield value, key
         yield from _spots(inner)
+
+
+def mutated_frames(frames: Sequence[bytes], count: int, seed: int) -> Iterator[bytes]:
+    """`count` mutations of frames that begin with the length of a head in MessagePack (`runtime.join.messages`)."""
+    rng = random.Random(seed)
+    for number in range(count):
+        frame = frames[number % len(frames)]
+        damage = rng.choice((_flip, _cut, _extend, _lengthen, _nest, *[_replace_in_head] * 6))
+        yield damage(rng, frame, {})
+
+
+def _replace_in_head(rng: random.Random, frame: bytes, _names: Any) -> bytes:
+    """One field of the head gets another value, or goes; its length is right."""
+    stop = 4 + int.from_bytes(frame[:4], "little")
+    head = msgspec.msgpack.decode(frame[4:stop])
+    holder, key = rng.choice(list(_spots(head)))
+    if rng.random() < 0.1 and isinstance(holder, dict):
+        del holder[key]
+    else:
+        holder[key] = deepcopy(rng.choice(_EVIL))
+    content = msgspec.msgpack.encode(head)
+    return len(content).to_bytes(4, "little") + content + bytes(-(4 + len(content)) % 64) + frame[stop + -stop % 64 :]

@@ -7,7 +7,13 @@ import math
 import pytest
 
 from polyrhythm.config.sections.running import SupervisionSettings
-from polyrhythm.runtime.processes.supervision import MAX_SAME_WORDS, Failure, FailureTracker, LivenessMonitor
+from polyrhythm.runtime.processes.supervision import (
+    AWAITING,
+    MAX_SAME_WORDS,
+    Failure,
+    FailureTracker,
+    LivenessMonitor,
+)
 
 LIMITS = SupervisionSettings(
     heartbeat_s=20, start_s=300, reset_s=180, step_s=60, pass_s=100, update_s=900, max_failures=5
@@ -68,6 +74,20 @@ def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
 )
 def test_the_complaint_names_the_setting_that_was_exceeded(monitor: LivenessMonitor, now: float, words: str) -> None:
     assert monitor.complaint(now, LIMITS) == words
+
+
+def test_a_station_that_somebody_has_yet_to_join_waits_without_limit_while_it_is_heard() -> None:
+    """Its heartbeats are watched; once somebody has joined, it is a station like any other."""
+    monitor = LivenessMonitor(began=0.0)
+    monitor.note_heartbeat(1000.0, AWAITING, 990.0)
+    assert monitor.awaits
+    assert monitor.complaint(1019.0, LIMITS) == ""
+    assert monitor.complaint(1020.0, LIMITS) == "sent no heartbeat for 20 s (supervision.heartbeat_s)"
+    assert monitor.current_call(1000.0) == "open to a simulator that joins for 990.0 s"
+    monitor.present = True
+    monitor.note_heartbeat(1000.0, "step", 60.0)
+    assert not monitor.awaits
+    assert "has been in one step" in monitor.complaint(1000.0, LIMITS)
 
 
 def test_a_unit_that_ends_is_forgotten() -> None:

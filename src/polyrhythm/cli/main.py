@@ -28,6 +28,7 @@ from polyrhythm.runtime.memory.allocator import keep_freed_memory
 COMMANDS = {
     "train": "train a policy with a recipe",
     "resume": "resume a run, or extend a finished one",
+    "join": "join a run with an environment of this machine, as a simulator",
     "check": "check a recipe, its environment and its policy, without training",
     "demos": "record demonstrations of the environment's expert",
     "sft": "run the supervised warm start alone",

@@ -97,7 +97,9 @@ _ADDRESS: dict[type, Callable[[Any], str]] = {
 
 
 class Asker(Protocol):
-    """The interface of a simulator towards generators."""
+    """The interface of a simulator towards generators. host: where it is."""
+
+    host: str
 
     def taken(self, request: Request) -> None:
         """Note that a generator took the request from the queue."""

@@ -45,7 +45,8 @@ class Busy:
 class Measures:
     """The counters and time integrals of one run.
 
-    waiting: requests that no generator serves yet; present: time with at least one of them.
+    waiting: requests that no generator serves yet; present: time with at least one of them. rows_local: of the rows
+    that are served, those on their simulator's host.
     evaluated, evaluations_dropped: episodes of the finished evaluations.
     tokens: generated, in answers that reached their slots; tokens_aborted: by streams that were aborted.
     lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
@@ -71,6 +72,7 @@ class Measures:
     requests: int = 0
     requests_served: int = 0
     rows_served: int = 0
+    rows_local: int = 0
     batches: int = 0
     waited: float = 0.0
     tokens: int = 0

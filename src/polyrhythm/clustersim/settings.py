@@ -56,7 +56,8 @@ class ClusterSection(BaseModel):
 class StationGroup(ClusterSection):
     """A group of equal stations: its size, devices and failures.
 
-    count: stations of the group; gpus: devices per station if `devices` is empty (used only for the summary's total).
+    count: stations of the group; host: where they are, in words; requests are served on their hosts where that costs no
+    waiting. gpus: devices per station if `devices` is empty (used only for the summary's total).
     devices: numbers of the group's devices, as 0-5 or a list; station i is on device i modulo their number. Groups with
     the same numbers share the devices. If empty, each station has its own device.
     occupies: share of its device that a pass takes when it is alone.
@@ -67,6 +68,7 @@ class StationGroup(ClusterSection):
     """
 
     count: int = Field(default=1, ge=1)
+    host: str = ""
     gpus: float = Field(default=0.0, ge=0)
     devices: Devices = ()
     occupies: float = Field(default=1.0, gt=0, le=1)

@@ -75,13 +75,15 @@ def _shares(causes: Causes) -> dict[str, dict[str, float]]:
 
 
 def _requests(measures: Measures, now: float) -> dict[str, float]:
-    """waiting_mean: mean number in the queue; wait_s: mean time from arrival to the batch. Little's law ties them."""
+    """waiting_mean: mean number in the queue; wait_s: mean time from arrival to the batch. Little's law ties them.
+    local: share of the rows that were served on their host."""
     return {
         "arrived": measures.requests,
         "served": measures.requests_served,
         "batches": measures.batches,
         "rows_per_batch": measures.rows_served / max(1, measures.batches),
         "waiting_mean": measures.waiting.integral(now) / (now or 1.0),
+        "local": measures.rows_local / max(1, measures.rows_served),
         "wait_s": measures.waited / max(1, measures.requests_served),
     }
 

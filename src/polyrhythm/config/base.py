@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Whole = Annotated[int, Field(ge=0, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Positive = Annotated[float, Field(gt=0, strict=True)]
 Number = Annotated[float, Field(strict=True)]
 NotNegative = Annotated[float, Field(ge=0, strict=True)]

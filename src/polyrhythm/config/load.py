@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError
 
+from polyrhythm.config.base import Section
 from polyrhythm.config.explain import explain
 from polyrhythm.config.objective_presets import objective_preset
 from polyrhythm.config.objects import plain
 from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
-from polyrhythm.config.registry import expand
+from polyrhythm.config.registry import TABLE, expand, resolve
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
@@ -62,6 +63,26 @@ def validate(tree: Tree, origin: str = "") -> RunConfig:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(*explain(error, RunConfig), origin=origin) from None
+
+
+class _EnvAlone(Section):
+    """The env section of a configuration."""
+
+    env: Annotated[SerializeAsAny[BaseModel], BeforeValidator(lambda value: resolve("env", value))]
+    """The environment's own settings."""
+
+
+def load_env(name: str, overrides: Sequence[str] = ()) -> BaseModel:
+    """An environment's settings: of a type, `gymnasium:ID`, `module:Class`, or of the env section of a recipe, given by
+    path or name; with `key=value` overrides. Raises a ConfigError that lists every problem."""
+    is_type = name.partition(":")[0] in TABLE["env"] or ":" in name
+    tree: Tree = {"env": name} if is_type else {"env": _read_recipe(find_recipe(name), ()).get("env")}
+    for override in overrides:
+        tree = merge(tree, {"env": parse_override(override)})
+    try:
+        return _EnvAlone.model_validate(tree).env
+    except ValidationError as error:
+        raise ConfigError(*explain(error, _EnvAlone), origin="--env") from None
 
 
 def save_config(config: RunConfig, path: Path) -> None:

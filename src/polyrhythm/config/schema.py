@@ -32,9 +32,12 @@ from polyrhythm.config.sections.rollout import (
 from polyrhythm.config.sections.running import (
     CheckpointSettings,
     DataPlaneSettings,
+    JoinSettings,
     RaySettings,
     SupervisionSettings,
 )
+
+_LAST_PORT = 65535
 
 
 def _env(value: Any) -> BaseModel:
@@ -84,6 +87,8 @@ class RunConfig(Section):
     """Episodes on held-out seeds before and after training."""
     placement: PlacementSettings = PlacementSettings()
     """Devices and threads of the stations."""
+    join: JoinSettings = JoinSettings()
+    """Simulators that join from elsewhere."""
     ray: RaySettings = RaySettings()
     """The cluster of `launcher: ray`."""
     data_plane: DataPlaneSettings = DataPlaneSettings()
@@ -101,6 +106,7 @@ class RunConfig(Section):
     def _sections_agree(self) -> RunConfig:
         check_objective(self)
         _check_groups(self)
+        _check_join(self)
         _check_slots(self)
         _check_streams(self)
         _check_warm_start(self)
@@ -184,10 +190,26 @@ def _check_advantage(config: RunConfig) -> None:
         raise InvalidSetting("rollout.segment_steps", config.rollout.segment_steps, why)
 
 
+def _check_join(config: RunConfig) -> None:
+    join, own = config.join, config.rollout.simulators
+    if not own and not join.simulators:
+        raise InvalidSetting("rollout.simulators", 0, "nothing simulates; set it to 1, or join.simulators to 1 or more")
+    if join.min_simulators > own + join.simulators:
+        raise InvalidSetting(
+            "join.min_simulators",
+            join.min_simulators,
+            f"there are {own} simulators and {join.simulators} may join; lower it, or raise join.simulators",
+        )
+    if join.port + join.simulators - 1 > _LAST_PORT:
+        raise InvalidSetting("join.port", join.port, f"{join.simulators} ports from there do not exist; lower it")
+
+
 def _check_slots(config: RunConfig) -> None:
     batching, largest = config.batching, config.rollout.largest_slot_rows
     if isinstance(batching, LockstepBatching) or largest is None:
         return
+    if config.join.simulators:
+        largest = max(largest, config.join.rows or config.rollout.rows)
     if batching.max_rows < largest:
         raise InvalidSetting(
             "batching.max_rows",

@@ -20,6 +20,7 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.joins import OpenPlaces, open_places
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
@@ -36,7 +37,7 @@ from polyrhythm.pipeline.places import slots_of, spread_over
 from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import describe_seat
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
-from polyrhythm.runtime.factories import StationFactory, StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
 from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
 from polyrhythm.runtime.hosts.nodes import Node
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
@@ -63,7 +64,7 @@ LOGS = "logs"
 @dataclass(slots=True)
 class Pipeline:
     """The connected parts of a run. weights: the published ones; states: the trainer's, if there is a folder; failures:
-    of samples; spec: of the environments; placed: its stations."""
+    of samples; spec: of the environments; placed: its stations; places: for simulators that join, if any may."""
 
     loop: RunLoop
     launcher: Launcher
@@ -72,6 +73,7 @@ class Pipeline:
     failures: SampleFailureLog
     spec: EnvSpec
     placed: Placed
+    places: OpenPlaces | None = None
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
         """Run these episodes and return their results in the order of finishing. RunHalted: all were dropped."""
@@ -87,6 +89,8 @@ class Pipeline:
 
     def close(self) -> None:
         self.launcher.close()
+        if self.places is not None:
+            self.places.close()
 
 
 def env_settings(config: RunConfig) -> EnvSettings:
@@ -182,14 +186,15 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
     last = config.training.versions
     states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, last) if folder else None
     buckets = bucket_sizes(config, infos)
-    factories = _rollout_factories(config, spec, infos, form.chunk, buckets)
+    places = open_places(config, folder)
+    factories = _rollout_factories(config, spec, infos, form.chunk, buckets, places)
     if trainer:
         assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
         factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
     placed = place(config, trainer=trainer, folder=folder)
     layout = arena_layout(config, spec, infos, form, trainer=trainer)
     stations = _with_seats(factories, placed)
-    launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes)
+    launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)
     weights = launcher.weights
     try:
         conductor = Conductor(scheduler_settings(config, spec, buckets, placed.lease))
@@ -213,7 +218,7 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
     except BaseException:
         launcher.close()
         raise
-    return Pipeline(loop, launcher, weights, states, failures, spec, placed)
+    return Pipeline(loop, launcher, weights, states, failures, spec, placed, places)
 
 
 def _with_seats(factories: Sequence[StationFactory], placed: Placed) -> StationList:
@@ -254,9 +259,11 @@ def _launcher(
     weights: WeightsLayout,
     folder: Path | None,
     nodes: Sequence[Node],
+    joins: OpenPlaces | None,
 ) -> Launcher:
+    joining = joins.joining if joins is not None else NOBODY_JOINS
     if config.launcher == "inline":
-        return build_inline_launcher(stations, layout, weights)
+        return build_inline_launcher(stations, layout, weights, joining=joining)
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
     if config.launcher == "ray":
@@ -272,14 +279,15 @@ def _launcher(
             slots=slots_of(stations),
             trainer=TRAINER,
             check_report=check_metrics,
+            joining=joining,
         )
     if nodes:
         places = Places(nodes[0].address, spread_over(nodes, stations), slots_of(stations), TRAINER)
         return build_hosts_launcher(
-            stations, layout, weights, config.supervision, logs, places, check_report=check_metrics
+            stations, layout, weights, config.supervision, logs, places, check_report=check_metrics, joining=joining
         )
     return build_local_launcher(
-        stations, layout, weights, config.supervision, logs, transport, check_report=check_metrics
+        stations, layout, weights, config.supervision, logs, transport, check_report=check_metrics, joining=joining
     )
 
 
@@ -289,14 +297,18 @@ def _rollout_factories(
     infos: Sequence[Sequence[EnvBatchInfo]],
     chunk: int,
     buckets: tuple[int, ...],
+    places: OpenPlaces | None,
 ) -> list[StationFactory]:
-    """The factories of simulators and generators, in this order."""
+    """The factories of simulators and generators, in this order. places: for simulators that join."""
     step = step_settings(config, chunk, whole=bool(spec.chunk))
     env = config.env.model_dump(mode="json")
     own = _policy_factory(config, spec)
     factories: list[StationFactory] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
+        if places is not None and name in places.joining.stations:
+            factories.append(places.factory(name, spec, batches[0], step))
+            continue
         factories.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
     evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
     for name in generator_names(config):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import EVALUATION_SIMULATOR, generator_names
+from polyrhythm.pipeline.placed import EVALUATION_SIMULATOR, generator_names, joined_names
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
 from polyrhythm.specs import EnvSpec
@@ -41,6 +41,8 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     if rollout.reset_ahead:
         _check_reset_ahead(config, spec)
         infos = [[replace(info, spares=rollout.reset_ahead) for info in own] for own in infos]
+    rows = config.join.rows or rollout.rows
+    infos += [[shard(f"{name}.0", rows, "whole", [], reset_rows=spec.reset_rows)] for name in joined_names(config)]
     if any(len(info.slots) > 1 for own in infos for info in own):
         _check_join(config, spec)
     if trainer and (rows := config.evaluation.reserved_rows):

@@ -28,6 +28,8 @@ from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
 
 TRAINER = "trainer"
+#: How the names of simulators that join begin.
+JOINED = "simulator-joined-"
 #: Stations for evaluation during training.
 EVALUATION_SIMULATOR, EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
@@ -58,6 +60,7 @@ def place(
     placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
     seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline")
     leaves = getattr(config.env, "leaves_device", False)
+    seats |= {name: Resources("cpu", 1) for name in joined_names(config)}  # they only pass on what comes
     seats = lease_devices(placement, seats, simulators_leave=leaves, offload=str(folder or ""))
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
@@ -77,7 +80,7 @@ def _list_warnings(config: RunConfig, names: dict[Kind, list[str]]) -> list[str]
 def station_names(config: RunConfig, *, trainer: bool = True, devices: int | None = None) -> dict[Kind, list[str]]:
     """`Placed.names`, also where not every station has a seat on the machine."""
     simulators, generators = (
-        [f"simulator-{index}" for index in range(config.rollout.simulators)],
+        [f"simulator-{index}" for index in range(config.rollout.simulators)] + joined_names(config),
         generator_names(config),
     )
     if trainer and config.evaluation.reserved_rows:
@@ -92,6 +95,11 @@ def station_names(config: RunConfig, *, trainer: bool = True, devices: int | Non
 def trainer_ranks(config: RunConfig, devices: int | None = None) -> int:
     """Processes of the trainer on a machine with so many CUDA devices (None: this one)."""
     return count_ranks(config.placement, count_devices() if devices is None else devices)
+
+
+def joined_names(config: RunConfig) -> list[str]:
+    """The simulators that join."""
+    return [f"{JOINED}{index}" for index in range(config.join.simulators)]
 
 
 def generator_names(config: RunConfig) -> list[str]:

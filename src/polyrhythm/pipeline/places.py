@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosts.nodes import Node
+from polyrhythm.stations.simulator.joined import JoinedSimulatorFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 
 
@@ -20,4 +21,8 @@ def slots_of(stations: StationList) -> dict[str, list[str]]:
         factory.name: [slot.slot for info in factory.batches for slot in info.slots]
         for factory, *_ in stations
         if isinstance(factory, SimulatorFactory)
+    } | {
+        factory.name: [slot.slot for slot in factory.info.slots]
+        for factory, *_ in stations
+        if isinstance(factory, JoinedSimulatorFactory)
     }

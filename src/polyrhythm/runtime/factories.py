@@ -61,6 +61,18 @@ class StationContext:
     offload: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """stations: those that somebody has yet to join (`Attended`); needed: how many of them must have been joined before
+    the run starts."""
+
+    stations: frozenset[str] = frozenset()
+    needed: int = 0
+
+
+NOBODY_JOINS = Joining()
+
+
 class StationFactory(Protocol):
     """Makes the parts of one station. Plain data: MessagePack can encode it."""
 

@@ -1,31 +1,42 @@
 """Hosts all stations in this process and thread (`launcher: inline`), taking turns.
 
 Training and rollout interleave at the grain of one unit of work, in an order that depends on the commands alone,
-so a lock-step run is reproducible bit for bit. Nothing here runs unless `receive` is called.
+so a lock-step run is reproducible bit for bit. Nothing here runs unless `receive` is called. A station that somebody
+joins is announced when they have, and made anew when they are gone.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from polyrhythm.runtime.factories import StationContext, StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationContext, StationFactory, StationList
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Channels, Order, Reply, Report, Spans, Station
+from polyrhythm.runtime.messages import Channels, Departed, Order, Reply, Report, Spans, Station
 from polyrhythm.runtime.spans import SpanLog
+from polyrhythm.runtime.transport.drops import DROPPED
+from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 
 if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
 
 
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at who has joined.
+_ATTEND_S = 0.5
+
+
 class InlineHosting:
-    """Hosts `stations`, and measures how long each was busy. arena, weights: the memory that they share."""
+    """Hosts `stations`, and measures how long each was busy. arena, weights: the memory that they share; joining: the
+    stations that somebody joins."""
 
     def __init__(
         self,
@@ -33,9 +44,14 @@ class InlineHosting:
         arena: Arena,
         weights: Weights,
         clock: Callable[[], float] = time.monotonic,
+        joining: Joining = NOBODY_JOINS,
     ) -> None:
-        self._clock, self._arena, self._weights = clock, arena, weights
+        self._clock, self._arena, self._weights, self._joining = clock, arena, weights, joining
         self._stations = list(stations)
+        self._awaiting: dict[str, _Part] = {}  # parts that nobody has joined yet, by station
+        self._attended: list[_Part] = []  # those that somebody has
+        self._known: dict[str, int] = {}  # their incarnations of which `receive` has told
+        self._past: dict[str, dict[str, float]] = {}  # counters of stations that were joined
         self._work_done = 0
         self._parts: list[_Part] = []
         self._by_name: dict[str, Station] = {}
@@ -43,23 +59,72 @@ class InlineHosting:
         self._turns: deque[_Part] = deque()
         self._events: deque[records.Event] = deque()
         self._reports: list[Report] = []
+        self._channels = Channels(self._events.append, self._deliver, self._reports.append)
         self._measuring = self._closed = False
 
     def start(self) -> list[Joined]:
         """Make all stations; their announcements, in the order of the stations."""
-        channels = Channels(self._events.append, self._deliver, self._reports.append)
         joined: list[Joined] = []
         for factory, *seats in self._stations:
             assert len(seats) == 1, f"{factory.name}: in one process there is one rank"
-            seat = seats[0]
-            offload = seat.offload if seat.leases else None
-            context = StationContext(self._arena, lambda: self._weights, channels, seat.device, offload=offload)
-            parts = make_parts(factory, context, 0, seat)
-            announcements = [self._host(_Part(factory.name, make())) for _, make in parts]
-            together = records.merge_joined(announcements)
+            made = (_Part(factory.name, station) for station in self._make(factory, seats[0], 0))
+            if factory.name in self._joining.stations:
+                self._awaiting[factory.name] = next(made)
+                continue
+            together = records.merge_joined([self._host(part) for part in made])
             assert isinstance(together, Joined)
             joined.append(together)
+        while len(self._attended) < self._joining.needed:
+            self._wait(_ATTEND_S)
+            joined += self._admit()
+            for part in list(self._attended):
+                self._work_of(part)  # others who want to join there are told that it is taken
+        self._known = {part.name: part.incarnation for part in self._attended}
         return joined
+
+    def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
+        """Makes the parts of an incarnation of a station, one after another."""
+        offload = seat.offload if seat.leases else None
+        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device, offload=offload)
+        return (make() for _, make in make_parts(factory, context, incarnation, seat))
+
+    # ------------------------------------------------------------ stations that are joined
+
+    def _admit(self) -> list[Joined]:
+        """Host the stations that somebody has joined by now; their announcements."""
+        admitted: list[Joined] = []
+        for name, part in list(self._awaiting.items()):
+            if part.station.attend(0.0):  # type: ignore[attr-defined]
+                del self._awaiting[name]
+                self._attended.append(part)
+                admitted.append(self._host(part))
+        return admitted
+
+    def _depart(self, part: _Part, departed: Departed) -> None:
+        """Who had joined is gone: the station is lost, and its next incarnation is open."""
+        name, incarnation = part.name, part.incarnation
+        log.warning("the simulator that had joined as %s %s; its place is open again", name, departed)
+        _add(self._past.setdefault(name, {}), part.statistics())
+        part.station.close()
+        self._parts.remove(part)
+        self._attended.remove(part)
+        self._turns.remove(part)
+        for slot in [slot for slot, station in self._by_slot.items() if station is part.station]:
+            del self._by_slot[slot]
+        self._events.append(records.StationLost(name, incarnation, str(departed), departed.blame))
+        factory, seat = next((factory, seats[0]) for factory, *seats in self._stations if factory.name == name)
+        self._awaiting[name] = _Part(name, next(self._make(factory, seat, incarnation + 1)))
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep; shorter if something comes to a station that is joined."""
+        sockets = [part.station.socket for part in (*self._attended, *self._awaiting.values())]  # type: ignore[attr-defined]
+        self._work_done += len(self._attended) < self._joining.needed
+        if sockets:
+            wait_for(sockets, seconds)
+        else:
+            time.sleep(seconds)
+
+    # ------------------------------------------------------------ stations
 
     def _host(self, part: _Part) -> Joined:
         """Add the part after those that are here: turns follow the order of the stations. Its announcement."""
@@ -74,13 +139,19 @@ class InlineHosting:
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         for reply in replies:
-            self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
+            if reply.slot in self._by_slot:  # else who had joined is gone
+                self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
 
-    def reaches(self, station: str) -> bool:  # noqa: ARG002
-        """Always: a station that raises ends the run."""
-        return True
+    def reaches(self, station: str) -> bool:
+        """Always, as a station that raises ends the run; but a station that is joined comes and goes."""
+        if station not in self._joining.stations:
+            return True
+        known = self._known.get(station, -1)
+        return any(part.name == station and part.incarnation == known for part in self._attended)
 
     def send(self, station: str, command: Order, slot: str = "") -> None:
+        if not self.reaches(station):
+            return
         if isinstance(command, records.TakeDevice | records.YieldDevice):
             for part in self._parts:
                 if part.name == station:
@@ -97,16 +168,26 @@ class InlineHosting:
         events = self._events
         if not events:
             self._work(self._clock() + timeout)
-        return events.popleft() if events else None
+        return self._tell(events.popleft()) if events else None
+
+    def _tell(self, event: records.Event) -> records.Event:
+        """Note what is about to be known of a station that is joined."""
+        if isinstance(event, records.SimulatorJoined):
+            self._known[event.simulator] = event.incarnation
+        elif isinstance(event, records.StationLost) and self._known.get(event.station) == event.incarnation:
+            del self._known[event.station]
+        return event
 
     def _work(self, until: float) -> None:
         """Give turns until there is an event, or until the time is over."""
         idle, events, turns, clock = 0, self._events, self._turns, self._clock
         now = clock()
+        if self._awaiting:
+            events += self._admit()
         while idle < len(turns):
             part = turns[0]
             turns.rotate(-1)
-            if part.station.work():
+            if self._work_of(part):
                 begin, now = now, clock()
                 part.busy_s += now - begin
                 self._work_done += 1
@@ -119,7 +200,15 @@ class InlineHosting:
             if events or now >= until:
                 return
         if (rest := until - clock()) > 0:
-            time.sleep(rest)
+            self._wait(rest)
+
+    def _work_of(self, part: _Part) -> bool:
+        """A unit of work of this part."""
+        try:
+            return part.station.work()
+        except Departed as departed:
+            self._depart(part, departed)
+            return True
 
     def reports(self) -> list[Report]:
         """The reports since the last call, oldest first."""
@@ -152,11 +241,9 @@ class InlineHosting:
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Each station's own counters over its parts, with `busy_s`."""
-        found: dict[str, dict[str, float]] = {}
-        for part in self._parts:
-            counts = found.setdefault(part.name, {"busy_s": 0.0})
-            for name, value in {"busy_s": part.busy_s, **part.station.statistics()}.items():
-                counts[name] = counts.get(name, 0.0) + value
+        found = {name: dict(past) for name, past in self._past.items()}
+        for part in (*self._parts, *self._awaiting.values()):
+            _add(found.setdefault(part.name, {"busy_s": 0.0}), part.statistics())
         return found
 
     def latest(self) -> dict[str, dict[str, float]]:
@@ -164,8 +251,12 @@ class InlineHosting:
         return self.statistics()
 
     def dropped(self) -> dict[str, int]:
-        """None: here nothing is sent."""
-        return {}
+        """What was dropped of those who joined, or wanted to; nothing else is sent here."""
+        counts: dict[str, float] = {}
+        for name in self._joining.stations:
+            of_one = self.statistics().get(name, {})
+            _add(counts, {n.removeprefix(DROPPED): c for n, c in of_one.items() if n.startswith(DROPPED)})
+        return {kind: int(count) for kind, count in counts.items()}
 
     def processes(self) -> dict[str, int]:
         """None: stations live in this process."""
@@ -175,7 +266,7 @@ class InlineHosting:
         """Close all stations, those after one that raises too; a second call does nothing."""
         closed, self._closed = self._closed, True
         with ExitStack() as stack:
-            for part in reversed(self._parts if not closed else []):
+            for part in reversed([*self._parts, *self._awaiting.values()] if not closed else []):
                 stack.callback(part.station.close)
 
 
@@ -185,3 +276,17 @@ class _Part:
     def __init__(self, name: str, station: Station) -> None:
         self.name, self.station, self.busy_s = name, station, 0.0
         self.spans = SpanLog()
+
+    @property
+    def incarnation(self) -> int:
+        """Of its station."""
+        return self.station.joined().incarnation
+
+    def statistics(self) -> dict[str, float]:
+        """Its own counters, with `busy_s`."""
+        return {"busy_s": self.busy_s, **self.station.statistics()}
+
+
+def _add(counts: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        counts[name] = counts.get(name, 0.0) + value

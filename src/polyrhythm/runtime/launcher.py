@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import Hosting, Joined
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
@@ -136,14 +136,18 @@ class Launcher:
 
 
 def build_inline_launcher(
-    stations: StationList, layout: ArenaLayout, weights: WeightsLayout, clock: Callable[[], float] = time.monotonic
+    stations: StationList,
+    layout: ArenaLayout,
+    weights: WeightsLayout,
+    clock: Callable[[], float] = time.monotonic,
+    joining: Joining = NOBODY_JOINS,
 ) -> Launcher:
     """The launcher `inline`: all stations in this thread, all memory in this process."""
     from polyrhythm.runtime.memory.weights import InlineWeights  # torch
 
     leased = any(seat.leases for _, *seats in stations for seat in seats)
     payloads, channel = ArenaPayloads.in_memory(layout), InlineWeights(weights, host=leased)
-    return Launcher(InlineHosting(stations, payloads.arena, channel, clock), payloads, channel, clock)
+    return Launcher(InlineHosting(stations, payloads.arena, channel, clock, joining), payloads, channel, clock)
 
 
 def build_local_launcher(
@@ -154,6 +158,7 @@ def build_local_launcher(
     logs: Path,
     transport: Transport = "ipc",
     check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    joining: Joining = NOBODY_JOINS,
 ) -> Launcher:
     """The launcher `local`: each station in a process of its own, samples and weights in shared memory.
 
@@ -169,7 +174,15 @@ def build_local_launcher(
         payloads = ArenaPayloads(layout, memoryview(folder.segment("arena")))
         channel = SharedWeights(weights, memoryview(folder.segment("weights")), folder.folder)
         hosting = LocalHosting(
-            stations, layout, folder.folder, weights, limits, logs, transport=transport, check_report=check_report
+            stations,
+            layout,
+            folder.folder,
+            weights,
+            limits,
+            logs,
+            transport=transport,
+            check_report=check_report,
+            joining=joining,
         )
         undo.pop_all()
     return Launcher(hosting, payloads, channel, folder=folder)

@@ -22,10 +22,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -58,6 +59,7 @@ class LocalHosting:
 
     check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
     run, where there are several; address: of this machine for them; keys: of the run, if its hosts have them already.
+    joining: the stations that somebody joins.
     StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
     """
 
@@ -76,10 +78,11 @@ class LocalHosting:
         hosts: Hosts | None = None,
         address: str = LOOPBACK,
         keys: RunKeys | None = None,
+        joining: Joining = NOBODY_JOINS,
     ) -> None:
         if keys is None and transport == "tcp":
             keys = make_keys()
-        self._check_report = check_report
+        self._check_report, self._hosts = check_report, hosts
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
         with ExitStack() as undo:
@@ -97,6 +100,7 @@ class LocalHosting:
             logs=logs,
             spawn=spawn,
             hosts=hosts,
+            joining=joining,
         )
         self._replacements = Replacements(self._manager)
         self._known: dict[str, int] = {}
@@ -108,15 +112,15 @@ class LocalHosting:
     def start(self) -> list[Joined]:
         """Start all stations and wait until each is ready; their announcements, in the order of the stations.
 
-        RunHalted: one of them cannot be started.
+        Those that are joined are waited for if they are needed. RunHalted: one of the others cannot be started.
         """
         self._manager.start(time.monotonic())
         while not self._manager.complete:
             self._wait(_LOOK_S)
         self._events.clear()
-        groups = self._manager.groups
-        self._known = {name: group.incarnation for name, group in groups.items()}
-        return [group.joined for group in groups.values() if group.joined is not None]
+        ready = {name: group for name, group in self._manager.groups.items() if group.present}
+        self._known = {name: group.incarnation for name, group in ready.items()}
+        return [self._with_host(group.joined) for group in ready.values() if group.joined is not None]
 
     def processes(self) -> dict[str, int]:
         """The process id of each station, and of each further rank of one by `rank_name`."""
@@ -239,7 +243,14 @@ class LocalHosting:
             self._expected.join(joined, hello.addresses)
         self._manager.welcome(hello, joined, time.monotonic())
         if complete:
-            self._events.append(joined)
+            self._events.append(self._with_host(joined))
+
+    def _with_host(self, joined: Joined) -> Joined:
+        """The announcement with where the station works, where there are several hosts."""
+        if self._hosts is None or isinstance(joined, records.TrainerJoined):
+            return joined
+        name, _ = sender_of(joined) or ("", 0)
+        return replace(joined, host=self._hosts.host_of(name))
 
     def _note_drops(self, beat: wire.Heartbeat) -> None:
         """Warn once for each process and kind of message that it drops; its own log has each."""
@@ -274,10 +285,15 @@ class LocalHosting:
     def _lose(self, group: RankGroup, reason: str) -> str | RunHalted:
         """Report a lost station; what happens next: the restart in words, or the end of the run."""
         name, outcome = group.station, self._manager.judge(group, reason, time.monotonic())
+        departed = group.departed
         if group.present:
-            self._events.append(records.StationLost(name, group.incarnation, reason))
+            blame = departed is None or departed.blame
+            self._events.append(records.StationLost(name, group.incarnation, reason, blame))
         if isinstance(outcome, RunHalted) and group.fatal:
             return outcome  # the station's own error says it all
+        if departed is not None:
+            log.warning("the simulator that had joined as %s %s; %s", name, reason, outcome)
+            return outcome
         consequence = "the run ends" if isinstance(outcome, RunHalted) else outcome
         last_lines = (group.culprit or group.first).last_lines()
         log.error("%s %s; %s\n%s", name, reason, consequence, last_lines or "(its log is empty)")

@@ -129,6 +129,26 @@ class Offloadable(Protocol):
         ...
 
 
+@runtime_checkable
+class Attended(Protocol):
+    """A station whose work is done by somebody who has yet to join it, and may leave: then `work` raises `Departed`.
+    socket: ZeroMQ's, by which it hears of work."""
+
+    socket: Any
+
+    def attend(self, seconds: float) -> bool:
+        """Hear who wants to join, for so many seconds at most; whether somebody has joined and is ready."""
+        ...
+
+
+class Departed(Exception):
+    """Who had joined a station is gone. blame: the episodes that it had count as attempts."""
+
+    def __init__(self, reason: str, *, blame: bool) -> None:
+        super().__init__(reason)
+        self.blame = blame
+
+
 @dataclass(frozen=True, slots=True)
 class Channels:
     """How a station speaks: events to the conductor, the replies of one batch to slots, reports to observers.

@@ -270,7 +270,7 @@ class Conductor:
             self.delivery.join(station, flow)
         return commands
 
-    def _remove_station(self, station: str, now: float) -> list[Command]:
+    def _remove_station(self, station: str, now: float, *, blame: bool = True) -> list[Command]:
         del self.stations.incarnations[station]
         if self.delivery is not None:
             self.delivery.leave(station)
@@ -281,7 +281,7 @@ class Conductor:
             return self._remove_generator(station, now)
         aborted = self.serving.remove_slots(station)
         self.forecast.leave(station)
-        return [*aborted, *self.rollout.remove_simulator(station, now)]
+        return [*aborted, *self.rollout.remove_simulator(station, now, blame=blame)]
 
     def _remove_generator(self, name: str, now: float) -> list[Command]:
         """A generator is lost, and with the evaluator the background evaluation whose weights it held."""
@@ -305,7 +305,7 @@ class Conductor:
         commands = self._add_station(event.simulator, event.incarnation, SIMULATOR, now)
         self.rollout.rows.join(event.simulator, event.batches)
         self.forecast.join(event.simulator, event.batches)
-        self.serving.add_slots(event.simulator, event.batches)
+        self.serving.add_slots(event)
         return commands
 
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
@@ -321,7 +321,7 @@ class Conductor:
         return commands + self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
 
     def _on_lost(self, event: records.StationLost, now: float) -> list[Command]:
-        return self._remove_station(event.station, now)
+        return self._remove_station(event.station, now, blame=event.blame)
 
     # ------------------------------------------------------------ serving
 

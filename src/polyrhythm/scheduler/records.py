@@ -176,18 +176,22 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class SimulatorJoined:
+    """host: where its observations lie, "" if the run has one host."""
+
     simulator: str
     incarnation: int
     batches: tuple[EnvBatchInfo, ...]
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorJoined:
-    """version: the weights it holds already, -1 for none."""
+    """version: the weights it holds already, -1 for none. host: where it works, "" if the run has one host."""
 
     generator: str
     incarnation: int
     version: int = -1
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +215,13 @@ def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoin
 
 @dataclass(frozen=True, slots=True)
 class StationLost:
-    """A station died or was given up; later events of this incarnation are refused."""
+    """A station died or was given up; later events of this incarnation are refused. blame: its episodes count as
+    attempts; false where it has left in good order."""
 
     station: str
     incarnation: int
     reason: str
+    blame: bool = True
 
 
 class RequestArrived(NamedTuple):

@@ -39,7 +39,7 @@ class SimulatorFactory:
             with ExitStack() as undo:
                 env = settings.build(self.rows + info.spares)
                 undo.callback(env.close)
-                _refuse_other(env, self.spec, self.rows + info.spares)
+                refuse_other(env, self.spec, self.rows + info.spares)
                 batches = [(info, ResetAhead(env, info.spares) if info.spares else env)]
                 station = Simulator(
                     self.name, incarnation, batches, self.step, context.arena, context.channels.emit, address
@@ -58,7 +58,7 @@ class SimulatorFactory:
         return [SimulatorJoined(self.name, incarnation, (info,)) for info in self.batches]
 
 
-def _refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
+def refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
     """Raise RunHalted unless the batch is what was asked for."""
     pairs = {"rows": (env.rows, rows)}
     pairs |= {field.name: (getattr(env.spec, field.name), getattr(spec, field.name)) for field in fields(spec)}

@@ -40,7 +40,7 @@ class VirtualGenerator(VirtualStation):
         self._since = now
         self._present = self.measures.present.integral(now)
         self.measures.generator.join(now, 1)
-        self.emit(GeneratorJoined(self.name, self.incarnation, self._version))
+        self.emit(GeneratorJoined(self.name, self.incarnation, self._version, self._group.host))
 
     def flush(self) -> None:
         self._enter(self._state)
@@ -102,6 +102,8 @@ class VirtualGenerator(VirtualStation):
         measures = self.measures
         measures.batches += 1
         measures.rows_served += rows
+        near = (r.rows for r in batch.requests if self.driver.simulators[r.simulator].host == self._group.host)
+        measures.rows_local += sum(near)
         measures.generator.begin(self.clock.now)
         seconds = group.serve.draw(rng, rows) + self._generate(self._tokens[batch.number], rng)
         self.work(seconds, self._end, command)

@@ -41,7 +41,7 @@ class VirtualSimulator(VirtualStation):
 
     def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: SimulatorGroup) -> None:
         super().__init__(name, incarnation, driver, seed)
-        self._group = group
+        self._group, self.host = group, group.host
         self._episodes = VirtualEpisodes(self, group, seed)
         self._threads = 0
         self._leaving: list[YieldDevice] = []
@@ -65,7 +65,7 @@ class VirtualSimulator(VirtualStation):
         self.measures.simulator.join(now, self._threads)
         for slot in self._slots.values():
             slot.since = now
-        self.emit(SimulatorJoined(self.name, self.incarnation, self._batches))
+        self.emit(SimulatorJoined(self.name, self.incarnation, self._batches, self.host))
 
     def flush(self) -> None:
         now = self.clock.now

@@ -78,7 +78,7 @@ class VirtualStreamGenerator(VirtualStation):
     def join(self) -> None:
         self._since = self.clock.now
         self.measures.generator.join(self.clock.now, 1)
-        self.emit(GeneratorJoined(self.name, self.incarnation, self._versions[False]))
+        self.emit(GeneratorJoined(self.name, self.incarnation, self._versions[False], self._group.host))
 
     def flush(self) -> None:
         self._enter(self._state)
@@ -130,6 +130,8 @@ class VirtualStreamGenerator(VirtualStation):
         self.check_lease()
         self.measures.batches += 1
         self.measures.rows_served += request.rows
+        near = self.driver.simulators[request.simulator].host == self._group.host
+        self.measures.rows_local += near * request.rows
         self._pause(SERVE, self._group.prefill.draw(self.rng, request.rows), lambda: self._begin(run))
 
     def _begin(self, run: VirtualStream) -> None:

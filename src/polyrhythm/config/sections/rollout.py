@@ -50,8 +50,8 @@ Buckets = Annotated[str | tuple[int, ...], BeforeValidator(parse_buckets)]
 class RolloutSettings(Section):
     """Simulators, generators and their requests. Slots = simulators x env_batches x shards."""
 
-    simulators: Count = 1
-    """Simulator stations."""
+    simulators: Whole = 1
+    """Simulator stations of the run's own; 0 if all of them join (join.simulators)."""
     env_batches: Count = 1
     """Env batches (vector environments) of each simulator."""
     rows: Count = 8

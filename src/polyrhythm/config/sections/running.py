@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from polyrhythm.config.base import Count, NotNegative, Positive, Section, Whole
+from polyrhythm.config.base import Count, NotNegative, Port, Positive, Section, Whole
 
 
 class DataPlaneSettings(Section):
@@ -12,6 +12,23 @@ class DataPlaneSettings(Section):
 
     transport: Literal["ipc", "tcp"] = "ipc"
     """ipc: sockets in the run's folder; tcp: free ports of this machine, encrypted, for this run's processes alone."""
+
+
+class JoinSettings(Section):
+    """Simulators that join the run by `polyrhythm join`, from any machine or Python (docs/joining.md)."""
+
+    simulators: Whole = 0
+    """Simulators that may join; with 0 no port is opened."""
+    min_simulators: Whole = 0
+    """Simulators, those of rollout.simulators included, that must be there before the run starts."""
+    rows: Count | None = None
+    """Rows of each of them; null: rollout.rows."""
+    address: str = "127.0.0.1"
+    """Address that the ports are opened on; the default is reached by no other machine, 0.0.0.0 by all."""
+    port: Port = 7710
+    """Port of the first place; each further one has the next."""
+    reconnect_s: Positive = 20.0
+    """Seconds within which a broken connection may come back; then its episodes run again elsewhere."""
 
 
 class RaySettings(Section):

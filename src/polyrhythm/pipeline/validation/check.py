@@ -27,7 +27,7 @@ from polyrhythm.pipeline.lerobot.checking import check_dataset
 from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective, try_on
-from polyrhythm.pipeline.validation.env_trial import try_env, try_spec
+from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
@@ -66,7 +66,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     """Raise ConfigError for the first setting that cannot be run, StartError if the machine lacks resources.
 
     A checkpoint is compared with the environment's spec before anything else. Then the environment is built once, with
-    two rows, and reset once; the policy is tried on these observations, or its miniature is (`policy_to_try`).
+    two rows, and reset once, unless all simulators join; the policy is tried on these observations, or its miniature is
+    (`policy_to_try`).
     trainer: whether the run has a trainer.
     """
     check_devices(config, trainer=trainer)
@@ -76,7 +77,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     if getattr(config.policy, "checkpoint", ""):
         declared = try_spec(config, env)
         form = _form_with_room(config, declared, trainer=trainer)
-    spec, rows = try_env(config, env)
+    spec, rows = try_env(config, env) if _simulates_here(config) else declared_rows(try_spec(config, env))
     check_rollout(config, spec)
     if form is None or spec != declared:
         form = _form_with_room(config, spec, trainer=trainer)
@@ -96,10 +97,17 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     return ValidatedRun(config, spec, policy)
 
 
+def _simulates_here(config: RunConfig) -> bool:
+    """Whether the run builds environments itself; else all of its simulators join."""
+    return bool(config.rollout.simulators or config.evaluation.reserved_rows)
+
+
 def installed_env(config: RunConfig) -> EnvSettings:
-    """The environment's settings. Raises ConfigError if a package that environment or policy requires is missing."""
+    """The environment's settings. Raises ConfigError if a package that environment or policy requires is missing. Where
+    all simulators join, the environment's packages are theirs."""
     env = env_settings(config)
-    check_installed("env", config.env)
+    if _simulates_here(config):
+        check_installed("env", config.env)
     check_installed("policy", config.policy)
     return env
 

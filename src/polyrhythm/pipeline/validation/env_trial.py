@@ -61,6 +61,15 @@ def try_spec(config: RunConfig, settings: EnvSettings) -> EnvSpec:
     return spec
 
 
+def declared_rows(spec: EnvSpec) -> EnvTrial:
+    """Two made-up rows of this spec, where no environment can be built here."""
+    rng, rows = np.random.default_rng(0), {}
+    for name, array in spec.observation.items():
+        values = rng.random((2, *array.shape)) * (1 if np.dtype(array.dtype).kind in "bf" else 2)
+        rows[name] = values.astype(array.dtype)
+    return EnvTrial(spec, rows)
+
+
 def try_env(config: RunConfig, settings: EnvSettings) -> EnvTrial:
     """Build the environment once and reset it once. Raises ConfigError if it breaks its contract."""
     seen = dict(_events("observe", config, settings))

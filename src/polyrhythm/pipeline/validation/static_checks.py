@@ -132,7 +132,8 @@ def _described(spec: EnvSpec) -> str:
 def _rows(config: RunConfig, spec: EnvSpec) -> str:
     check_rollout(config, spec)
     rollout = config.rollout
-    rows = rollout.simulators * rollout.env_batches * rollout.rows
+    joined = config.join.simulators * (config.join.rows or rollout.rows)
+    rows = rollout.simulators * rollout.env_batches * rollout.rows + joined
     return f"{rows} rows; an update has {config.training.batch_size} samples"
 
 

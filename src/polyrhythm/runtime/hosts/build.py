@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.directory import HostDirectory, Place
 from polyrhythm.runtime.hosts.identity import Known, write_identity
@@ -97,6 +97,7 @@ def build_hosts_launcher(
     logs: Path,
     places: Places,
     check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    joining: Joining = NOBODY_JOINS,
 ) -> Launcher:
     """Each station in a process on its node; what a host holds is fetched from there over tcp, once for each host.
 
@@ -122,6 +123,7 @@ def build_hosts_launcher(
             hosts=directory,
             address=places.address,
             keys=keys,
+            joining=joining,
         )
         undo.callback(hosting.close)
         sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)

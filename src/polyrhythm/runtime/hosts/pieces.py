@@ -35,6 +35,44 @@ def request_of(layout: ArenaLayout, rows: int, received: Sequence[Received]) -> 
     return RequestView(np.zeros(rows, np.int64), keys, flags, obs)
 
 
+def write_request(arena: Arena, slot: str, entries: NDArray[np.int64], request: RequestView) -> None:
+    """Write a request's observations to these entries of this arena, and post it."""
+    assert request.obs is not None, "it came with its observations"
+    for name, array in request.obs.items():
+        arena.obs[name][entries] = array
+    arena.post(slot, request._replace(entries=entries))
+
+
+def pieces_of_rest(arena: Arena, block: int) -> Iterator[Piece]:
+    """What requests have not brought of a finished sample: its head, answers and outcomes, its last observation."""
+    head, layout = arena.head[block].copy(), arena.layout
+    steps = int(head[0])
+    yield head
+    for array in _outcomes(arena):
+        yield np.ascontiguousarray(array[layout.block(block, steps)])
+    last = block + steps * layout.blocks
+    yield from (array[last : last + 1] for array in arena.obs.values())
+
+
+def write_rest(arena: Arena, block: int, sample: tuple[int, int], received: Sequence[Received]) -> None:
+    """Write what `pieces_of_rest` gave to a block that has the sample's earlier observations, the head last. sample:
+    its steps and its ticket. ValueError: it does not fit."""
+    layout, (steps, ticket) = arena.layout, sample
+    head = _as_array(received[0] if received else b"", arena.head.dtype, arena.head.shape[1:])
+    if (int(head[0]), int(head[4])) != sample:
+        raise ValueError(f"the sample of ticket {ticket} has {steps} steps, not what its head says: {head.tolist()}")
+    part, last = layout.block(block, steps), block + steps * layout.blocks
+    places: list[tuple[Piece, Any]] = [(array, part) for array in _outcomes(arena)]
+    places += [(array, slice(last, last + 1)) for array in arena.obs.values()]
+    found = [
+        _as_array(piece, array.dtype, array[entries].shape)
+        for (array, entries), piece in zip(places, received[1:], strict=True)
+    ]
+    for (array, entries), piece in zip(places, found, strict=True):
+        array[entries] = piece
+    arena.head[block] = head
+
+
 def pieces_of_sample(arena: Arena, block: int) -> Iterator[Piece]:
     """The block's head, then the entries that the sample fills. LookupError: it holds no finished sample."""
     head = arena.head[block].copy()
@@ -72,8 +110,13 @@ def largest_answer(layout: ArenaLayout) -> int:
 def _parts(arena: Arena, block: int, steps: int) -> Iterator[tuple[Piece, slice]]:
     layout = arena.layout
     part, shown = layout.block(block, steps), layout.block(block, steps + 1)
-    yield from ((arena.answers, part), (arena.rewards, part), (arena.valid, part))
+    yield from ((array, part) for array in _outcomes(arena))
     yield from ((array, shown) for array in arena.obs.values())
+
+
+def _outcomes(arena: Arena) -> tuple[Piece, Piece, Piece]:
+    """The arrays with an entry for each step that was taken."""
+    return arena.answers, arena.rewards, arena.valid
 
 
 def _as_array(piece: Received, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Piece:

@@ -5,7 +5,6 @@ It only reads. Whoever asks has proven the run's keys; a question that cannot be
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,11 @@ from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.pieces import pieces_of_request, pieces_of_sample
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.published import PublishedMemory
+from polyrhythm.runtime.transport.drops import DropCounter, DropKind
 from polyrhythm.runtime.transport.exchange import AnsweringEnd
 
-log = logging.getLogger(__name__)
+#: Characters of a reason that who asks is told.
+_REASON_CHARS = 500
 
 
 class DataServer:
@@ -23,6 +24,7 @@ class DataServer:
 
     def __init__(self, end: AnsweringEnd, arena: Arena, weights: PublishedMemory | None) -> None:
         self._end, self._arena, self._weights = end, arena, weights
+        self._drops = DropCounter("the host's server")
 
     def serve(self, seconds: float) -> None:
         """Answer one question, if one comes in time."""
@@ -39,8 +41,9 @@ class DataServer:
         try:
             return [b"", *self._pieces(q.decode(content))]
         except (LookupError, ValueError, RecursionError) as error:
-            log.warning("a question of %d bytes has no answer: %s", len(content), error)
-            return [str(error).encode() or b"no answer"]
+            kind: DropKind = "impossible" if isinstance(error, LookupError) else "undecodable"
+            self._drops.drop(kind, f"a question of {len(content)} bytes has no answer: {error}")
+            return [str(error)[:_REASON_CHARS].encode() or b"no answer"]
 
     def _pieces(self, question: q.Question) -> Iterator[Any]:
         layout = self._arena.layout

@@ -26,7 +26,7 @@ from polyrhythm.runtime.hosts.questions import HostView
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Channels, Spans, process_address, rank_name
+from polyrhythm.runtime.messages import Channels, Departed, Spans, process_address, rank_name
 from polyrhythm.runtime.processes.outgoing import Outgoing
 from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
@@ -171,7 +171,11 @@ class StationProcess:
 
     def _leave(self, error: BaseException | None) -> int:
         spec, now = self._spec, time.monotonic()
-        if error is not None:
+        if isinstance(error, Departed):
+            log.info("%s ends: who had joined %s", self._name(), error)
+            failed = wire.Failed(spec.station, spec.incarnation, str(error), False, departed=True, blame=error.blame)
+            self._outgoing.send(failed)
+        elif error is not None:
             log.error("%s ends", self._name(), exc_info=error)
             fatal = isinstance(error, PolyrhythmError | ImportError)
             reason = str(error) if isinstance(error, PolyrhythmError) else f"{type(error).__name__}: {error}"
@@ -208,8 +212,9 @@ class StationProcess:
         for station in stations:
             for name, count in station.statistics().items():
                 counts[name] = counts.get(name, 0) + count
-        counts["busy_s"] = sum(part.busy_s for part in self._parts) / len(self._parts)
-        counts |= self._drops.statistics()
+        counts.setdefault("busy_s", sum(part.busy_s for part in self._parts) / len(self._parts))
+        for name, count in self._drops.statistics().items():
+            counts[name] = counts.get(name, 0) + count
         waiting = tuple(line for station in stations for line in station.pending_work()) if pending_work else None
         units = sum(part.units for part in self._parts)
         self._outgoing.send(

@@ -146,6 +146,10 @@ class ExpectedEvents:
         takes = isinstance(command, records.TakeDevice)
         self._stations[command.station].switches.append((command.device, takes))
 
+    def note_version(self, version: int) -> None:
+        """Weights of this version exist."""
+        self._newest = max(self._newest, version)
+
     def is_due(self, command: object) -> bool:  # noqa: PLR0911 - a kind of command each
         """Whether main sent this command to the present incarnation, and nothing has answered it yet."""
         match command:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import StationList, pack
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pack
 from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -19,7 +19,7 @@ from polyrhythm.runtime.messages import process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
-from polyrhythm.runtime.processes.supervision import FailureTracker, SupervisionLimits
+from polyrhythm.runtime.processes.supervision import AWAITING, FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -37,8 +37,9 @@ _REAP_S = 10.0
 class ProcessManager:
     """Keeps the processes of `stations`, by station in their order. main: the endpoint of main's inbox.
 
-    hosts: of the run, where there are several. groups: each station's present incarnation. progress:
-    rises while a station works or is being started. updates: that the trainer has reported.
+    hosts: of the run, where there are several; joining: the stations that somebody joins. groups: each station's
+    present incarnation. progress: rises while a station works or is being started. updates: that the trainer has
+    reported.
     """
 
     def __init__(  # noqa: PLR0913 - what every process is told
@@ -53,12 +54,14 @@ class ProcessManager:
         logs: Path,
         spawn: Spawn = start_child,
         hosts: Hosts | None = None,
+        joining: Joining = NOBODY_JOINS,
     ) -> None:
         self.groups: dict[str, RankGroup] = {}
         self.progress = self.updates = 0
         self._stations = {factory.name: (factory, seats) for factory, *seats in stations}
         self._layout, self._weights, self._sockets, self._main = layout, weights, sockets, main
         self._limits, self._logs, self._spawn_child, self._hosts = limits, logs, spawn, hosts
+        self._joining = joining
         self._failures = FailureTracker()
         self._measuring = False
         self._parts: dict[str, int] = {}
@@ -122,8 +125,16 @@ class ProcessManager:
 
     @property
     def complete(self) -> bool:
-        """Every station is ready."""
-        return all(group.present for group in self.groups.values())
+        """Every station is ready; of those that are joined, as many as are needed, and the others can be."""
+        waiting = sum(not group.present for group in self.groups.values())
+        open_ = sum(group.awaits for group in self.groups.values())
+        return waiting == open_ and not self.missing
+
+    @property
+    def missing(self) -> int:
+        """How many have yet to join before the run has what it needs."""
+        joined = sum(self.groups[name].present for name in self._joining.stations if name in self.groups)
+        return max(0, self._joining.needed - joined)
 
     def welcome(self, hello: wire.Hello, joined: Joined, now: float) -> None:
         """A rank of a station is ready: know its inbox, and once all ranks are ready, the station."""
@@ -186,6 +197,8 @@ class ProcessManager:
     def judge(self, group: RankGroup, reason: str, now: float) -> str | RunHalted:
         """What becomes of a station that was dismissed: another start, in words, or the end of the run."""
         name = group.station
+        if group.departed is not None:
+            return "its place is open again"
         if group.fatal:
             return RunHalted(f"{name}: {reason}")
         self._failures.count(group.failure(self.updates), now, self._limits)
@@ -258,8 +271,11 @@ class ProcessManager:
         if not lasted or beat.units < 0 or not all(map(math.isfinite, beat.statistics.values())):
             raise UnfitMessage("impossible", f"a heartbeat of {process.name} with {beat.for_s} s and {beat.statistics}")
         before = process.heartbeat
-        if beat.doing or not process.monitor.present or before is None or beat.units != before.units:
-            self.progress += 1
+        if process.monitor.present or beat.doing != AWAITING:
+            self.progress += bool(beat.doing) or before is None or beat.units != before.units
+            self.progress += not process.monitor.present
+        else:
+            self.progress += bool(self.missing)  # else the run does not wait for this one
         process.heartbeat = beat
         if beat.pending_work is not None:
             self._pending_work[process.name] = beat.pending_work

@@ -10,10 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sockets import Inbox, SocketsClosed
+from polyrhythm.runtime.transport.sockets import Inbox, SocketsClosed, wait_for
 from polyrhythm.runtime.transport.wire import Content, unframe
 
 #: Longest wait of the reading thread; nothing depends on it.
@@ -23,8 +23,8 @@ _WAIT_S = 60.0
 class PartInbox(Protocol):
     """Where a part gets its messages, encoded."""
 
-    def receive(self, seconds: float = 0.0) -> Content | None:
-        """The next message; None if none has come within `seconds`."""
+    def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
+        """The next message; None if none has come within `seconds`, or before something came to the socket `also`."""
         ...
 
     def close(self) -> None: ...
@@ -58,8 +58,11 @@ class OwnInbox:
         self._reader = reader
         self._waiting: deque[Content] = deque()
 
-    def receive(self, seconds: float = 0.0) -> Content | None:
+    def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
         while not self._waiting:
+            if also is not None and seconds > 0:
+                wait_for([self._reader.inbox.socket, also], seconds)
+                seconds = 0.0
             content = self._reader.inbox.receive(seconds)
             if content is None:
                 return None
@@ -77,7 +80,8 @@ class PartQueue:
         self._queue: SimpleQueue[Content] = SimpleQueue()
         self.put = self._queue.put
 
-    def receive(self, seconds: float = 0.0) -> Content | None:
+    def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
+        assert also is None, "a part that waits for a socket too has a process of its own"
         if seconds <= 0 and self._queue.empty():
             return None
         try:

@@ -122,6 +122,17 @@ class RankGroup:
         return Failure(self.station, self.first.monitor.began, self.present, culprit.killed, error, updates)
 
     @property
+    def awaits(self) -> bool:
+        """Whether it waits for somebody to join."""
+        return self.first.monitor.awaits and not self.ended
+
+    @property
+    def departed(self) -> wire.Failed | None:
+        """How it told that who had joined is gone, if that is why it is replaced."""
+        failure = self.culprit.failure if self.culprit is not None else None
+        return failure if failure is not None and failure.departed else None
+
+    @property
     def fatal(self) -> bool:
         """Whether the next incarnation would fail in the same way."""
         return self.culprit is not None and self.culprit.failure is not None and self.culprit.failure.fatal

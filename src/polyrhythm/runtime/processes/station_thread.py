@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Order, Reply, Station
+from polyrhythm.runtime.messages import ORDERS, Attended, Departed, Order, Reply, Station
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
@@ -67,7 +67,7 @@ class StationThread:
         self.ready, self.over = threading.Event(), threading.Event()
         self._make, self._inbox, self._drops, self._host = make, inbox, drops, host
         self._answer_dtype, self._largest = layout.answer_dtype, largest_message(layout)
-        self._thread = threading.Thread(target=self._run, name=address, daemon=True)
+        self._thread = threading.Thread(target=self.run, name=address, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -77,10 +77,13 @@ class StationThread:
         assert self.station is not None
         return self.station.joined()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Make the station and work, in the thread that calls this; `start` has it called by one of its own."""
         try:
             self._host.collect()
             self.station = self._make()
+            if isinstance(self.station, Attended):
+                self._await_somebody(self.station)
             self.ready.set()
             self._host.notify()
             try:
@@ -88,6 +91,10 @@ class StationThread:
             finally:
                 self._host.flush()
             self.station.close()
+        except Departed as error:
+            self.error = error
+            if self.station is not None:
+                self.station.close()
         except BaseException as error:  # noqa: BLE001 - the process ends with it
             self.error = error
         finally:
@@ -96,12 +103,18 @@ class StationThread:
             self.over.set()
             self._host.notify()
 
+    def _await_somebody(self, station: Attended) -> None:
+        """Consumes: what who wants to join says. Waits for: that. Unblocked by: it, or `_WAIT_S`. Produces: nothing.
+        Ends once somebody has joined; the process is killed if the run ends before."""
+        while not station.attend(_WAIT_S):
+            pass
+
     def _work(self, station: Station, inbox: PartInbox) -> None:
         """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`.
         Produces: what the station says. Ends with `Stop`."""
-        patience = 0.0
+        patience, socket = 0.0, station.socket if isinstance(station, Attended) else None
         while True:
-            content = inbox.receive(patience)
+            content = inbox.receive(patience, socket)
             while content is not None:
                 if not self._obey(station, content):
                     return

@@ -43,6 +43,8 @@ class SupervisionLimits(Protocol):
     def forgive_s(self) -> float: ...
 
 
+#: The call under way of a station that nobody has joined yet (`runtime.messages.Attended`).
+AWAITING = "join"
 #: A station that fails so often in a row with the same error text, while no update is done, ends the run.
 MAX_SAME_WORDS = 5
 
@@ -63,12 +65,21 @@ class LivenessMonitor:
 
     def current_call(self, now: float) -> str:
         """The call under way and its duration, in words; "" between two units of work."""
+        if self.awaits:
+            return f"open to a simulator that joins for {now - self.since:.1f} s"
         if not self.present:
             return f"being started for {now - self.began:.1f} s"
         return f"in one {self.doing} for {now - self.since:.1f} s" if self.doing else ""
 
+    @property
+    def awaits(self) -> bool:
+        """Whether it waits for somebody to join, for as long as that takes."""
+        return not self.present and self.doing == AWAITING
+
     def deadline(self, limits: SupervisionLimits) -> float:
         """The time at which it is given up, if no heartbeat comes before."""
+        if self.awaits:
+            return self.last_heartbeat + limits.heartbeat_s
         if not self.present:
             return self.began + limits.start_s
         due = self.last_heartbeat + limits.heartbeat_s
@@ -78,7 +89,7 @@ class LivenessMonitor:
         """The reason for giving it up now; "" if there is none."""
         if now < self.deadline(limits):
             return ""
-        if not self.present:
+        if not self.present and not self.awaits:
             return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
         if now >= self.last_heartbeat + limits.heartbeat_s:
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"

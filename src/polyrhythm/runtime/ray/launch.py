@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
+from polyrhythm.runtime.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
@@ -25,9 +26,14 @@ def build_ray_launcher(  # noqa: PLR0913 - as the other launchers, and the clust
     slots: Mapping[str, Sequence[str]],
     trainer: str,
     check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    joining: Joining = NOBODY_JOINS,
 ) -> Launcher:
-    """Each station in an actor of the cluster. slots: of each simulator; trainer: who publishes weights. StartError:
-    there is no such cluster, or no place in it; then nothing is left."""
-    cluster = Cluster(settings, {factory.name: len(seats) for factory, *seats in stations}, logs.parent)
-    places = Places(cluster.address, cluster.nodes, slots, trainer, cluster.close)
-    return build_hosts_launcher(stations, layout, weights, limits, logs, places, check_report)
+    """Each station in an actor of the cluster; those that somebody joins on the driver's machine, whose address the run
+    has named. slots: of each simulator; trainer: who publishes weights. StartError: there is no such cluster, or no
+    place in it; then nothing is left."""
+    placed = {factory.name: len(seats) for factory, *seats in stations if factory.name not in joining.stations}
+    cluster = Cluster(settings, placed, logs.parent)
+    here = LocalNode("the driver's machine", cluster.address)
+    nodes: dict[str, Node] = {**cluster.nodes, **dict.fromkeys(joining.stations, here)}
+    places = Places(cluster.address, nodes, slots, trainer, cluster.close)
+    return build_hosts_launcher(stations, layout, weights, limits, logs, places, check_report, joining)

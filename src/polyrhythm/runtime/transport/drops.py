@@ -11,9 +11,16 @@ log = logging.getLogger(__name__)
 
 #: stranger: a connection without the run's keys. too_large, undecodable: not a message of this protocol. misdirected:
 #: the receiver is not its addressee. unknown_station, earlier_incarnation: its sender is not a present station.
-#: impossible: its content contradicts what was sent and announced before.
+#: impossible: its content contradicts what was sent and announced before. refused: a simulator that may not join.
 DropKind = Literal[
-    "stranger", "too_large", "undecodable", "misdirected", "unknown_station", "earlier_incarnation", "impossible"
+    "stranger",
+    "too_large",
+    "undecodable",
+    "misdirected",
+    "unknown_station",
+    "earlier_incarnation",
+    "impossible",
+    "refused",
 ]
 #: Prefix of the kinds in a station's counters.
 DROPPED = "dropped/"

@@ -15,7 +15,7 @@ class AnsweringEnd:
     """Receives questions from all who have the run's keys. endpoint: where."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
+        self.socket = self._socket = socket
         self.endpoint: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, seconds: float) -> tuple[bytes, list[bytes]] | None:
@@ -29,8 +29,9 @@ class AnsweringEnd:
         """Send these parts, bytes or arrays, which must not change afterwards."""
         self._socket.send_multipart([who, *parts], copy=False)
 
-    def close(self) -> None:
-        self._socket.close(0)
+    def close(self, linger_s: float = 0.0) -> None:
+        """What is not sent within `linger_s` is lost."""
+        self._socket.close(round(linger_s * 1000))
 
 
 class AskingEnd:

@@ -15,9 +15,9 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import zmq
 
@@ -29,6 +29,8 @@ from polyrhythm.runtime.transport.exchange import AnsweringEnd, AskingEnd
 _CUT_OFF = 4
 #: Ports of a host; bytes of a path that the kernel takes for a socket's, with the one that ends it.
 _PORTS, _PATH = 2**16, 108
+#: Milliseconds between two probes of a connection over which nothing else comes.
+_PROBE_MS = 2000
 #: The address of this machine that no other can reach.
 LOOPBACK = "127.0.0.1"
 Transport = Literal["inproc", "ipc", "tcp"]
@@ -138,11 +140,12 @@ class Sockets:
     def outbox(self, address: str) -> Outbox:
         return Outbox(self._context, address, self.keys)
 
-    def answering(self, largest: int) -> AnsweringEnd:
-        """Where questions are received, of at most `largest` bytes each, over tcp. StartError: it cannot be bound."""
+    def answering(self, largest: int, port: int | None = None) -> AnsweringEnd:
+        """Where questions are received, of at most `largest` bytes each, over tcp. port: None for any free one; at
+        a given one, connections are probed. StartError: it cannot be bound."""
         assert self._authenticator is not None, "questions come over tcp"
-        socket = _bound(self._context, zmq.ROUTER, f"tcp://{self.address}:*", self._authenticator, largest)
-        return AnsweringEnd(socket)
+        address, probes = f"tcp://{self.address}:{'*' if port is None else port}", port is not None
+        return AnsweringEnd(_bound(self._context, zmq.ROUTER, address, self._authenticator, largest, probes=probes))
 
     def asking(self, address: str, largest: int) -> AskingEnd:
         """A connection to who answers at `address`; parts of its answers have at most `largest` bytes."""
@@ -179,17 +182,35 @@ class Sockets:
             self._context.destroy(linger=0)
 
 
+def wait_for(sockets: Sequence[Any], seconds: float) -> None:
+    """Wait until something has come to one of these ZeroMQ sockets or file descriptors, `seconds` at most."""
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
+    poller.poll(round(seconds * 1000))
+
+
+def probe(socket: zmq.Socket[bytes]) -> None:
+    """Have its connections given up that do not answer; ZeroMQ's own thread sees to it."""
+    socket.set(zmq.HEARTBEAT_IVL, _PROBE_MS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * _PROBE_MS)
+
+
 def _bound(
     context: zmq.Context[zmq.Socket[bytes]],
     kind: int,
     address: str,
     authenticator: Authenticator | None,
     largest: int,
+    *,
+    probes: bool = False,
 ) -> zmq.Socket[bytes]:
     """A socket that is bound there. StartError: it cannot be."""
     socket: zmq.Socket[bytes] = context.socket(kind)
     socket.set_hwm(0)
     socket.set(zmq.MAXMSGSIZE, largest)
+    if probes:  # who is connected may vanish with its machine
+        probe(socket)
     try:
         if authenticator is not None:
             authenticator.guard(socket)
@@ -197,7 +218,8 @@ def _bound(
     except zmq.ZMQError as error:
         socket.close(0)
         raise StartError(
-            f"the address {address} cannot be had ({error.strerror}); free it, or choose another data_plane.transport"
+            f"the address {address} cannot be had ({error.strerror}); free it, or choose another data_plane.transport, "
+            "or join.port"
         ) from error
     return socket
 

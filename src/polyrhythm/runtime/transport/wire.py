@@ -69,7 +69,8 @@ class Connect:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """Why a station ends. fatal: it would fail again if it was started again; at: when, by this host's monotonic
-    clock."""
+    clock. departed: nobody's fault, who had joined it is gone; blame: then the episodes that it had count as attempts.
+    """
 
     station: str
     incarnation: int
@@ -77,6 +78,8 @@ class Failed:
     fatal: bool
     rank: int = 0
     at: float = 0.0
+    departed: bool = False
+    blame: bool = True
 
 
 @dataclass(frozen=True, slots=True)

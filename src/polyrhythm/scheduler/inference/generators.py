@@ -22,7 +22,8 @@ class GeneratorState:
     not pinned.
 
     pinned: version in its second copy, for background evaluation (-1: none yet, or loading); pinning: the second copy
-    is loading; was_pinned: the last pass used the second copy. away: it leases its device and is not on it.
+    is loading; was_pinned: the last pass used the second copy. away: it leases its device and is not on it. host: where
+    it works.
     """
 
     name: str
@@ -38,6 +39,7 @@ class GeneratorState:
     away: bool = False
     streams: dict[int, Stream] = field(default_factory=dict)
     load: int = 0
+    host: str = ""
 
     @property
     def busy(self) -> bool:
@@ -81,6 +83,11 @@ class GeneratorRegistry:
     def find(self, name: str) -> GeneratorState | None:
         """The present generator of this name."""
         return self.present.get(name) or self.apart.get(name)
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether generators work on several hosts."""
+        return len({generator.host for generator in self.present.values()}) > 1
 
     @property
     def evaluator(self) -> GeneratorState | None:

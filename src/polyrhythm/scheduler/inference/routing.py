@@ -1,7 +1,8 @@
 """Routing: which generator serves a request.
 
 `least_loaded` binds late: requests wait in common and the idle generator that has served the fewest rows takes the next
-batch, so no request waits behind a busy generator while another is idle.
+batch, so no request waits behind a busy generator while another is idle. On several hosts it prefers generators on the
+requests' hosts where that costs no waiting (`locality`).
 `round_robin` deals requests out in turn as they arrive; `fixed` binds slot i to generator i mod n.
 `affinity`: a slot stays with the generator that served it, whose caches know it; its first one is that with the fewest
 rows bound to it. It moves only to rebalance after generators join or slots leave.
@@ -76,6 +77,11 @@ class Router:
             self.bindings = {slot: bound for slot, bound in self.bindings.items() if bound[0] != generator}
 
 
+def in_turn(generator: GeneratorState) -> tuple[int, str]:
+    """The order in which idle generators are offered work."""
+    return generator.served_rows, generator.name
+
+
 def next_idle(idle: Iterable[GeneratorState]) -> GeneratorState:
     """The idle generator that is offered work first."""
-    return min(idle, key=lambda generator: (generator.served_rows, generator.name))
+    return min(idle, key=in_turn)

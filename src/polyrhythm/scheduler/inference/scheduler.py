@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.batching import Waiting, due_at, is_due, split_evenly
 from polyrhythm.scheduler.inference.generators import GeneratorState
+from polyrhythm.scheduler.inference.locality import deal
 from polyrhythm.scheduler.inference.requests import ANY
-from polyrhythm.scheduler.inference.routing import next_idle
+from polyrhythm.scheduler.inference.routing import in_turn, next_idle
 from polyrhythm.scheduler.inference.serving import RequestScheduler
 from polyrhythm.scheduler.records import Batch, BatchingChosen, Request, Serve
 from polyrhythm.scheduler.settings import BatchLimits
@@ -92,8 +93,23 @@ class BatchScheduler(RequestScheduler):
         present = self.generators.present
         bound = [name for name in self.queue.bound if name in idle]
         started = [self._start_next(present[name], now) for name in bound if self._is_due((ANY, name), complete, now)]
+        if not self.queue.bound and self.generators.several_hosts:
+            return [*started, *self._serve_near(now, complete)]
         while idle and waiting and self._is_due((ANY,), complete, now):
             started.append(self._start_next(next_idle(present[name] for name in idle), now))
+        return started
+
+    def _serve_near(self, now: float, complete: bool) -> list[Serve]:
+        """The batches that are due now, each on the requests' hosts as far as that costs no waiting (`locality`)."""
+        limits, batches, idle = self.limits, list[tuple[Request, ...]](), self.generators.idle
+        while len(batches) < len(idle) and self.queue.orders and self._is_due((ANY,), complete, now):
+            batches.append(self.queue.take((ANY,), limits.max_rows, limits.max_requests))
+        order = sorted((self.generators.present[name] for name in idle), key=in_turn)
+        started = []
+        for generator, requests in deal(batches, order, self.host_of) if batches else ():
+            started.append(self._start(generator, requests))
+            if self.tuning is not None:
+                self.tuning.on_pass_started(generator.name, requests, now)
         return started
 
     def _serve_background(self) -> list[Serve]:
@@ -119,9 +135,12 @@ class BatchScheduler(RequestScheduler):
         if len(self.generators.idle) < len(generators):
             return []
         common = self.queue.take((ANY,), sys.maxsize, len(self.queue))
-        shares = split_evenly(common, len(generators)) if common else [()] * len(generators)
+        shares = split_evenly(common, len(generators)) if common else [tuple[Request, ...]()] * len(generators)
+        pairs = list(zip(generators, shares, strict=True))
+        if not self.queue.bound and self.generators.several_hosts:
+            pairs = deal(shares, generators, self.host_of)
         started = []
-        for generator, share in zip(generators, shares, strict=True):
+        for generator, share in pairs:
             own = self.queue.take((generator.name,), sys.maxsize, len(self.queue))
             if share or own:
                 started.append(self._start(generator, share + own))

@@ -22,11 +22,11 @@ from polyrhythm.scheduler.inference.slots import ServedSlot, SlotRegistry
 from polyrhythm.scheduler.inference.weights import WeightScheduler
 from polyrhythm.scheduler.records import (
     AbortStream,
-    EnvBatchInfo,
     GeneratorJoined,
     RefuseRequest,
     Request,
     RequestArrived,
+    SimulatorJoined,
 )
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -58,9 +58,13 @@ class RequestScheduler:
 
     # ------------------------------------------------------------ stations
 
-    def add_slots(self, simulator: str, batches: tuple[EnvBatchInfo, ...]) -> None:
-        """A simulator joined, with these env batches."""
-        self.slots.join(simulator, batches)
+    def add_slots(self, event: SimulatorJoined) -> None:
+        """A simulator joined, with its env batches."""
+        self.slots.join(event.simulator, event.batches, event.host)
+
+    def host_of(self, request: Request) -> str:
+        """Where the request's observations lie."""
+        return self.slots.slots[request.slot].host
 
     def remove_slots(self, simulator: str) -> list[AbortStream]:
         """A simulator is gone, and with it what its slots asked: streams for them are aborted, if there are any."""
@@ -72,7 +76,7 @@ class RequestScheduler:
         return []
 
     def add_generator(self, event: GeneratorJoined) -> None:
-        self.generators.join(GeneratorState(event.generator, event.incarnation, event.version))
+        self.generators.join(GeneratorState(event.generator, event.incarnation, event.version, host=event.host))
 
     def remove_generator(self, name: str) -> list[RefuseRequest]:
         """What it served returns to the queue with the old arrival times; requests bound to it go to any generator.

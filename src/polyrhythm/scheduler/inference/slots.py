@@ -17,7 +17,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo, Request
 class ServedSlot:
     """ordinal: number of the slot for `routing: fixed`, -1 for a reserved one; generator: the only one that may serve
     it, if its sharding names one. request: the one that waits or is in a batch; last_request: the last one heard;
-    answered_by: the generator that reported its answer, "" before that."""
+    answered_by: the generator that reported its answer, "" before that. host: where its observations lie."""
 
     name: str
     simulator: str
@@ -28,6 +28,7 @@ class ServedSlot:
     request: Request | None = None
     last_request: Request | None = None
     answered_by: str = ""
+    host: str = ""
 
 
 @dataclass(slots=True)
@@ -38,11 +39,12 @@ class SlotRegistry:
     live: int = 0
     ordinals: dict[str, int] = field(default_factory=dict)
 
-    def join(self, simulator: str, batches: tuple[EnvBatchInfo, ...]) -> None:
+    def join(self, simulator: str, batches: tuple[EnvBatchInfo, ...], host: str = "") -> None:
         for batch in batches:
             for slot in batch.slots:
                 ordinal = -1 if batch.reserved else self.ordinals.setdefault(slot.slot, len(self.ordinals))
-                self.slots[slot.slot] = ServedSlot(slot.slot, simulator, ordinal, slot.generator, batch.reserved)
+                own = ServedSlot(slot.slot, simulator, ordinal, slot.generator, batch.reserved, host=host)
+                self.slots[slot.slot] = own
 
     def leave(self, simulator: str) -> list[str]:
         """Forget the simulator's slots; returns their names."""

@@ -106,9 +106,21 @@ class StreamScheduler(RequestScheduler):
         if queue.bound:
             order.sort(key=_by_load)
         else:
-            order = [min(order, key=_by_load)]  # if it has no places for the first request, no other has
+            order = [self._nearest(order)]  # if it has no places for the first request, no other has
         found = ((generator, self._first(generator)) for generator in order)
         return next(((generator, request) for generator, request in found if request is not None), None)
+
+    def _nearest(self, generators: Sequence[GeneratorState]) -> GeneratorState:
+        """The generator with the fewest rows under way; or one on the first request's host that has places for it and
+        no more rows under way than that one would have with it."""
+        least = min(generators, key=_by_load)
+        request = self.queue.peek((ANY,)) if self.generators.several_hosts else None
+        if request is None:
+            return least
+        host, rows = self.host_of(request), request.rows
+        near = [own for own in generators if own.host == host and self._fits(own.load, request)]
+        own = min(near, key=_by_load, default=least)
+        return own if own.load <= least.load + rows else least
 
     def _first(self, generator: GeneratorState) -> Request | None:
         """The request that this generator may serve and that goes first, if it has places for it."""

@@ -270,9 +270,9 @@ class RolloutScheduler:
         done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
         return [*map(self._cancel, running), done]
 
-    def remove_simulator(self, simulator: str, now: float) -> list[Command]:
-        """The simulator is lost, and with it all that ran in its rows."""
-        return self.abandon(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now)
+    def remove_simulator(self, simulator: str, now: float, *, blame: bool = True) -> list[Command]:
+        """The simulator is lost, and with it all that ran in its rows. blame: each counts as an attempt."""
+        return self.abandon(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now, blame=blame)
 
     def detach(self, simulators: Sequence[str]) -> None:
         """The run was resumed without its simulators: what ran there is granted again, and this counts as no attempt.

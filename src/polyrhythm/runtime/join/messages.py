@@ -1,0 +1,186 @@
+"""What a simulator that joins and the run that it joins say to each other, and how it is packed.
+
+A frame is one message and the arrays that go with it:
+
+    length of the head (4 bytes), head, padding, piece, padding, piece, padding, ...
+
+The head is MessagePack of (message, bytes of each piece). Nothing is executed by receiving one, and nothing is
+allocated by what it claims: the pieces lie in the frame itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import EnvBatchInfo
+from polyrhythm.specs import EnvSpec
+
+#: Why a simulator is not let in. taken: somebody else has this place; session: it was lost meanwhile, it may join anew.
+RefusalKind = Literal["version", "messages", "spec", "taken", "session"]
+
+
+class Hello(msgspec.Struct, frozen=True, tag=0):
+    """From who wants in. messages: `protocol_digest`; spec: of the environment, encoded. session, received: of a
+    session that goes on, with the number of the last message that came."""
+
+    polyrhythm: str
+    messages: str
+    spec: bytes
+    session: str = ""
+    received: int = 0
+
+
+class Beat(msgspec.Struct, frozen=True, tag=1):
+    """A simulator lives. ready: its environment is built; doing, for_s: its call under way."""
+
+    session: str
+    received: int
+    ready: bool
+    doing: str
+    for_s: float
+    units: int
+    statistics: Mapping[str, float]
+
+
+class Said(msgspec.Struct, frozen=True, tag=2):
+    """Message `number` of a simulator: an event as `wire` encodes it. Pieces: of a request its entries, noise keys,
+    greedy flags and observations; of a finished sample what requests have not brought."""
+
+    session: str
+    number: int
+    received: int
+    event: bytes
+
+
+class Leave(msgspec.Struct, frozen=True, tag=3):
+    """A simulator goes, and why. blame: the episodes that it had count as attempts."""
+
+    session: str
+    reason: str
+    blame: bool = False
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=4):
+    """A simulator is let in, as this station. info: its env batch; step: how it steps, packed; layout: of the run's
+    arena; address: its own, in requests. reconnect_s: how long a session outlasts its connection."""
+
+    session: str
+    station: str
+    incarnation: int
+    address: str
+    info: EnvBatchInfo
+    step: bytes
+    layout: ArenaLayout
+    reconnect_s: float
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=5):
+    """The session goes on. received: the last message that came."""
+
+    session: str
+    received: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=6):
+    """A simulator is not let in. ports: of the run's other places, where it is taken."""
+
+    kind: RefusalKind
+    reason: str
+    ports: tuple[int, ...] = ()
+
+
+class Told(msgspec.Struct, frozen=True, tag=7):
+    """Message `number` of the run. Its piece: a command or a reply as `wire` encodes it."""
+
+    session: str
+    number: int
+    received: int
+
+
+class Alive(msgspec.Struct, frozen=True, tag=8):
+    """The run lives."""
+
+    session: str
+    received: int
+
+
+class Over(msgspec.Struct, frozen=True, tag=9):
+    """The session has ended, and why. fault: the simulator's; else the run is over."""
+
+    session: str
+    reason: str
+    fault: bool
+
+
+#: What a simulator says, and what the run says.
+FromSimulator = Hello | Beat | Said | Leave
+FromRun = Welcome | Resumed | Refused | Told | Alive | Over
+Message = FromSimulator | FromRun
+
+Piece = bytes | memoryview
+Settings = TypeVar("Settings")
+#: Bytes of the head's length; alignment of head and pieces.
+_LENGTH, _ALIGNMENT = 4, 64
+#: Bytes that a head and the fields beside the arrays may take; of what a simulator receives (a reply, or the layout).
+HEAD_BYTES, LARGEST_TOLD = 2**16, 64 * 2**20
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {
+    "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]).decode,
+    "run": msgspec.msgpack.Decoder(tuple[FromRun, tuple[int, ...]]).decode,
+}
+
+
+def encode_settings(settings: Any) -> bytes:
+    """A dataclass of plain data, such as a spec."""
+    return _encode(settings)
+
+
+def decode_settings(content: bytes, kind: type[Settings]) -> Settings:
+    """The dataclass of this kind that `encode_settings` gave. ValueError, RecursionError: it is none."""
+    return msgspec.msgpack.decode(content, type=kind)
+
+
+def pack(message: Message, pieces: Sequence[Piece] = ()) -> bytes:
+    """The frame of a message."""
+    head = _encode((message, [len(piece) for piece in pieces]))
+    parts: list[Piece] = [len(head).to_bytes(_LENGTH, "little"), head, bytes(-(_LENGTH + len(head)) % _ALIGNMENT)]
+    for piece in pieces:
+        parts += (piece, bytes(-len(piece) % _ALIGNMENT))
+    return b"".join(parts)
+
+
+def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tuple[Any, list[memoryview]]:
+    """The message and its pieces, in place. UnfitMessage: this is none that `sender` could send."""
+    view = memoryview(frame)
+    begin = _LENGTH + int.from_bytes(view[:_LENGTH], "little")
+    try:
+        message, lengths = _decoders[sender](view[_LENGTH:begin])
+    except (ValueError, RecursionError) as error:
+        raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes has no head ({error})") from error
+    pieces = []
+    for length in lengths:
+        begin += -begin % _ALIGNMENT
+        if length < 0 or begin + length > len(view):
+            raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes cannot hold a piece of {length}")
+        pieces.append(view[begin : begin + length])
+        begin += length
+    if begin + -begin % _ALIGNMENT != len(view):
+        raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes; its pieces end at {begin}")
+    return message, pieces
+
+
+@cache
+def protocol_digest() -> str:
+    """Sixteen digits that two programs have in common if their messages have the same fields and types."""
+    types = (*wire._TYPES, Hello, Beat, Said, Leave, Welcome, Resumed, Refused, Told, Alive, Over, EnvSpec)
+    schemas, components = msgspec.json.schema_components(types)
+    return hashlib.sha256(json.dumps([schemas, components], sort_keys=True).encode()).hexdigest()[:16]

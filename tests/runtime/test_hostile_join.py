@@ -1,0 +1,285 @@
+"""Mutated frames against both ends of a join, and mutated questions and answers between hosts: dropped, refused or
+answered; never an error of another kind, a hang, or memory that grows."""
+
+from __future__ import annotations
+
+import logging
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.runtime.links import free_port
+from tests.runtime.mutations import mutated_frames, mutations
+from tests.runtime.test_join import HELLO, SPEC, Door, beat
+from tests.stations.counting import ticket
+
+from polyrhythm.config.load import load_env
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.pieces import (
+    pieces_of_request,
+    pieces_of_rest,
+    pieces_of_sample,
+    request_of,
+    write_rest,
+    write_sample,
+)
+from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.runtime.join import messages as m
+from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.messages import Departed, Reply, StartRowsInBlocks
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.scheduler import records as r
+from polyrhythm.specs import ArraySpec
+from polyrhythm.stations.simulator.joined import JoinedSimulator, JoinedSimulatorFactory
+from polyrhythm.stations.simulator.joiner import Joiner
+from polyrhythm.stations.simulator.joining import Session
+from polyrhythm.stations.simulator.slot import StepSettings
+
+#: Frames of a default run, and of a long one.
+COUNTS = [2_000, pytest.param(100_000, marks=pytest.mark.slow)]
+#: Bytes by which a long run may grow: what is counted and logged once.
+GROWTH = 2 * 2**20
+
+INFO = r.EnvBatchInfo("s.0", (r.SlotInfo("s.0/0", 0, 2),))
+LAYOUT = ArenaLayout(
+    blocks=4,
+    steps=3,
+    chunk=1,
+    obs={"state": ArraySpec((4,), "float32")},
+    answers={
+        "actions": ArraySpec((1, 1), "int64"),
+        "logprob": ArraySpec((1, 1), "float32"),
+        "value": ArraySpec((), "float32"),
+    },
+    slots={"s.0/0": 2},
+)
+START = StartRowsInBlocks(r.StartRows("s", "s.0/0", (r.Grant(0, ticket(0, 3)), r.Grant(1, ticket(1, 3)))), (2, 3))
+REPLY = Reply("s.0.0", "s.0/0", 0, np.zeros(2, LAYOUT.answer_dtype))
+POSTED = r.RequestArrived("s", 0, "s.0/0", 0, 2, 0, "s.0.0")
+FINISHED = r.SampleFinished("s", 0, 0, 1, "2", r.SampleEnd.TERMINATED, 1, 1, 0, 0, True, 1.0, ())
+FAILED = r.SampleFailed("s", 0, 1, 1, r.DropReason.CANCELLED, "", "")
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """What is allocated in the test does not stay. Nothing is logged: pytest would keep it."""
+    logging.disable(logging.CRITICAL)
+    tracemalloc.start()
+    yield
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    logging.disable(logging.NOTSET)
+    assert grown < GROWTH
+
+
+def finished_arena() -> Any:
+    """An arena whose slot has posted a request, with a finished sample in block 2."""
+    arena = in_memory(LAYOUT)
+    arena.finish(2, steps=1, terminated=1, success=1, env_steps=1, ticket=0, group=0, task=0)
+    return arena
+
+
+def bytes_of(pieces: Any) -> list[bytes]:
+    return [np.ascontiguousarray(piece).tobytes() for piece in pieces]
+
+
+def said(number: int, event: Any) -> bytes:
+    arena = finished_arena()
+    pieces: list[bytes] = []
+    if isinstance(event, r.RequestArrived):
+        pieces = [np.array([2, 3]).tobytes(), *bytes_of(pieces_of_request(arena, "s.0/0", 2))]
+    elif isinstance(event, r.SampleFinished):
+        pieces = bytes_of(pieces_of_rest(arena, 2))
+    return m.pack(m.Said("0", number, 0, wire.encode(event)), pieces)
+
+
+# ---------------------------------------------------------------- the run's end
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_whatever_comes_to_a_port_is_dropped_or_ends_one_session(count: int) -> None:
+    frames = [m.pack(message) for message in (HELLO, msgspec.structs.replace(HELLO, session="0"), m.Leave("0", "x"))]
+    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.Said("0", 1, 0, b"e"), [b"abc"])]
+    door, departed, kinds = Door(name_session=lambda: "0"), 0, Counter[str]()
+    door.join()
+    with steady():
+        for number, frame in enumerate(mutated_frames(frames, count, 1)):
+            door.now += 0.01
+            try:
+                door.reception.hear(b"ab"[number % 2 :][:1], frame, door.now)
+                door.reception.look(door.now)
+            except Departed:
+                departed += 1
+            assert len(door.reception.out) <= 3
+            door.reception.out.clear()
+            if not door.reception.present:
+                kinds.update(door.drops.counts())
+                door = Door(name_session=lambda: "0")
+                door.join()
+    assert departed > count / 100
+    assert kinds.keys() >= {"undecodable", "refused", "unknown_station", "impossible"}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_what_a_simulator_says_changes_only_its_own_blocks_or_sends_it_away(count: int) -> None:
+    """Its messages decode, and what lies in them is mutated: numbers, names, arrays."""
+    plan = JoinedSimulatorFactory(
+        "s", SPEC, INFO, StepSettings(1), "127.0.0.1", free_port(), make_keys(), "1.2", 20, 60
+    )
+    arena, said_events = in_memory(LAYOUT), 0
+    arena.obs["state"][:] = 7.0
+    station = JoinedSimulator(plan, 0, "s.0.0", arena, lambda _: None)
+    contents = list(map(wire.encode, (POSTED, FINISHED, FAILED)))
+    pieces = {0: said(1, POSTED), 1: said(1, FINISHED), 2: said(1, FAILED)}
+    own = {number: m.unpack(frame, "simulator")[1] for number, frame in pieces.items()}
+    names = {"simulator": ["s"], "slot": ["s.0/0"], "ticket": [0, 1], "payload_id": ["2", "3"], "rows": [1, 2, 3]}
+    try:
+        with steady():
+            for number, content in enumerate(mutations(contents, count, 2, names)):
+                join(station)
+                given = [bytes(piece) for piece in own[number % 3]]
+                if number % 2:
+                    given = spoiled(given, number)
+                try:
+                    frame = m.pack(m.Said(session_of(station), 1, 0, content), given)
+                    heard = station._reception.hear(b"a", frame, station._clock())
+                    assert heard is not None
+                    station._take(heard)
+                    said_events += 1
+                except Departed:
+                    pass
+                station._reception.out.clear()
+        assert (arena.obs["state"].reshape(4, 4, 4)[:, :2] == 7.0).all(), "blocks 0 and 1 are others'"
+        assert 0 < said_events < count
+    finally:
+        station.close()
+
+
+def join(station: JoinedSimulator) -> None:
+    """A simulator has joined anew, and has two rows to step."""
+    reception = station._reception
+    reception._session = None
+    reception.hear(b"a", m.pack(HELLO), station._clock())
+    reception.hear(b"a", m.pack(beat(session_of(station))), station._clock())
+    station._expected.join(station.joined(), ("s.0.0",))
+    station._expected.note_version(5)
+    station._blocks.clear()
+    station.handle(START)
+    reception.out.clear()
+
+
+def session_of(station: JoinedSimulator) -> str:
+    assert station._reception._session is not None
+    return station._reception._session.name
+
+
+def spoiled(pieces: list[bytes], seed: int) -> list[bytes]:
+    """One of the pieces is shorter, longer, gone, or full of large numbers."""
+    if not pieces:
+        return [b"x"]
+    at = seed // 2 % len(pieces)
+    ways: list[Callable[[bytes], bytes]] = [lambda b: b[:-1], lambda b: b + b"\0" * 8, lambda b: b"\xff" * len(b)]
+    found = [*pieces]
+    if seed % 8 == 7:
+        del found[at]
+    else:
+        found[at] = ways[seed // 2 % 3](found[at])
+    return found
+
+
+# ---------------------------------------------------------------- the simulator's end
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count: int) -> None:
+    welcome = m.Welcome("0", "s", 0, "s.0.0", INFO, m.encode_settings(StepSettings(1)), LAYOUT, 20.0)
+    frames = [m.pack(message) for message in (m.Resumed("0", 0), m.Alive("0", 0), m.Over("0", "x", True))]
+    frames += [m.pack(m.Refused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
+    frames += [m.pack(m.Told("0", 1, 0), [wire.encode(START)]), m.pack(m.Told("0", 1, 0), [wire.encode_reply(REPLY)])]
+    frames += [m.pack(welcome)]
+    env = load_env("gymnasium:CartPole-v1")
+    joiner = Joiner("tcp://127.0.0.1:9", make_keys(), env, "1.2")  # type: ignore[arg-type]
+    joiner._env.work = lambda _: None  # type: ignore[method-assign] - frames are tried, not an environment
+    ended = 0
+    try:
+        with steady():
+            for number, frame in enumerate(mutated_frames(frames, count, 3)):
+                joiner._session = None
+                if number % 3:
+                    joiner._session = Session(welcome, joiner._env.batch, joiner.wake, DropCounter("test"))
+                joiner._ports, joiner._at = [9], 0
+                try:
+                    joiner._hear(memoryview(frame))
+                except PolyrhythmError:
+                    ended += 1
+                joiner._outcome, joiner._session, joiner._ending = "", None, None
+        assert ended > 0
+        assert joiner._drops.counts()["undecodable"] > count / 10
+    finally:
+        joiner.close()
+
+
+# ---------------------------------------------------------------- hosts
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_question_of_another_host_is_answered_or_refused(count: int) -> None:
+    asked: tuple[q.Question, ...] = (q.Posted([("s.0/0", 2)]), q.Sample(2), q.Held(), q.Part(1, 1, 0, 100))
+    server = DataServer(None, finished_arena(), None)  # type: ignore[arg-type] - questions are given to it here
+    contents, refused = [b"\0" + q.encode(question) for question in asked], 0
+    with steady():
+        for content in mutations(contents, count, 4, {}):
+            first, *pieces = server._answer(content[1:])
+            refused += bool(first)
+            assert isinstance(first, bytes)
+            assert sum(np.asarray(piece).nbytes for piece in pieces) < 2 * LAYOUT.nbytes
+    assert count / 4 < refused < count
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
+    arena = finished_arena()
+    request, sample, rest = (
+        bytes_of(pieces)
+        for pieces in (pieces_of_request(arena, "s.0/0", 2), pieces_of_sample(arena, 2), [*pieces_of_rest(arena, 2)])
+    )
+    into, refused = in_memory(LAYOUT), 0
+    for number in range(count):
+        for take, pieces in (
+            (lambda given: request_of(LAYOUT, 2, given), request),
+            (lambda given: write_sample(into, 2, given), sample),
+            (lambda given: write_rest(into, 2, (1, 0), given), rest),
+        ):
+            try:
+                take(spoiled(pieces, 2 * number + 1))
+            except (ValueError, LookupError):
+                refused += 1
+    assert refused > count
+    for array in into.obs.values():
+        assert not array.reshape(4, 4, -1)[:, [0, 1, 3]].any(), "only block 2 was written"
+
+
+def test_a_token_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    from polyrhythm.errors import StartError
+    from polyrhythm.runtime.join.token import read_token
+
+    path = tmp_path / "token"
+    with path.open("wb") as file:
+        file.truncate(10 * 2**30)
+    path.chmod(0o600)
+    with pytest.raises(StartError, match="not a token of a run"):
+        read_token(path)
+
+
+def test_a_request_for_too_many_rows_is_unfit() -> None:
+    with pytest.raises(UnfitMessage):
+        m.unpack(b"\xff\xff\xff\x7f" + bytes(60), "simulator")
