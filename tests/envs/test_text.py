@@ -281,3 +281,10 @@ def test_an_answer_stands_in_the_last_pair_of_tags() -> None:
     assert extract("a <answer>1</answer> or <answer> 2\n</answer>.", "answer") == "2"
     assert extract("<answer>1", "answer") is None
     assert extract(" 3 ", "") == "3"
+
+
+def test_prompts_that_are_too_long_are_told_before_the_start() -> None:
+    ChainsSettings().check()
+    told = r"env\.max_prompt_tokens = 6: the prompt of task chains, seed \d+, has \d+ tokens; raise it"
+    with pytest.raises(ConfigError, match=told):
+        ChainsSettings(max_prompt_tokens=6).check()
