@@ -16,6 +16,8 @@ from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.text import Reply, TextSettings
 from polyrhythm.envs.text.batch import TextBatch
 from polyrhythm.envs.text.chains import ChainsSettings, calculate
+from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
+from polyrhythm.envs.text.reasoning_gym_tasks import ReasoningGymSettings, extract
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import split_seed
 
@@ -65,7 +67,11 @@ def messages(batch: TextBatch, *texts: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("settings", [ChainsSettings(), ChainsSettings(**TOOL), EchoSettings(max_prompt_tokens=40)])
+@pytest.mark.parametrize(
+    "settings",
+    [ChainsSettings(), ChainsSettings(**TOOL), EchoSettings(max_prompt_tokens=40), FrozenLakeSettings(slippery=True)],
+    ids=["chains", "tool", "echo", "frozen_lake"],
+)
 def test_text_environments_keep_the_contract(settings: TextSettings) -> None:
     findings = list(check_contract(settings, 4, lambda _: None))
     assert [finding for finding in findings if finding.state not in ("ok", "note")] == []
@@ -206,3 +212,79 @@ def test_a_folders_tokenizer_needs_an_end_of_text(tmp_path: Path) -> None:
 
     tokenizers._loaded.cache_clear()
     assert tokenizers.folder_tokenizer(str(tmp_path)).ends == (2, 3)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_the_expert_crosses_a_frozen_lake(size: int) -> None:
+    settings = FrozenLakeSettings(size=size)
+    lakes = set()
+    for seed in range(20):
+        lake = settings.conversation()
+        prompt = lake.begin(0, split_seed(settings.spec(), seed, held_out=seed % 2 == 0))
+        lakes.add((prompt, seed % 2))
+        assert prompt.startswith("P")
+        assert (len(prompt), prompt[-2]) == (size * (size + 1), "G")
+        if "left" not in (move := lake.expert()):
+            stays = lake.reply("stay there")
+            assert (stays.text, stays.done) == (prompt, False)
+        for _ in range(settings.max_turns):
+            answer = lake.reply(move)
+            if answer.done:
+                break
+            move = lake.expert()
+        assert (answer.reward, answer.success, answer.done) == (1.0, True, True)
+        lake.close()
+    assert not {lake for lake, side in lakes if side} & {lake for lake, side in lakes if not side}
+
+
+def test_a_hole_ends_the_walk() -> None:
+    lake = FrozenLakeSettings(frozen=0.5).conversation()
+    fell = 0
+    for seed in range(6):
+        lake.begin(0, seed)
+        replies = [lake.reply("down")]
+        while len(replies) < 4 and not replies[-1].done:
+            replies.append(lake.reply("down"))
+        fell += replies[-1].done
+        assert not any(reply.success for reply in replies)
+    assert fell
+    lake.close()
+
+
+def test_problems_of_reasoning_gym_are_scored_by_their_data_sets() -> None:
+    pytest.importorskip("reasoning_gym")
+    env = ReasoningGymSettings(datasets=["chain_sum", "countdown"])
+    assert [task.name for task in env.spec().tasks] == ["chain_sum", "countdown"]
+    problem = env.conversation()
+    for task in range(2):
+        prompt = problem.begin(task, 7)
+        assert prompt == env.conversation().begin(task, 7) != problem.begin(task, 8)
+        assert problem.reply(problem.expert()) == Reply(reward=1.0, success=True)
+        assert not problem.reply("I do not know").success
+    sides = [{problem.begin(0, split_seed(env.spec(), i, held_out=held)) for i in range(60)} for held in (False, True)]
+    assert not sides[0] & sides[1]
+    findings = list(check_contract(env, 2, lambda _: None))
+    assert [finding for finding in findings if finding.state not in ("ok", "note")] == []
+
+
+@pytest.mark.parametrize(
+    ("datasets", "told"),
+    [("chain_sums", r"env\.datasets = chain_sums: .* such as chain_sum"), ({"chain_sum": {"min_term": 2}}, "min_term")],
+)
+def test_data_sets_that_do_not_exist_are_refused(datasets: Any, told: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(ConfigError, match=told):
+        ReasoningGymSettings(datasets=datasets).spec()
+
+
+def test_an_answer_stands_in_the_last_pair_of_tags() -> None:
+    assert extract("a <answer>1</answer> or <answer> 2\n</answer>.", "answer") == "2"
+    assert extract("<answer>1", "answer") is None
+    assert extract(" 3 ", "") == "3"
+
+
+def test_prompts_that_are_too_long_are_told_before_the_start() -> None:
+    ChainsSettings().check()
+    told = r"env\.max_prompt_tokens = 6: the prompt of task chains, seed \d+, has \d+ tokens; raise it"
+    with pytest.raises(ConfigError, match=told):
+        ChainsSettings(max_prompt_tokens=6).check()

@@ -26,6 +26,8 @@ TABLE: dict[Kind, dict[str, str]] = {
         "libero": "polyrhythm.envs.libero.env:LiberoSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
         "chains": "polyrhythm.envs.text.chains:ChainsSettings",
+        "frozen_lake": "polyrhythm.envs.text.frozen_lake:FrozenLakeSettings",
+        "reasoning_gym": "polyrhythm.envs.text.reasoning_gym_tasks:ReasoningGymSettings",
     },
     "policy": {
         "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",

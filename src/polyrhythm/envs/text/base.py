@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _APART = 8
 #: Draws after which a task is said to have no prompts on one side.
 _DRAWS = 1000
+#: Tasks and prompts of each whose length is looked at before the start.
+_TRIED_TASKS, _TRIED_PROMPTS = 8, 16
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -122,8 +126,16 @@ class TextSettings(BaseModel):
         return made(self, conversations)
 
     def check(self) -> None:
-        """Raise MissingError if the tokenizer's package is not installed."""
-        self.text_tokenizer()
+        """Raise MissingError if the tokenizer's package is not installed, ConfigError if one of the first prompts is
+        longer than `max_prompt_tokens`."""
+        batch = self.build(1)
+        try:
+            for task in range(min(len(batch.spec.tasks), _TRIED_TASKS)):
+                for seed in range(_TRIED_PROMPTS):
+                    with suppress(RowsFailed):  # told where the environment is tried
+                        batch.reset([0], [task], [seed])
+        finally:
+            batch.close()
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded once per process."""

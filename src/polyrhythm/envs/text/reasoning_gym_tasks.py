@@ -1,0 +1,127 @@
+"""Problems of reasoning-gym: made by programs, each answer checked by its data set. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from random import Random
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart
+from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.specs import EnvSpec, Task
+
+#: Problems of a data set: each is made of its number alone.
+_PROBLEMS = 2**31
+#: The least score of a right answer.
+_RIGHT = 0.99
+
+
+def _as_mapping(value: Any) -> Any:
+    """A name, or a list of names, without settings."""
+    names = [value] if isinstance(value, str) else value
+    return {name: {} for name in names} if isinstance(names, list | tuple) else names
+
+
+class ReasoningGymSettings(TextSettings):
+    """Data sets of reasoning-gym, one task each: the prompt is the question, the reward the data set's score of the
+    answer, 0 to 1. A problem is a function of the seed; those of evaluations do not occur in training."""
+
+    needs: ClassVar = ("reasoning_gym",)
+    extra: ClassVar = "reasoning-gym"
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    datasets: Annotated[Mapping[str, Mapping[str, Any]], BeforeValidator(_as_mapping), Field(min_length=1)] = {
+        "chain_sum": {}
+    }
+    """Names of data sets, with settings of theirs, such as {chain_sum: {min_terms: 2, max_digits: 1}}."""
+    answer_tag: str = "answer"
+    """The answer stands between <answer> and </answer>, the last such pair; empty: the whole message is the answer."""
+    instruction: str = "Give the answer between <answer> and </answer>.\n"
+    """What stands before the question."""
+    max_prompt_tokens: Count = 512
+    """Most tokens of a prompt."""
+
+    def spec(self) -> EnvSpec:
+        for name, options in self.datasets.items():
+            _dataset(name, json.dumps(options))
+        return replace(super().spec(), tasks=tuple(Task(name, name) for name in self.datasets))
+
+    def conversation(self) -> Problem:
+        return Problem(self)
+
+
+class _Drawn(NamedTuple):
+    prompt: str
+    entry: dict[str, Any]
+
+
+class Problem:
+    """One question and its answer."""
+
+    def __init__(self, settings: ReasoningGymSettings) -> None:
+        self._settings = settings
+        self._names = list(settings.datasets)
+        self._task = 0
+        self._entry: dict[str, Any] = {}
+
+    def begin(self, task: int, seed: int) -> str:
+        self._task = task
+        found: _Drawn = draw_apart(seed, self._draw)
+        self._entry = found.entry
+        return found.prompt
+
+    def _draw(self, random: Random) -> _Drawn:
+        entry = self._dataset[random.randrange(_PROBLEMS)]
+        return _Drawn(f"{self._settings.instruction}{entry['question']}\n", entry)
+
+    @property
+    def _dataset(self) -> Any:
+        name = self._names[self._task]
+        return _dataset(name, json.dumps(self._settings.datasets[name]))
+
+    def reply(self, message: str) -> Reply:
+        score = float(self._dataset.score_answer(extract(message, self._settings.answer_tag), self._entry))
+        return Reply(reward=score, success=score >= _RIGHT)
+
+    def expert(self) -> str:
+        """The data set's own answer."""
+        tag, answer = self._settings.answer_tag, str(self._entry["answer"])
+        return f"<{tag}>{answer}</{tag}>" if tag else answer
+
+
+def extract(message: str, tag: str) -> str | None:
+    """The answer in a message; None where no pair of tags is in it."""
+    if not tag:
+        return message.strip()
+    found = re.findall(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", message, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+@lru_cache(maxsize=64)
+def _dataset(name: str, options: str) -> Any:
+    """The data set, made once per process. MissingError: the package is not installed; ConfigError: there is no such
+    data set, or not with these settings."""
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        install = pip_install("'polyrhythm[reasoning-gym]'")
+        raise MissingError(f"env.type = reasoning_gym: {error}; run: {install}") from error
+    if name not in DATASETS:
+        raise ConfigError(f"env.datasets = {name}: reasoning-gym has no such; use one such as {_near(name, DATASETS)}")
+    try:
+        return reasoning_gym.create_dataset(name, seed=0, size=_PROBLEMS, **json.loads(options))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"env.datasets.{name} = {options}: {error}; correct it") from error
+
+
+def _near(name: str, known: Mapping[str, object]) -> str:
+    from difflib import get_close_matches
+
+    return ", ".join(get_close_matches(name, known, 3, 0.3) or sorted(known)[:3])
