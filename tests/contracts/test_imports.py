@@ -234,6 +234,7 @@ def _modules_after(statement: str) -> set[str]:
     [
         "import polyrhythm.stations.simulator.station",
         "import polyrhythm.stations.simulator_factory",
+        "import polyrhythm.cli.join, polyrhythm.stations.simulator.joiner",
         "import polyrhythm.runtime.processes.child",
         "import polyrhythm.runtime.local",
         "import polyrhythm.clustersim",
