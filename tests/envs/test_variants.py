@@ -75,8 +75,10 @@ def test_only_what_a_policy_can_notice_is_a_variant() -> None:
     assert isinstance(pixels, HasVariants)
     assert [*pixels.variants()] == ["camera", "lighting", "texture", "position", "instruction"]
     assert [*MetaWorldSettings(tasks=TASKS, observation="state").variants()] == ["position", "instruction"]
-    assert [*RobosuiteSettings(tasks=("Lift",)).variants()] == ["camera", "lighting", "texture", "instruction"]
-    assert [*RobosuiteSettings(tasks=("Lift",), observation="state", instructions={"Lift": "up"}).variants()] == []
+    all_of_them = ["camera", "lighting", "texture", "position", "instruction"]
+    assert [*RobosuiteSettings(tasks=("Lift",)).variants()] == all_of_them
+    told = RobosuiteSettings(tasks=("Lift",), observation="state", instructions={"Lift": "up"})
+    assert [*told.variants()] == ["position"]
     for settings in (MetaWorldSettings, RobosuiteSettings):
         with pytest.raises(ValueError, match="observation: state has no pictures"):
             settings(tasks=("Lift",) if settings is RobosuiteSettings else TASKS, observation="state",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,35 @@ def test_a_model_that_was_trained_whole_is_written_in_its_folders_layout(
     told(capsys, "export", run, "--out", tmp_path / "b")
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "b"))
     assert [name for name in before if not torch.equal(before[name], after[name])] == ["model.norm.weight"]
+
+
+def test_a_folder_that_holds_a_tied_tensor_twice_gets_its_trained_value_twice(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    both = Path(shutil.copytree(folder, tmp_path / "both"))
+    tensors = load_file(both / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, both / "model.safetensors", metadata={"format": "pt"})
+    section = CausalLmSettings(checkpoint=str(both))
+    policy = section.build(text_settings(folder).spec(), seed=0, device="cpu", role="train")
+    with torch.no_grad():
+        policy.network.model.model.embed_tokens.weight += 1.0
+    told(capsys, "export", run_of(tmp_path / "run", section, policy), "--out", tmp_path / "out")
+    tokens = torch.arange(18).view(2, 9)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    torch.testing.assert_close(again(tokens).logits, policy.network.model(tokens).logits, atol=0.3, rtol=0.0)
+
+
+def test_adapters_on_a_model_from_a_seed_are_not_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = CausalLmSettings.model_validate({**TINY, **LORA})
+    run = run_of(tmp_path / "run", section, built())
+    assert main(["policies", "export", str(run), "--out", str(tmp_path / "out")]) == 2
+    assert "it has adapters on a network from a seed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.long import long
 from tests.runtime.links import free_port
 from tests.runtime.mutations import mutated_frames, mutations
 from tests.runtime.test_join import HELLO, SPEC, Door, beat
@@ -45,7 +46,7 @@ from polyrhythm.stations.simulator.joining import Session
 from polyrhythm.stations.simulator.slot import StepSettings
 
 #: Frames of a default run, and of a long one.
-COUNTS = [2_000, pytest.param(100_000, marks=pytest.mark.slow)]
+COUNTS = [2_000, pytest.param(100_000, marks=long(70, "100,000 mutated frames"))]
 #: Bytes by which a long run may grow: what is counted and logged once.
 GROWTH = 2 * 2**20
 

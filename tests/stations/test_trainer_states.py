@@ -85,6 +85,7 @@ def test_what_a_killed_trainer_left_unfinished_is_gone_with_the_next_state(strat
     for name in ("trainer-00000003.part", "trainer-00000001.removed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__7_0.distcp").write_text("old")
+    (tmp_path / "trainer-00000002.pt.part").write_text("old")
     TrainerStates(str(tmp_path)).save(Saving(3, strategy=strategy)).wait()  # type: ignore[arg-type]
     (path,) = tmp_path.iterdir()
     assert TrainerStates.holds(path)

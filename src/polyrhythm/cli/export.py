@@ -62,6 +62,7 @@ def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
                 f"--base = {base}: policy.type = {section['type']} has no released layout; leave it out (those that "
                 f"have one are {', '.join(ARCHITECTURES)})"
             )
+        _refuse_adapters(path, saved)
         _write_plain(saved, out)
         return {"exported": "policy", "version": saved.version, "out": str(out)}
     if not (base := base or section.get("checkpoint", "")):
@@ -122,22 +123,28 @@ def _write_trained(saved: SavedPolicy, section: Mapping[str, Any], base: Checkpo
     return "network"
 
 
-def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
-    """The policy of a run that began from a seed: what its file lacks is drawn again."""
-    from polyrhythm.config.load import validate
-    from polyrhythm.policies.base import as_module, as_settings
+def _refuse_adapters(path: Path, saved: SavedPolicy) -> None:
+    """Raise ConfigError for adapters on a network that no folder holds."""
     from polyrhythm.policies.vla.adapters import is_adapter
-    from polyrhythm.policies.vla.architectures import architecture
-    from polyrhythm.policies.vla.saving import save_new
-    from polyrhythm.policies.vla.statistics import BOUNDS
-    from polyrhythm.policies.vla.tokenizers import WORDS
-    from polyrhythm.runtime.memory.tensors import apply_state
 
     if any(is_adapter(name) for name in saved.weights):
         raise ConfigError(
             f"{path}: it has adapters on a network from a seed, which is in no folder; export a run with another "
             "policy.train, or begin from a checkpoint"
         )
+
+
+def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
+    """The policy of a run that began from a seed: what its file lacks is drawn again."""
+    from polyrhythm.config.load import validate
+    from polyrhythm.policies.base import as_module, as_settings
+    from polyrhythm.policies.vla.architectures import architecture
+    from polyrhythm.policies.vla.saving import save_new
+    from polyrhythm.policies.vla.statistics import BOUNDS
+    from polyrhythm.policies.vla.tokenizers import WORDS
+    from polyrhythm.runtime.memory.tensors import apply_state
+
+    _refuse_adapters(path, saved)
     if saved.spec is None:
         raise ConfigError(f"{path}: the file lacks the environment's form; resume the run once, which writes it again")
     config = validate(saved.config, origin=str(saved.file))

@@ -122,7 +122,7 @@ class Precomputes(Protocol):
 @runtime_checkable
 class CountsTokens(Protocol):
     """A policy whose rows differ in length, so that time and memory go by tokens: a language model. Its form declares
-    `row_tokens`, and `training.micro_batch_tokens` bounds its passes."""
+    `row_tokens`, and `training.micro_batch_tokens` bounds the passes of `evaluate`."""
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
         """Tokens that `evaluate` computes of each row: [B] int64."""

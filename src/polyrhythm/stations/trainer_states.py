@@ -61,11 +61,13 @@ class TrainerStates:
             remove_whole(old)
 
     def _remove_unfinished(self) -> None:
-        """Remove the folders that a trainer left when it was killed while it wrote or removed them."""
+        """Remove what a trainer left when it was killed while it wrote or removed a state."""
         for end in (UNFINISHED, REMOVED):
-            for folder in Path(self.folder).glob(f"{self.pattern}{end}"):
-                if folder.is_dir():
-                    shutil.rmtree(folder, ignore_errors=True)
+            for left in Path(self.folder).glob(f"{self.pattern}{end}"):
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
 
     @staticmethod
     def holds(path: Path) -> bool:

@@ -117,9 +117,14 @@ class Learner:
             before_step()  # the reference stands where the weights are, which a publication may still read
         batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
         decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
-        self._optimizer.scale_lr(decay)
         critic_only = update_index < training.critic_warmup_updates
-        step_of = partial(self._step, critic_only=critic_only, before=before_step)
+
+        def begin() -> None:
+            if before_step is not None:
+                before_step()
+            self._optimizer.scale_lr(decay)  # a state that is saved beside this update has the former rate
+
+        step_of = partial(self._step, critic_only=critic_only, before=begin)
         log, padded = StepLog(), list[float]()
         drawn = [
             (index, (*seed, step))
@@ -190,7 +195,7 @@ class Learner:
         return minibatch if selected is None else minibatch._replace(own=replace(own, selected=selected))
 
     def _step(
-        self, minibatch: RankBatch, by: Normalizers, *, critic_only: bool, before: Callable[[], None] | None
+        self, minibatch: RankBatch, by: Normalizers, *, critic_only: bool, before: Callable[[], None]
     ) -> tuple[dict[str, Tensor], optim.GradientNorm]:
         """One optimizer step on a mini-batch, micro-batch by micro-batch; returns its metrics as scalars, this rank's
         part of them but for the last ones (NORM, STOPPED), and the norm of the gradient before clipping."""
@@ -211,8 +216,7 @@ class Learner:
             metrics[STOPPED] = torch.full_like(ratio, outside)
             if outside:
                 return metrics, norm
-        if before is not None:
-            before()
+        before()
         self._optimizer.step(norm.total.isfinite().float())
         return metrics, norm
 

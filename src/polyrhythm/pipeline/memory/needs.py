@@ -245,7 +245,7 @@ def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
     """Bytes of the copy that a rank writes: of its part, or rank 0 of the whole state. In one process there is none."""
     if config.launcher == "inline":
         return 0
-    trained = form.trainable_bytes if isinstance(config.policy, VlaSettings) else form.train_bytes
+    trained = form.trainable_bytes if isinstance(config.policy, ADAPTED) else form.train_bytes
     state = trained + _MOMENTS * form.trainable_bytes + reference_bytes(config, form)
     if config.placement.trainer.strategy == "shard":
         return -(-state // ranks)

@@ -43,7 +43,9 @@ def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1, row_tokens: 
 
 def accumulates(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> bool:
     """Whether a rank has several micro-batches in a mini-batch, whose gradients it adds."""
-    return micro_batch_rows(config, steps, ranks, row_tokens) < _minibatch_rows(config, steps, ranks)
+    rows, training = _minibatch_rows(config, steps, ranks), config.training
+    by_tokens = training.micro_batch_tokens and rows * row_tokens > training.micro_batch_tokens
+    return bool(by_tokens) or 0 < training.micro_batch_steps < rows
 
 
 def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
