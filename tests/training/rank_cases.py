@@ -14,6 +14,7 @@ from tests.pipeline.memory.micro_batch import resident
 from tests.policies.flow_case import SPEC as FLOW_SPEC
 from tests.policies.flow_case import SmallFlowSettings, observations
 from tests.training.adapted_run import plain, small
+from tests.training.test_micro_batches import CountingPolicy
 from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 
@@ -212,10 +213,12 @@ def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def policy_of(kind: str, **changes: Any) -> Any:
-    """One of the small policies: toy, adapted (a decoder with an expert), plain (without what frozen parts allow), flow
-    (pi0); changes: of its settings."""
+    """One of the small policies: toy, counting (tokens), adapted (a decoder with an expert), plain (without what frozen
+    parts allow), flow (pi0); changes: of its settings."""
     if kind == "toy":
         return ToyPolicy(dtype=torch.float32, **changes)
+    if kind == "counting":
+        return CountingPolicy(dtype=torch.float32, **changes)
     if kind == "odd":
         return OddPolicy(**changes)
     if kind in {"heavy", "parts"}:

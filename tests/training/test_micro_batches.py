@@ -18,8 +18,8 @@ from polyrhythm.training.steps import finish
 class CountingPolicy(ToyPolicy):
     """A row has one token more than its first number, rounded up. passes: rows and tokens of each."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(**changes)
         self.passes: list[tuple[int, int]] = []
 
     def row_tokens(self, obs: Observations, forward_inputs: object) -> Tensor:

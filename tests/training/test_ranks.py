@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.long import long
 from tests.training.adapted_run import collect as collect_adapted
 from tests.training.adapted_run import small
 from tests.training.rank_cases import HeavyPolicy, built, first_gradients, flow_trajectories, policy_of, trained
@@ -32,8 +32,7 @@ from polyrhythm.training.checkpoint import load
 from polyrhythm.training.ranks import ONE_RANK
 
 CASES = "tests.training.rank_cases:"
-#: Minutes on two cores: EVERY_OBJECTIVE=1 pytest tests/training/test_ranks.py -m slow
-SWEEP = [pytest.mark.slow, pytest.mark.skipif("EVERY_OBJECTIVE" not in os.environ, reason="EVERY_OBJECTIVE is not set")]
+SWEEP = [pytest.mark.slow, long(600, "every objective, advantage and level on several ranks")]
 LEVELS = [("token", "chunk"), ("token", "action"), ("action", "chunk"), ("action", "action"), ("chunk", "chunk")]
 #: One optimizer step of several micro-batches, its gradient not clipped; then one that no rank shares evenly.
 TRAIN = {"minibatch_steps": 9, "micro_batch_steps": 3, "optimizer": {"lr": 1e-3, "grad_clip": None}}
@@ -153,6 +152,19 @@ def test_whole_updates_and_their_metrics_are_those_of_one_rank(pool: RankPool, s
     answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
     for case, *found in zip(cases, *answers, strict=True):
         compare(trained(ONE_RANK, **case), found)
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+@pytest.mark.parametrize("proximal", ["recompute", "behavior"])
+def test_micro_batches_by_tokens_may_be_more_on_one_rank_than_on_another(
+    pool: RankPool, strategy: str, proximal: str
+) -> None:
+    settings = {"proximal": proximal, "loss": "decoupled_ppo" if proximal == "recompute" else "ppo"}
+    data = [stale(), stale()]
+    case = plain_case(settings, data, epochs=2, minibatch_steps=7, micro_batch_tokens=5) | {"kind": "counting"}
+    found = pool.run(f"{CASES}trained", 2, strategy, **case)
+    assert max(metrics["train/actor/padded_fraction"] for metrics in found[0]["metrics"]) > 0, "they differ"
+    compare(trained(ONE_RANK, **case | {"train": case["train"] | {"micro_batch_tokens": 0}}), found)
 
 
 @pytest.mark.parametrize(
