@@ -123,18 +123,18 @@ class RobotEnv:
     def __init__(self, settings: RobotSettings) -> None:
         self.spec, self.rows = settings.spec(), 1
         self.arm = Arm(settings.rate_hz, Path(settings.button))
-        self._settings, self._episodes = settings, 0
+        self._settings, self._episodes, self._begun = settings, 0, False
         self._goal = np.zeros(2, np.float32)
         self._over = threading.Event()
 
     def reset(self, rows: Any, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """The same seed begins in the same state. Waits for a person where one is needed, however long that takes: the
-        simulator parks meanwhile (`--park`), and the visit still counts for the reset that follows."""
+        simulator parks meanwhile (`--park`). A parked reset is made again: the visit counts until an episode moves."""
         visit_every = self._settings.visit_every
         if self.arm.stopped or (visit_every and self._episodes >= visit_every):
             self._await_person()
             self._episodes = 0
-        self._episodes += 1
+        self._begun = False
         start = np.random.default_rng(seeds[0]).uniform(-0.5, 0.5, (2, 2)).astype(np.float32)
         self.arm.home(start[0])
         self._goal = start[1]
@@ -151,6 +151,8 @@ class RobotEnv:
 
     def step(self, rows: Any, actions: Any) -> StepResult:
         """One control step. Raises while the emergency stop is on, so that the episode is not trained on."""
+        self._episodes += not self._begun
+        self._begun = True
         self.arm.move(self._settings.speed * actions[0])
         distance = float(np.linalg.norm(self.arm.hand - self._goal))
         there = np.array([distance < _NEAR])

@@ -75,6 +75,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "libero",
                 "mani_skill",
                 "metaworld",
+                "reasoning_gym",
                 "mujoco",
                 "OpenGL",
                 "robosuite",

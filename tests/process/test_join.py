@@ -23,6 +23,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_env, merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.evaluation.standalone import without_joining
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.join.token import write_token
 from polyrhythm.runtime.transport.authentication import make_keys
@@ -104,6 +105,12 @@ def test_without_a_setting_no_port_is_opened(tmp_path: Path) -> None:
     pipeline.close()
     assert pipeline.places is None
     assert not [*tmp_path.glob("join*")]
+
+
+def test_an_evaluation_afterwards_waits_for_nobody() -> None:
+    run = config(ASYNCHRONOUS, launcher="inline", rollout={"simulators": 0}, join={"simulators": 2, "rows": 3})
+    alone = without_joining(run)
+    assert (alone.rollout.simulators, alone.join.simulators) == (1, 0)
 
 
 # ---------------------------------------------------------------- who is not let in

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,11 @@ class Pipeline:
         return results
 
     def close(self) -> None:
-        self.launcher.close()
-        if self.places is not None:
-            self.places.close()
+        try:
+            self.launcher.close()
+        finally:
+            if self.places is not None:
+                self.places.close()
 
 
 def env_settings(config: RunConfig) -> EnvSettings:
@@ -182,43 +185,54 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
     infos = env_batch_infos(config, spec, trainer=trainer)
     settings = policy_settings(config)
     form = settings.form(spec)
-    kept = config.checkpoint
     last = config.training.versions
-    states = TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, last) if folder else None
+    states = _trainer_states(config, folder)
     buckets = bucket_sizes(config, infos)
     places = open_places(config, folder)
-    factories = _rollout_factories(config, spec, infos, form.chunk, buckets, places)
-    if trainer:
-        assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
-        factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
-    placed = place(config, trainer=trainer, folder=folder)
-    layout = arena_layout(config, spec, infos, form, trainer=trainer)
-    stations = _with_seats(factories, placed)
-    launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)
-    weights = launcher.weights
-    try:
+    with ExitStack() as undo:
+        if places is not None:
+            undo.callback(places.close)
+        factories = _rollout_factories(config, spec, infos, form.chunk, buckets, places)
+        if trainer:
+            assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
+            factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
+        placed = place(config, trainer=trainer, folder=folder)
+        layout = arena_layout(config, spec, infos, form, trainer=trainer)
+        stations = _with_seats(factories, placed)
+        launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)
+        undo.callback(launcher.close)
         conductor = Conductor(scheduler_settings(config, spec, buckets, placed.lease))
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
             conductor = restore_run(saved, conductor.settings, launcher, last)
             version = saved.version
-            weights.publish(version, saved.policy)
+            launcher.weights.publish(version, saved.policy)
         elif not trainer:
-            weights.publish(version, _state(initial, settings, spec, config.seed))
-        failures = SampleFailureLog(
-            folder / LOGS if folder and config.launcher != "inline" else None,
-            _sources_of_numbers(config),
-            [task.name for task in spec.tasks],
-        )
+            launcher.weights.publish(version, _state(initial, settings, spec, config.seed))
+        failures = _failure_log(config, spec, folder)
         loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
-        _offer_weights(loop, version, there=weights.newest >= 0 or not placed.seats[TRAINER].leases)
+        _offer_weights(loop, version, there=launcher.weights.newest >= 0 or not placed.seats[TRAINER].leases)
+        if places is not None:
+            places.announce()
         if start:
             loop.start()
-    except BaseException:
-        launcher.close()
-        raise
-    return Pipeline(loop, launcher, weights, states, failures, spec, placed, places)
+        undo.pop_all()
+    return Pipeline(loop, launcher, launcher.weights, states, failures, spec, placed, places)
+
+
+def _trainer_states(config: RunConfig, folder: Path | None) -> TrainerStates | None:
+    """The states that the trainer saves in the run's folder, if it has one."""
+    if folder is None:
+        return None
+    kept = config.checkpoint
+    return TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, config.training.versions)
+
+
+def _failure_log(config: RunConfig, spec: EnvSpec, folder: Path | None) -> SampleFailureLog:
+    """Of the run's samples that fail, by task."""
+    logs = folder / LOGS if folder and config.launcher != "inline" else None
+    return SampleFailureLog(logs, _sources_of_numbers(config), [task.name for task in spec.tasks])
 
 
 def _with_seats(factories: Sequence[StationFactory], placed: Placed) -> StationList:

@@ -104,5 +104,4 @@ def open_places(config: RunConfig, folder: Path | None) -> OpenPlaces | None:
     folder.mkdir(parents=True, exist_ok=True)
     places = OpenPlaces(config, make_keys(), folder / TOKEN_FILE)
     write_token(places.token, places.keys)
-    places.announce()
     return places

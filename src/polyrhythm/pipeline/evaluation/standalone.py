@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.observe.intervals import measures_success, wilson
 from polyrhythm.observe.run_folder import take_file
@@ -122,6 +123,12 @@ class _Choice(NamedTuple):
     swap: bool
 
 
+def without_joining(config: RunConfig) -> RunConfig:
+    """The configuration with simulators of its own alone: an evaluation opens no ports and waits for nobody."""
+    rollout = config.rollout.model_copy(update={"simulators": max(1, config.rollout.simulators)})
+    return config.model_copy(update={"join": JoinSettings(), "rollout": rollout})
+
+
 def _measure(
     config: RunConfig,
     weights: Mapping[str, Any],
@@ -131,6 +138,7 @@ def _measure(
     video: Video | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
     """The result of these episodes in this environment, and the episodes' own. path: of the weights, for errors."""
+    config = without_joining(config)
     _, spec, policy = validate_run(config, trainer=False)
     if choice.swap:
         refuse_swapping(spec)

@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two attempts to connect; to be let in where all places are taken; for the last words.
 _RETRY_S, _TAKEN_S, _LEAVE_S = 0.5, 2.0, 1.0
-#: Connections that whoever answers may close at once, before that counts as a refusal of the token.
-_CLOSED_AT_ONCE = 3
+#: Seconds in which whoever answers may close every connection at once, before that counts as a refusal of the token.
+_CLOSED_S = 3.0
+#: A run that is connected may be silent for so many times as long as one that is not: it may be in a long update.
+_BUSY = 15
 #: Seconds that an environment has to close.
 _CLOSE_S = 5.0
 #: Why a simulator leaves that somebody ends.
@@ -72,12 +74,14 @@ class Joiner:
         os.set_blocking(self._waking, False)
         self._line: JoinLine | None = None
         self._attached = False  # the session goes by this line
+        self._proven = False  # the run is there and has proven its keys
         self._session: Session | None = None
         self._ending: Session | None = None  # its station has still to end
         self._env = _EnvThread(settings, self.spec)
         self._outcome = ""
         self._heard = time.monotonic()
-        self._next, self._beat_at, self._closed = 0.0, 0.0, 0
+        self._next, self._beat_at = 0.0, 0.0
+        self._closed_since: float | None = None  # connections have been closed at once, all of them
         self._full_since = float("inf")
         self._leaving = False
 
@@ -146,7 +150,7 @@ class Joiner:
             self._look_at(line, now)
         self._see_to_station(now)
         self._send(now)
-        if now >= self._heard + self._patience_s:
+        if now >= self._heard + self._patience_s * (_BUSY if self._proven else 1):
             raise StartError(
                 f"no run answers at {self._address} for {self._patience_s:g} s; it is over, or has not begun, or its "
                 "port (join.port) cannot be reached from here"
@@ -175,17 +179,20 @@ class Joiner:
 
     def _look_at(self, line: JoinLine, now: float) -> None:
         state = line.note()
-        if state == "proven":
-            self._heard, self._closed = now, 0
+        self._proven = state == "proven"
+        if self._proven:
+            self._closed_since = None
         while self._line is line and (frame := line.receive()) is not None:
             self._hear(frame)
         if self._outcome or self._line is not line or state in ("opening", "proven"):
             return
-        self._closed += state == "refused"
-        if self._closed >= _CLOSED_AT_ONCE:
-            raise StartError(
-                f"{self._address} does not accept this token; copy the token file of the run that is there now"
-            )
+        if state == "refused" and self._session is None:  # with one it is a broken link, such as a tunnel's
+            self._closed_since = now if self._closed_since is None else self._closed_since
+            if now >= self._closed_since + min(_CLOSED_S, self._patience_s):
+                raise StartError(
+                    f"{self._address} does not accept this token; copy the token file of the run that is there now (a "
+                    "tunnel with no run behind it looks the same)"
+                )
         if self._attached:
             log.warning("the connection to %s is broken; the session goes on once it is back", self._address)
         self._drop_line(_RETRY_S)
@@ -194,6 +201,7 @@ class Joiner:
         """One frame of the run; what cannot be its is dropped and counted."""
         try:
             message, pieces = m.unpack(frame, "run")
+            self._heard = time.monotonic()
             match message:
                 case m.Welcome() if self._session is None:
                     self._begin(message)
