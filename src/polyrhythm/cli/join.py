@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
+import threading
 from pathlib import Path
 
 from polyrhythm.cli.numbers import positive
@@ -49,5 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
         patience_s=arguments.patience,
         park_s=arguments.park,
     )
-    print(joiner.run())
+    left = threading.Event()
+
+    def leave(*_: object) -> None:
+        """An exception could be raised anywhere, also where it is dropped; a second signal is one."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        left.set()
+        joiner.leave()
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        print(joiner.run())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if left.is_set():
+        raise KeyboardInterrupt
     return 0
