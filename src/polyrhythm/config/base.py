@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Whole = Annotated[int, Field(ge=0, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
-Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
+LAST_PORT = 65535
+Port = Annotated[int, Field(ge=1, le=LAST_PORT, strict=True)]
 Positive = Annotated[float, Field(gt=0, strict=True)]
 Number = Annotated[float, Field(strict=True)]
 NotNegative = Annotated[float, Field(ge=0, strict=True)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from polyrhythm.config.base import InvalidSetting, NotNegative, Section, Seed
+from polyrhythm.config.base import LAST_PORT, InvalidSetting, NotNegative, Section, Seed
 from polyrhythm.config.objective_needs import check_objective
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -36,8 +36,6 @@ from polyrhythm.config.sections.running import (
     RaySettings,
     SupervisionSettings,
 )
-
-_LAST_PORT = 65535
 
 
 def _env(value: Any) -> BaseModel:
@@ -200,7 +198,7 @@ def _check_join(config: RunConfig) -> None:
             join.min_simulators,
             f"there are {own} simulators and {join.simulators} may join; lower it, or raise join.simulators",
         )
-    if join.port + join.simulators - 1 > _LAST_PORT:
+    if join.port + join.simulators - 1 > LAST_PORT:
         raise InvalidSetting("join.port", join.port, f"{join.simulators} ports from there do not exist; lower it")
 
 

@@ -253,8 +253,9 @@ class InlineHosting:
     def dropped(self) -> dict[str, int]:
         """What was dropped of those who joined, or wanted to; nothing else is sent here."""
         counts: dict[str, float] = {}
+        statistics = self.statistics() if self._joining.stations else {}
         for name in self._joining.stations:
-            of_one = self.statistics().get(name, {})
+            of_one = statistics.get(name, {})
             _add(counts, {n.removeprefix(DROPPED): c for n, c in of_one.items() if n.startswith(DROPPED)})
         return {kind: int(count) for kind, count in counts.items()}
 

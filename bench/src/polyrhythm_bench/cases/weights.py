@@ -33,7 +33,7 @@ from polyrhythm_bench.cases.weights_collective import measure_collective
 from polyrhythm_bench.cases.weights_tcp import measure_tcp
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.worker import Worker
-from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, seconds
+from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, medians, seconds
 
 #: Largest ratio to the bare copies that the design allows.
 LIMIT_RATIO = 1.3
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     """Publish and apply a model of this size in float32 `repeats` times by each way.
 
-    Returns modes: by way what `_medians` returns; serving: see `_serve`; left_out: ways that this machine does not
+    Returns modes: by way what `medians` returns; serving: see `_serve`; left_out: ways that this machine does not
     have, a sentence each; ratio and within_limit: of shared memory, tensor by tensor.
     """
     began = resources.read_cpu()
@@ -122,7 +122,7 @@ def _measure_inline(megabytes: int, repeats: int) -> dict[str, Any]:
         apply = seconds(lambda v=version: receiver.apply(v))  # type: ignore[misc]
         write = seconds(lambda: copy_into(between, state))
         turns.append((publish, apply, write + seconds(lambda: copy_into(module.state_dict(), between))))
-    return _medians(turns[1:], weights.layout.nbytes, receiver)
+    return medians(turns[1:], weights.layout.nbytes, next(iter(receiver.traffic.moved)))
 
 
 def _measure(case: Case, megabytes: int, repeats: int) -> dict[str, Any]:
@@ -134,21 +134,7 @@ def _measure(case: Case, megabytes: int, repeats: int) -> dict[str, Any]:
             apply, used = reader.ask(version=version)
             write = seconds(lambda: copy_into(bare[1], state), case.trainer)
             turns.append((publish, apply, write + reader.ask(bare=True)))
-        return {**_medians(turns[1:], weights.layout.nbytes), "way": used}
-
-
-def _medians(turns: list[tuple[float, float, float]], nbytes: int, receiver: Receiver | None = None) -> dict[str, Any]:
-    """Medians: publish_ms, apply_ms, bare_ms (both copies); ratio, turn by turn; gb_per_s from state to module. way:
-    that versions took."""
-    publish, apply, bare = (statistics.median(part) for part in zip(*turns, strict=True))
-    return {
-        "publish_ms": 1e3 * publish,
-        "apply_ms": 1e3 * apply,
-        "bare_ms": 1e3 * bare,
-        "ratio": statistics.median((p + a) / b for p, a, b in turns),
-        "gb_per_s": nbytes / (publish + apply) / 1e9,
-        "way": next(iter(receiver.traffic.moved)) if receiver is not None else "",
-    }
+        return medians(turns[1:], weights.layout.nbytes, used)
 
 
 def _serve(megabytes: int, repeats: int) -> dict[str, Any]:

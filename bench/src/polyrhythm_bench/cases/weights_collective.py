@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from polyrhythm.runtime.memory.tensors import copy_into
 from polyrhythm_bench.harness.worker import Answer, Worker
-from polyrhythm_bench.workloads.linear_model import linear_model, seconds
+from polyrhythm_bench.workloads.linear_model import linear_model, medians, seconds
 
 #: No broadcast waits longer for the other process.
 _DEADLINE = timedelta(seconds=120)
@@ -45,15 +44,7 @@ def measure_collective(backend: str, devices: tuple[str, str], megabytes: int, r
                 bare += seconds(lambda: copy_into(buffers[1], buffers[0]), devices[0])
                 turns.append((send, apply, bare))
     nbytes = sum(tensor.nbytes for tensor in state.values())
-    publish, apply, bare = (statistics.median(part) for part in zip(*turns[1:], strict=True))
-    return {
-        "publish_ms": 1e3 * publish,
-        "apply_ms": 1e3 * apply,
-        "bare_ms": 1e3 * bare,
-        "ratio": statistics.median((p + a) / b for p, a, b in turns[1:]),
-        "gb_per_s": nbytes / (publish + apply) / 1e9,
-        "way": f"{backend} (no run uses it)",
-    }
+    return medians(turns[1:], nbytes, f"{backend} (no run uses it)")
 
 
 @contextmanager

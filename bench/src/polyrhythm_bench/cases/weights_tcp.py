@@ -9,7 +9,6 @@ through a socket without encryption, received into memory there and copied into 
 from __future__ import annotations
 
 import socket
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys, make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm_bench.harness.worker import Answer, Worker
-from polyrhythm_bench.workloads.linear_model import layout_of, linear_model
+from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, medians
 
 _HERE, _THERE = "main", "host-1"
 #: An arena that nobody uses.
@@ -81,15 +80,7 @@ def measure_tcp(megabytes: int, repeats: int) -> dict[str, Any]:
             way = reader.ask(version=version)
             apply = time.perf_counter() - begin
             turns.append((publish, apply, _elapsed(send)))
-    publish, apply, copied = (statistics.median(part) for part in zip(*turns[1:], strict=True))
-    return {
-        "publish_ms": 1e3 * publish,
-        "apply_ms": 1e3 * apply,
-        "bare_ms": 1e3 * copied,
-        "ratio": statistics.median((p + a) / b for p, a, b in turns[1:]),
-        "gb_per_s": layout.nbytes / (publish + apply) / 1e9,
-        "way": way,
-    }
+    return medians(turns[1:], layout.nbytes, way)
 
 
 def _elapsed(act: Callable[[], object]) -> float:

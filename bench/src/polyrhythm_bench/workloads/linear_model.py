@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,20 @@ def run_pass(model: torch.nn.Module, rows: int, device: str) -> float:
     x = torch.rand(rows, next(model.parameters()).shape[0], device=device)
     with torch.inference_mode():
         return seconds(lambda: model(x), device)
+
+
+def medians(turns: Sequence[tuple[float, float, float]], nbytes: int, way: str) -> dict[str, Any]:
+    """Of turns (seconds of publishing, of applying, of bare copies): medians publish_ms, apply_ms, bare_ms; ratio, turn
+    by turn; gb_per_s from state to module; way that versions took."""
+    publish, apply, bare = (statistics.median(part) for part in zip(*turns, strict=True))
+    return {
+        "publish_ms": 1e3 * publish,
+        "apply_ms": 1e3 * apply,
+        "bare_ms": 1e3 * bare,
+        "ratio": statistics.median((p + a) / b for p, a, b in turns),
+        "gb_per_s": nbytes / (publish + apply) / 1e9,
+        "way": way,
+    }
 
 
 def seconds(act: Callable[[], object], device: str = "cpu") -> float:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Width of the shell around Meta-World's range, in shares of its extent.
-_MARGIN = 0.25
+from polyrhythm.envs.placement import draw_beyond
+
 #: A range narrower than this (metres) is a fixed coordinate.
 _NARROW = 0.005
 
@@ -20,11 +20,8 @@ def place_beyond(env: Any) -> None:
     def draw() -> NDArray[np.float64]:
         low, high = np.array(env._random_reset_space.low), np.array(env._random_reset_space.high)
         wide = (high - low > _NARROW) & (np.arange(len(low)) % 3 != 2)
-        margin = np.where(wide, _MARGIN * (high - low), 0.0)
-        while True:
-            drawn: NDArray[np.float64] = env.np_random.uniform(low - margin, high + margin)
-            if not wide.any() or ((drawn < low) | (drawn > high))[wide].any():
-                env._last_rand_vec = drawn
-                return drawn
+        drawn = draw_beyond(env.np_random.uniform, low, high, wide)
+        env._last_rand_vec = drawn
+        return drawn
 
     env._get_state_rand_vec = draw

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.placement import draw_beyond
+
 #: Tasks whose objects are drawn from a range on the table, so that there is room around it; the others have bins.
 PLACED = frozenset(
     {
@@ -14,8 +16,6 @@ PLACED = frozenset(
         *("NutAssembly", "NutAssemblySingle", "NutAssemblySquare", "NutAssemblyRound"),
     }
 )
-#: Width of the shell around a range, in shares of its extent.
-_MARGIN = 0.25
 
 
 def place_beyond(env: Any) -> None:
@@ -47,11 +47,8 @@ class _Shell:
         self._drawn: NDArray[np.float64] = self.low
 
     def __call__(self, object_horizontal_radius: float) -> float:  # noqa: ARG002 - robosuite names it
-        margin = _MARGIN * (self.high - self.low)
-        while True:
-            self._drawn = np.random.uniform(self.low - margin, self.high + margin)
-            if ((self._drawn < self.low) | (self._drawn > self.high)).any():
-                return float(self._drawn[0])
+        self._drawn = draw_beyond(np.random.uniform, self.low, self.high, self.high > self.low)
+        return float(self._drawn[0])
 
     def y(self, object_horizontal_radius: float) -> float:  # noqa: ARG002
         return float(self._drawn[1])

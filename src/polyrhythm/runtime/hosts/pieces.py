@@ -62,14 +62,9 @@ def write_rest(arena: Arena, block: int, sample: tuple[int, int], received: Sequ
     if (int(head[0]), int(head[4])) != sample:
         raise ValueError(f"the sample of ticket {ticket} has {steps} steps, not what its head says: {head.tolist()}")
     part, last = layout.block(block, steps), block + steps * layout.blocks
-    places: list[tuple[Piece, Any]] = [(array, part) for array in _outcomes(arena)]
+    places = [(array, part) for array in _outcomes(arena)]
     places += [(array, slice(last, last + 1)) for array in arena.obs.values()]
-    found = [
-        _as_array(piece, array.dtype, array[entries].shape)
-        for (array, entries), piece in zip(places, received[1:], strict=True)
-    ]
-    for (array, entries), piece in zip(places, found, strict=True):
-        array[entries] = piece
+    _write(places, received[1:])
     arena.head[block] = head
 
 
@@ -90,13 +85,7 @@ def write_sample(arena: Arena, block: int, received: Sequence[Received]) -> None
     steps = int(head[0])
     if not 0 < steps <= arena.layout.steps:
         raise ValueError(f"a sample of {steps} steps; at most {arena.layout.steps} are possible")
-    parts = list(_parts(arena, block, steps))
-    found = [
-        _as_array(piece, array.dtype, array[entries].shape)
-        for (array, entries), piece in zip(parts, received[1:], strict=True)
-    ]
-    for (array, entries), piece in zip(parts, found, strict=True):
-        array[entries] = piece
+    _write(list(_parts(arena, block, steps)), received[1:])
     arena.head[block] = head
 
 
@@ -112,6 +101,16 @@ def _parts(arena: Arena, block: int, steps: int) -> Iterator[tuple[Piece, slice]
     part, shown = layout.block(block, steps), layout.block(block, steps + 1)
     yield from ((array, part) for array in _outcomes(arena))
     yield from ((array, shown) for array in arena.obs.values())
+
+
+def _write(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]) -> None:
+    """Write each piece to its entries of its array, once all of them fit. ValueError: one does not."""
+    found = [
+        _as_array(piece, array.dtype, array[entries].shape)
+        for (array, entries), piece in zip(places, received, strict=True)
+    ]
+    for (array, entries), piece in zip(places, found, strict=True):
+        array[entries] = piece
 
 
 def _outcomes(arena: Arena) -> tuple[Piece, Piece, Piece]:

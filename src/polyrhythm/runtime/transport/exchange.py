@@ -15,23 +15,23 @@ class AnsweringEnd:
     """Receives questions from all who have the run's keys. endpoint: where."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.socket = self._socket = socket
+        self.socket = socket
         self.endpoint: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, seconds: float) -> tuple[bytes, list[bytes]] | None:
         """Who asks, and the parts of the question; None if none comes in time."""
-        if not self._socket.poll(round(seconds * 1000)):
+        if not self.socket.poll(round(seconds * 1000)):
             return None
-        who, *parts = self._socket.recv_multipart()
+        who, *parts = self.socket.recv_multipart()
         return who, parts
 
     def answer(self, who: bytes, parts: Sequence[Any]) -> None:
         """Send these parts, bytes or arrays, which must not change afterwards."""
-        self._socket.send_multipart([who, *parts], copy=False)
+        self.socket.send_multipart([who, *parts], copy=False)
 
     def close(self, linger_s: float = 0.0) -> None:
         """What is not sent within `linger_s` is lost."""
-        self._socket.close(round(linger_s * 1000))
+        self.socket.close(round(linger_s * 1000))
 
 
 class AskingEnd:

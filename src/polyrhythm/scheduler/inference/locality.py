@@ -36,11 +36,12 @@ def deal(
 def exchange(batches: Batches, generators: Sequence[GeneratorState], host_of: HostOf) -> Batches:
     """The same requests in batches of the same rows, as many of them as can be where their generator is. A batch keeps
     the order in which its requests came."""
-    order = {request.slot: place for place, request in enumerate(request for batch in batches for request in batch)}
+    requests = [request for batch in batches for request in batch]
+    order = {request.slot: place for place, request in enumerate(requests)}
     dealt: list[list[Request]] = [[] for _ in batches]
     places = [_count_by_rows(batch) for batch in batches]
     others: list[Request] = []
-    for request in (request for batch in batches for request in batch):
+    for request in requests:
         host, rows = host_of(request), request.rows
         near = (i for i, generator in enumerate(generators) if generator.host == host and places[i].get(rows))
         if (own := next(near, None)) is None:

@@ -107,9 +107,7 @@ class BatchScheduler(RequestScheduler):
         order = sorted((self.generators.present[name] for name in idle), key=in_turn)
         started = []
         for generator, requests in deal(batches, order, self.host_of) if batches else ():
-            started.append(self._start(generator, requests))
-            if self.tuning is not None:
-                self.tuning.on_pass_started(generator.name, requests, now)
+            started.append(self._start_tuned(generator, requests, now))
         return started
 
     def _serve_background(self) -> list[Serve]:
@@ -124,9 +122,13 @@ class BatchScheduler(RequestScheduler):
 
     def _start_next(self, generator: GeneratorState, now: float) -> Serve:
         limits = self.limits
-        serve = self._start(generator, self.queue.take((ANY, generator.name), limits.max_rows, limits.max_requests))
+        requests = self.queue.take((ANY, generator.name), limits.max_rows, limits.max_requests)
+        return self._start_tuned(generator, requests, now)
+
+    def _start_tuned(self, generator: GeneratorState, requests: tuple[Request, ...], now: float) -> Serve:
+        serve = self._start(generator, requests)
         if self.tuning is not None:
-            self.tuning.on_pass_started(generator.name, serve.batch.requests, now)
+            self.tuning.on_pass_started(generator.name, requests, now)
         return serve
 
     def _serve_all(self) -> list[Serve]:

@@ -114,9 +114,7 @@ class Joiner:
                 session.stop()
         self._session = self._ending = None
         self._env.close()
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        self._drop_line(0.0)
         self._lines.close(_LEAVE_S)
         for end in (self._woken, self._waking):
             if end >= 0:
