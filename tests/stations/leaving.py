@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from tests.built import built
 from tests.runtime.arenas import holding
-from tests.runtime.test_offload import resident_bytes
 from tests.stations.generators import SPEC, Stand
 from tests.training.toy import ToyPolicy, algorithm, collect, training
 from torch import Tensor
@@ -29,6 +28,12 @@ from polyrhythm.stations.trainer import Trainer
 from polyrhythm.training.learner import Learner
 
 HIDDEN = 2000
+
+
+def resident_bytes() -> int:
+    """Proportional set size of this process."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def generator(folder: Path) -> dict[str, object]:

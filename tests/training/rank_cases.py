@@ -132,6 +132,28 @@ def growth_by_step(ranks: Ranks, train: dict[str, Any], trajectories: list[Traje
         growth.append((resident("VmHWM") - before) / BallastPolicy.BYTES)
 
 
+def sums_beside_gradients(ranks: Ranks, kind: str, trajectories: list[Trajectory]) -> list[int]:
+    """How many sums over ranks each of three optimizer steps begins that are not of a bucket of gradients."""
+    policy = policy_of(kind)
+    learner = Learner(policy, algorithm(), training(minibatch_steps=8), total_updates=1, seed=0, ranks=ranks)
+    wrapped, counts, summed = learner._micro_step, [], []
+
+    def counted(x: Tensor, *args: Any, **settings: Any) -> Any:
+        summed.append(x.data_ptr())
+        return all_reduce(x, *args, **settings)
+
+    all_reduce = dist.all_reduce
+    dist.all_reduce = counted
+    try:
+        for _ in learner.update(trajectories, 0, version=1):
+            buckets = {bucket.data_ptr() for bucket in wrapped.module.buckets}
+            counts.append(sum(place not in buckets for place in summed))
+            summed.clear()
+    finally:
+        dist.all_reduce = all_reduce
+    return counts
+
+
 def of_own_seeds(ranks: Ranks) -> None:
     policy = ToyPolicy(seed=ranks.rank)
     Learner(policy, algorithm(), training(), total_updates=1, seed=0, ranks=ranks)
@@ -221,8 +243,8 @@ def policy_of(kind: str, **changes: Any) -> Any:
         return CountingPolicy(dtype=torch.float32, **changes)
     if kind == "odd":
         return OddPolicy(**changes)
-    if kind in {"heavy", "parts"}:
-        return {"heavy": HeavyPolicy, "parts": PartsPolicy}[kind]()
+    if kind in {"heavy", "parts", "ballast"}:
+        return {"heavy": HeavyPolicy, "parts": PartsPolicy, "ballast": BallastPolicy}[kind]()
     if kind == "flow":
         method = FlowNoiseSettings()
         return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")

@@ -233,6 +233,16 @@ def test_replicas_keep_one_copy_of_their_gradients_beside_those_that_accumulate(
         assert growth[2] < 0.5, "without micro-batches each goes to its bucket at once"
 
 
+@pytest.mark.parametrize("kind", ["toy", "ballast"])
+def test_which_parameters_have_gradients_is_summed_with_the_last_gradients(pool: RankPool, kind: str) -> None:
+    """One bucket or several: no optimizer step after the first, which has the update's targets, sums anything else."""
+    data = ragged(0, per_action=False)
+    for first, *others in pool.run(f"{CASES}sums_beside_gradients", 2, "replicate", kind=kind, trajectories=data):
+        assert first
+        assert others
+        assert not any(others)
+
+
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])
 def test_a_rank_without_samples_takes_part(pool: RankPool, strategy: str) -> None:
     alone = [replace(sample, group=1) for sample in collect(ToyPolicy(dtype=torch.float32), (3, 2))]

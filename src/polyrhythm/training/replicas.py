@@ -2,8 +2,8 @@
 task that no row of a mini-batch has, or what a policy has and does not use.
 
 DDP itself looks for such by a walk through the graph, in every step. Here its graph reaches every parameter in any
-case, so that it never waits for one; which got a gradient is noted as they get it, and told to the other ranks beside
-the last gradients. Afterwards those that got none on any rank have none, as on one rank.
+case, so that it never waits for one; which got a gradient is noted as they get it, and summed over the ranks with the
+last gradients. Afterwards those that got none on any rank have none, as on one rank.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ class ReplicatedStep(nn.Module):
         super().__init__()
         self.step = step
         self.buckets: list[Tensor] = []
-        self._trained = [p for p in step.parameters() if p.requires_grad]
+        self._trained = trained = [p for p in step.parameters() if p.requires_grad]
+        # Its gradient is the notes of this rank: DDP sums them as it sums gradients.
+        self._notes = nn.Parameter(torch.zeros(len(trained), dtype=trained[0].dtype, device=trained[0].device))
         self._reached: set[int] = set()  # in this optimizer step on this rank
         self._counts = True
         for place, p in enumerate(self._trained):
             p.register_hook(self._note(place))
 
     def forward(self, *arguments: Any) -> NamedTuple:
+        # What the forward pass begins with, the backward pass comes to last: so DDP puts it into its last bucket.
+        notes = self._notes.view_as(self._notes)
         loss = self.step(*arguments)
-        reached: Tensor = _ReachAll.apply(loss.total, *self._trained)  # type: ignore[no-untyped-call]
+        reached: Tensor = _ReachAll.apply(loss.total, notes, *self._trained)  # type: ignore[no-untyped-call]
         return loss._replace(total=reached)  # type: ignore[no-any-return]
 
     @contextmanager
@@ -49,11 +53,16 @@ class ReplicatedStep(nn.Module):
         if last:
             self._drop_unreached()
 
-    def tell_reached(self) -> None:
-        """Begin to sum over ranks which parameters got a gradient."""
-        reached = [place in self._reached for place in range(len(self._trained))]
-        self._ranks = torch.tensor(reached, dtype=torch.int32)
-        self._told = dist.all_reduce(self._ranks, async_op=True)
+    def tell_reached(self, last: GradBucket) -> None:
+        """Have it summed over ranks which parameters got a gradient: within the last bucket, which is about to be
+        summed, where the host can read that without a wait for a device, else beside it."""
+        reached = torch.tensor([float(place in self._reached) for place in range(len(self._trained))])
+        self._ranks, self._told = reached, None
+        for p, gradient in zip(last.parameters(), last.gradients(), strict=True):
+            if p is self._notes and gradient.is_cpu:
+                self._ranks = gradient.copy_(reached)
+                return
+        self._told = dist.all_reduce(reached, async_op=True)
 
     def _note(self, place: int) -> Callable[[Tensor | None], None]:
         def note(gradient: Tensor | None) -> None:
@@ -64,19 +73,22 @@ class ReplicatedStep(nn.Module):
 
     def _drop_unreached(self) -> None:
         """No gradient where no rank had one in any micro-step, rather than zeros: the optimizer leaves it alone."""
-        self._told.wait()
+        if self._told is not None:
+            self._told.wait()
         for p, ranks in zip(self._trained, self._ranks.tolist(), strict=True):
             if not ranks:
                 p.grad = None
+        self._notes.grad = None
+        del self._ranks  # it may lie in a bucket, which DDP replaces before the second step
         self._reached.clear()
 
 
 def sum_bucket(step: ReplicatedStep, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's hook: sums over ranks, as losses are divided by the normaliser of all ranks already."""
     step.buckets.append(bucket.buffer())
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
     if bucket.is_last():  # so every parameter has its gradient
-        step.tell_reached()
+        step.tell_reached(bucket)
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 
