@@ -3,12 +3,14 @@ answered; never an error of another kind, a hang, or memory that grows."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +23,7 @@ from tests.runtime.test_join import HELLO, SPEC, Door, beat
 from tests.stations.counting import ticket
 
 from polyrhythm.config.load import load_env
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import PolyrhythmError, StartError
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.pieces import (
     pieces_of_request,
@@ -39,7 +41,7 @@ from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.scheduler import records as r
-from polyrhythm.specs import ArraySpec
+from polyrhythm.specs import ArraySpec, Task
 from polyrhythm.stations.simulator.joined import JoinedSimulator, JoinedSimulatorFactory
 from polyrhythm.stations.simulator.joiner import Joiner
 from polyrhythm.stations.simulator.joining import Session
@@ -227,6 +229,14 @@ def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count:
         assert joiner._drops.counts()["undecodable"] > count / 10
     finally:
         joiner.close()
+
+
+def test_a_spec_that_no_run_would_hear_is_refused_at_once() -> None:
+    env = load_env("gymnasium:CartPole-v1")
+    spec = dataclasses.replace(env.spec(), tasks=tuple(Task(f"task {i}", "go") for i in range(20_000)))
+    large = SimpleNamespace(spec=lambda: spec)
+    with pytest.raises(StartError, match=r"its spec takes [\d,]+ bytes, a run hears at most 61,440"):
+        Joiner("tcp://127.0.0.1:9", make_keys(), large, "1.2")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- hosts

@@ -255,6 +255,7 @@ def test_who_claims_a_session_that_is_not_his_is_refused_and_counted() -> None:
         beat("0", ready=False),
         beat("0", for_s=1e9),
         beat("0", for_s=float("nan")),
+        beat("0", doing="update"),
     ],
 )
 def test_who_says_what_cannot_be_is_sent_away(message: Any) -> None:

@@ -41,6 +41,7 @@ def present(doing: str = "", for_s: float = 0.0) -> LivenessMonitor:
         ("publish", 890.0, 1010.0),
         ("save", 890.0, 1010.0),
         ("weights", 890.0, 1010.0),
+        ("reconnect", 5000.0, 1020.0),  # join.reconnect_s limits it
         ("step", 70.0, 990.0),
     ],
 )

@@ -416,6 +416,18 @@ def test_a_reset_that_raises_fails_the_rows_it_was_for(caplog):
     assert kinds(bench.run()) == ["RequestArrived"]
 
 
+def test_a_long_error_is_told_in_part(monkeypatch):
+    def broken(rows, tasks, seeds):
+        raise RuntimeError("x" * 10**6)
+
+    bench = Bench(1)
+    monkeypatch.setattr(bench.env, "reset", broken)
+    bench.start((0, ticket(0, 4)))
+    (failed,) = bench.run()
+    assert re.fullmatch("reset: RuntimeError: x+", failed.error)
+    assert len(failed.error) == 2000
+
+
 def test_cancelling_frees_the_row_and_its_answer_is_not_used():
     bench = Bench(2)
     bench.start((0, ticket(0, 4)), (1, ticket(1, 4)))

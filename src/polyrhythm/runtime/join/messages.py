@@ -132,6 +132,8 @@ Settings = TypeVar("Settings")
 _LENGTH, _ALIGNMENT = 4, 64
 #: Bytes that a head and the fields beside the arrays may take; of what a simulator receives (a reply, or the layout).
 HEAD_BYTES, LARGEST_TOLD = 2**16, 64 * 2**20
+#: Bytes of a spec; the head that it comes in has some more.
+LARGEST_SPEC = HEAD_BYTES - 4096
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {
     "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]).decode,

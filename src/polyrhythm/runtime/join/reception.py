@@ -23,10 +23,13 @@ from polyrhythm.runtime.join import messages as m
 from polyrhythm.runtime.join.numbering import Numbering
 from polyrhythm.runtime.join.terms import Terms, refusal
 from polyrhythm.runtime.messages import Departed
+from polyrhythm.runtime.processes.supervision import RECONNECTING
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 
 #: Seconds between two signs of life; silence after which nothing more is sent by a connection.
 BEAT_S, _SILENT_S = 0.5, 3.0
+#: The calls of an environment that a simulator may be in; "" between them.
+_CALLS = ("", "reset", "step", "observe")
 
 
 class Heard(NamedTuple):
@@ -96,7 +99,7 @@ class Reception:
         if session is None or session.beat is None:
             return "", 0.0
         if now >= session.heard + _SILENT_S:
-            return "reconnect", session.heard
+            return RECONNECTING, session.heard
         return (session.beat.doing, session.at) if session.beat.doing else ("", 0.0)
 
     # ------------------------------------------------------------ what comes in
@@ -171,8 +174,10 @@ class Reception:
                 return Heard(message.event, pieces) if session.numbering.take(message.number) else None
             case m.Beat():
                 session.numbering.note(message.received)
-                if not 0 <= message.for_s <= now - session.began + 1.0 or (session.ready and not message.ready):
-                    raise UnfitMessage("impossible", f"a sign of life with {message.for_s} s, ready {message.ready}")
+                possible = message.doing in _CALLS and 0 <= message.for_s <= now - session.began + 1.0
+                if not possible or (session.ready and not message.ready):
+                    said = f"{message.doing[:40]!r} for {message.for_s} s, ready {message.ready}"
+                    raise UnfitMessage("impossible", f"a sign of life that says {said}")
                 session.beat, session.at = message, now - message.for_s
             case m.Leave():
                 self._end(f"left: {message.reason[:200]}", blame=message.blame)

@@ -45,6 +45,8 @@ class SupervisionLimits(Protocol):
 
 #: The call under way of a station that nobody has joined yet (`runtime.messages.Attended`).
 AWAITING = "join"
+#: That of one whose simulator is to come back by another connection; `join.reconnect_s` limits it.
+RECONNECTING = "reconnect"
 #: A station that fails so often in a row with the same error text, while no update is done, ends the run.
 MAX_SAME_WORDS = 5
 
@@ -105,6 +107,8 @@ def _setting(doing: str) -> str:
 
 
 def _limit(doing: str, limits: SupervisionLimits) -> float:
+    if doing == RECONNECTING:
+        return math.inf
     limit: float = getattr(limits, _setting(doing))
     return limit
 

@@ -137,9 +137,9 @@ class JoinedSimulator:
 
     def attend(self, seconds: float) -> bool:
         """Hear who wants to join; whether somebody has and is ready. What they say after that is left to `work`."""
-        come = self._receive(seconds)
-        while come and not self._reception.present:
-            come = self._receive(0.0)
+        for turn in range(_AT_ONCE):
+            if not self._receive(0.0 if turn else seconds) or self._reception.present:
+                break
         return self._reception.present
 
     def work(self) -> bool:
@@ -156,19 +156,18 @@ class JoinedSimulator:
         return worked
 
     def _receive(self, seconds: float) -> bool:
-        """Take one frame, if one comes in time; else see to the connection. Departed: who had joined is gone."""
+        """Take one frame, if one comes in time, and see to the connection. Departed: who had joined is gone."""
         try:
             found = self._end.receive(seconds)
-            if found is None:
-                self._reception.look(self._clock())
-                return False
-            who, parts = found
-            heard = self._reception.hear(who, parts[0] if len(parts) == 1 else b"", self._clock())
-            if heard is not None:
-                self._take(heard)
+            if found is not None:
+                who, parts = found
+                heard = self._reception.hear(who, parts[0] if len(parts) == 1 else b"", self._clock())
+                if heard is not None:
+                    self._take(heard)
+            self._reception.look(self._clock())
         finally:
             self._flush()
-        return True
+        return found is not None
 
     def _take(self, heard: Heard) -> None:
         """One event of who has joined; who says what cannot be true is sent away."""

@@ -48,7 +48,7 @@ class Joiner:
     this program. patience_s: how long a run that does not answer is waited for; park_s: seconds of a reset after which
     the simulator parks, infinite for never.
 
-    StartError: the address cannot be one.
+    StartError: the address cannot be one, or the environment's spec is too large to be told.
     """
 
     def __init__(
@@ -66,6 +66,11 @@ class Joiner:
         self._patience_s, self._park_s = patience_s, park_s
         self.spec: EnvSpec = settings.spec()
         self._encoded = m.encode_settings(self.spec)
+        if len(self._encoded) > m.LARGEST_SPEC:
+            raise StartError(
+                f"env: its spec takes {len(self._encoded):,} bytes, a run hears at most {m.LARGEST_SPEC:,}; shorten "
+                "its tasks or instructions"
+            )
         self._ports, self._at = [port], 0  # places of the run that are known, and the one that is tried
         self._drops = DropCounter("join")
         self._lines = Lines(keys, m.LARGEST_TOLD)

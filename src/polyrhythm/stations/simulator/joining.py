@@ -70,10 +70,10 @@ class Session:
     def hear(self, told: m.Told, content: memoryview) -> None:
         """Hand a command or reply of the run to the station. UnfitMessage: it cannot be the run's."""
         with self._turn:
+            message = wire.decode(content, self._dtype, m.LARGEST_TOLD)
             self.numbering.note(told.received)
             if not self.numbering.take(told.number):
                 return
-            message = wire.decode(content, self._dtype, m.LARGEST_TOLD)
             if isinstance(message, StartRowsInBlocks):
                 content = memoryview(wire.encode(self._with_own_blocks(message)))
         self._queue.put(bytes(content))

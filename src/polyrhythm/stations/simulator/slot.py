@@ -45,6 +45,9 @@ from polyrhythm.stations.simulator.rows import Index, RowStates, as_index
 
 log = logging.getLogger(__name__)
 
+#: Characters of an error, and of where it happened, that the run is told: a message has a largest size.
+_TEXT_CHARS = 2000
+
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
@@ -404,4 +407,5 @@ class Slot:
 
     def _emit_failed(self, ticket: Ticket, reason: DropReason, error: str, detail: str) -> None:
         source, attempt = self._source, ticket.attempt
-        source.emit(SampleFailed(source.simulator, source.incarnation, ticket.number, attempt, reason, error, detail))
+        said = error[:_TEXT_CHARS], detail[:_TEXT_CHARS]
+        source.emit(SampleFailed(source.simulator, source.incarnation, ticket.number, attempt, reason, *said))
