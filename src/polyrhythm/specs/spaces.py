@@ -6,6 +6,7 @@ environments and policies never import each other.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,11 @@ class ArraySpec:
             kind = "O"
         if kind not in "biuf":
             raise ValueError(f"an array's dtype is the name of a numeric dtype or bool, as float32; got {self.dtype!r}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)

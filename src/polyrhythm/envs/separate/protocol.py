@@ -205,7 +205,7 @@ def map_observations(file: int, observation: Mapping[str, ArraySpec], rows: int)
 
 
 def _size(array: ArraySpec, rows: int) -> int:
-    size = rows * prod(array.shape) * np.dtype(array.dtype).itemsize
+    size = rows * array.nbytes
     return -(-size // 64) * 64
 
 

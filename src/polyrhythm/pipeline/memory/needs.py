@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
-
-import numpy as np
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.placement import PlacementSettings
@@ -253,4 +250,4 @@ def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
 
 
 def _row_bytes(arrays: Mapping[str, ArraySpec]) -> int:
-    return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
+    return sum(array.nbytes for array in arrays.values())

@@ -92,7 +92,7 @@ def write_sample(arena: Arena, block: int, received: Sequence[Received]) -> None
 def largest_answer(layout: ArenaLayout) -> int:
     """Bytes of the largest piece: an array of one sample, or of one request."""
     rows = max([layout.entries, *layout.slots.values()])
-    sizes = [int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize for spec in layout.obs.values()]
+    sizes = (spec.nbytes for spec in layout.obs.values())
     return rows * max([8, layout.answer_dtype.itemsize, layout.chunk * 4, *sizes])
 
 

@@ -276,7 +276,7 @@ class JoinedSimulator:
 def _largest(layout: ArenaLayout, info: records.EnvBatchInfo) -> int:
     """Bytes of the largest frame of a simulator: a request of all its rows, or the rest of a sample."""
     rows = sum(slot.rows for slot in info.slots)
-    shown = sum(int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize for spec in layout.obs.values())
+    shown = sum(spec.nbytes for spec in layout.obs.values())
     sample = layout.steps * (layout.answer_dtype.itemsize + 5 * layout.chunk) + shown
     pieces = 8 + 2 * len(layout.obs)
     return max(rows * (shown + 17), sample) + 64 * pieces + m.HEAD_BYTES
