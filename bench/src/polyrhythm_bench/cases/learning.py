@@ -64,7 +64,7 @@ QUICKSTART = TrainingTask(
     "quickstart",
     (
         *("rollout.rows=96", "rollout.sharding=even:3", "supervised.steps=120"),
-        *("training.epochs=2", "training.minibatch_steps=128", "training.optimizer.lr=4.0e-4"),
+        *("training.epochs=2", "training.minibatch_steps=128", "training.optimizer.lr=2.0e-4"),
     ),
     window=320,
 )
