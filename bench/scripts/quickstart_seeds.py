@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,26 @@ _TEXT = """# {title} over seeds
 By `python bench/scripts/quickstart_seeds.py{option}`, {date}; [{recipe}_seeds.json]({recipe}_seeds.json) has the
 summary of each run. Seed N is `polyrhythm train {recipe} seed=N demonstrations.seed=N`, seed 0 the recipe as it is: the
 whole job from demonstrations to the last evaluation. Success in percent on {episodes} held-out episodes, the same
-before and after, with Wilson 95% intervals; swapped: the same episodes with the instructions of the tasks exchanged.
-{note}
+before and after, with Wilson 95% intervals{swapped}. {note}
 
-| seed | greedy before | after | gain | sampled before | after | swapped | lag mean, max | transitions/s | minutes |
-|---|---|---|---|---|---|---|---|---|---|
+| {names} |
+|{lines}|
 {rows}
 
 Greedy success rises by at least 25 points with separate intervals on {risen} of {count} seeds; the median rise is
-{median:.0f} points. With swapped instructions success is at most half of `after`, its upper end below `after`'s lower
-one, on {followed} of {count} seeds. The longest run took {minutes:.1f} minutes.
+{median:.0f} points.{followed} The longest run took {minutes:.1f} minutes.
 """
+#: Of recipes that evaluate with the instructions of the tasks exchanged.
+_SWAPPED = "; swapped: the same episodes with the instructions of the tasks exchanged"
+_FOLLOWED = """ With swapped instructions success is at most half of `after`, its upper end below `after`'s lower one,
+on {followed} of {count} seeds."""
+_SHARES = {
+    "greedy before": "before",
+    "greedy after": "after",
+    "sampled before": "before_sampled",
+    "sampled after": "after_sampled",
+    "swapped": "swapped",
+}
 
 
 def main() -> None:
@@ -81,11 +91,15 @@ def table(summaries: list[dict[str, Any]], note: str, recipe: str = "quickstart"
     note += f" Seeds {lost} did not finish." if lost else ""
     gains = [100 * (row["after"]["rate"] - row["before"]["rate"]) for row in rows]
     apart = [row["after"]["low"] > row["before"]["high"] for row in rows]
+    shares = {name: key for name, key in _SHARES.items() if key in rows[0]}
+    swaps = "swapped" in shares
     follows = [
         row["swapped"]["rate"] <= row["after"]["rate"] / 2 and row["swapped"]["high"] < row["after"]["low"]
         for row in rows
+        if swaps
     ]
     own = recipe == "quickstart"
+    names = ["seed", *shares, "gain", "lag mean, max", "transitions/s", "minutes"]
     page = _TEXT.format(
         recipe=recipe,
         title="The quickstart" if own else recipe,
@@ -93,19 +107,21 @@ def table(summaries: list[dict[str, Any]], note: str, recipe: str = "quickstart"
         date=datetime.now(UTC).date().isoformat(),
         note=note.strip(),
         episodes=rows[0]["after"]["episodes"],
-        rows="\n".join(_row(row, gain) for row, gain in zip(rows, gains, strict=True)),
+        swapped=_SWAPPED if swaps else "",
+        names=" | ".join(names),
+        lines="|".join(["---"] * len(names)),
+        rows="\n".join(_row(row, shares.values(), gain) for row, gain in zip(rows, gains, strict=True)),
         risen=sum(gain >= 25 and is_apart for gain, is_apart in zip(gains, apart, strict=True)),
         count=len(summaries),
         median=statistics.median(gains),
-        followed=sum(follows),
+        followed=_FOLLOWED.format(followed=sum(follows), count=len(summaries)) if swaps else "",
         minutes=max(row["wall_s"]["total"] for row in rows) / 60,
     )
     return wrap_prose(page)
 
 
-def _row(summary: dict[str, Any], gain: float) -> str:
-    cells = [str(summary["seed"]), _share(summary["before"]), _share(summary["after"]), f"{gain:+.0f}"]
-    cells += [_share(summary[name]) for name in ("before_sampled", "after_sampled", "swapped")]
+def _row(summary: dict[str, Any], shares: Iterable[str], gain: float) -> str:
+    cells = [str(summary["seed"]), *(_share(summary[key]) for key in shares), f"{gain:+.0f}"]
     cells += [f"{summary['lag']['mean']:.2f}, {summary['lag']['max']}", f"{summary['transitions_per_s']:.0f}"]
     cells.append(f"{summary['wall_s']['total'] / 60:.1f}")
     return f"| {' | '.join(cells)} |"
