@@ -235,7 +235,13 @@ class ActionHead(nn.Module):
 
     def tokens(self, state: Tensor, x: Tensor, bucket: Tensor, embodiment: Tensor) -> Tensor:
         """state [B,S], x [B,H,A] -> the transformer's tokens [B,1+future+H,width] float32."""
-        places = self.position_embedding.weight[: x.shape[1]].float()
-        actions = self.action_encoder(x, bucket, embodiment) + places
-        future = self.future_tokens.weight.float().expand(len(x), -1, -1)
+        actions = self.action_encoder(x, bucket, embodiment) + _first_rows(self.position_embedding, x.shape[1])
+        future = _first_rows(self.future_tokens, self.future_tokens.num_embeddings).expand(len(x), -1, -1)
         return torch.cat((self.state_encoder(state.unsqueeze(1), embodiment), future, actions), dim=1)
+
+
+def _first_rows(table: nn.Embedding, count: int) -> Tensor:
+    """The first rows of a table [count,width] float32. By a call, not its weight: acting and training then both have the
+    rows as they are published, rounded (`precision.RoundedEmbedding`)."""
+    rows: Tensor = table(torch.arange(count, device=table.weight.device))
+    return rows.float()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
+
+from polyrhythm.policies.vla.precision import in_float32
 
 _HIDDEN = (512, 128)
 
@@ -26,7 +27,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor, seen: Tensor) -> Tensor:
         """Hidden state [B,width] of any dtype, seen [B,entries] -> value [B] float32."""
-        with torch.autocast(hidden.device.type, enabled=False):
+        with in_float32(hidden.device):
             first = self.mlp[0](hidden.float()) + self.seen(seen.float())
             value: Tensor = self.mlp[1:](first)
         return value.squeeze(-1)
