@@ -94,7 +94,7 @@ def _count(files: int) -> str:
 def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
     told = {
         "adapters": len(found.modules),
-        "rank": found.config["r"],
+        "rank": max(found.ranks.values(), default=0),
         "alpha": found.config.get("lora_alpha"),
         "base": found.base,
         "whole tensors": len(found.replaced),
