@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies.layers.attention import attend
+from polyrhythm.policies.layers.recompute import run_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +161,8 @@ class VisionTransformer(nn.Module):
             tokens = torch.cat((self.cls_token, self.reg_token), dim=1)
             prefix = tokens.shape[1]
             x = torch.cat((tokens.to(dtype).expand(len(x), -1, -1), x), dim=1)
-        again = self.checkpointing and torch.is_grad_enabled()
         for index in range(self.size.layers - 1):
-            block = self.blocks[index]
-            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            x = run_layer(self.blocks[index], x, recompute=self.checkpointing)
         return x[:, prefix:]
 
 
