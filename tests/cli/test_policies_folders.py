@@ -143,6 +143,20 @@ def test_robots_of_all_layouts_are_found(tmp_path, capsys):
     assert "one of droid, physical-intelligence/libero, gr1" in found["recipe"]
 
 
+def test_statistics_without_a_key_are_one_robots(tmp_path, capsys):
+    """lerobot's: a folder is of one robot."""
+    shutil.copytree(GOLDEN / "pi0", tmp_path / "x")
+    assert main(["policies", "inspect", str(tmp_path / "x")]) == 0
+    assert "none: no normalisation statistics were found" in capsys.readouterr().out
+    (tmp_path / "x" / "meta").mkdir()
+    (tmp_path / "x" / "meta" / "stats.json").write_text("{}")
+    found = _told(capsys, "inspect", tmp_path / "x")
+    assert (found["robots"], found["statistics"]) == ([], ["meta/stats.json"])
+    assert "robot:" not in found["recipe"]
+    assert main(["policies", "inspect", str(tmp_path / "x")]) == 0
+    assert "one without a key: leave policy.robot out" in capsys.readouterr().out
+
+
 def test_hashed_words_are_told_as_the_tokenizer(tmp_path, capsys):
     shutil.copytree(GOLDEN / "pi0", tmp_path / "x")
     config = json.loads((tmp_path / "x" / "config.json").read_text())
