@@ -11,6 +11,7 @@ from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.vla.input_form import CAMERAS
 from polyrhythm.policies.vla.statistics import BOUNDS
 from polyrhythm.policies.vla.tokenizers import WORDS
+from polyrhythm.specs import EnvSpec
 
 #: What is trained of a network; see `VlaSettings.train`.
 TrainedPart = Literal["all", "expert", "lora", "head"]
@@ -93,6 +94,11 @@ class VlaSettings(BaseModel):
     """Recompute activations in the backward pass: less memory, more time."""
     value_detach: bool = True
     """Keep the value loss out of the network."""
+
+    def state_entries(self, env_spec: EnvSpec) -> int:
+        """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""
+        spec = env_spec.observation.get(self.state)
+        return spec.shape[0] if spec is not None and spec.shape else 1
 
     def stand_ins(self) -> Iterator[Self]:
         """These settings with less and less that has to be on this machine, for checks where something is missing.
