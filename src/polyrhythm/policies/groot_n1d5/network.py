@@ -122,6 +122,7 @@ GROOT_N1D5 = Architecture(
     network=GrootNetwork,
     config=config_from_size,
     aliases={f"{_E}language_model.model.embed_tokens.weight": _WORDS},
+    unused=("action_head.value_head.*", "action_head.reinflow_explore_noise_net.*"),
     parts={
         "expert": ("action_head.*",),
         "head": ("action_head.action_decoder.*", "action_head.model.proj_out_?.*"),

@@ -42,7 +42,9 @@ class DecoderSize:
 
     def __post_init__(self) -> None:
         if not self.kv_heads or self.heads % self.kv_heads:
-            raise ValueError(f"the decoder's heads = {self.heads} are no multiple of its kv_heads = {self.kv_heads}")
+            raise ValueError(
+                f"the decoder's heads = {self.heads} are no multiple of its kv_heads = {self.kv_heads}; correct one"
+            )
 
 
 class Attention(nn.Module):

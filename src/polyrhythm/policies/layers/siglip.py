@@ -30,7 +30,9 @@ class SiglipSize:
 
     def __post_init__(self) -> None:
         if not self.heads or self.width % self.heads:
-            raise ValueError(f"the vision tower's width = {self.width} is no multiple of its heads = {self.heads}")
+            raise ValueError(
+                f"the vision tower's width = {self.width} is no multiple of its heads = {self.heads}; correct one"
+            )
 
     @property
     def tokens(self) -> int:

@@ -37,7 +37,9 @@ class VitSize:
 
     def __post_init__(self) -> None:
         if not self.heads or self.width % self.heads:
-            raise ValueError(f"a vision tower's width = {self.width} is no multiple of its heads = {self.heads}")
+            raise ValueError(
+                f"a vision tower's width = {self.width} is no multiple of its heads = {self.heads}; correct one"
+            )
 
     @property
     def tokens(self) -> int:

@@ -12,8 +12,8 @@ _HIDDEN = (512, 128)
 class ValueHead(nn.Module):
     """An MLP in float32 on the hidden state of the prompt's last token.
 
-    `mlp` has the names and shapes of RLinf's value head, so one of theirs can be loaded. `seen` adds the normalised
-    state and the episode's progress to its first layer; it begins at zero, so a loaded head begins with its own values.
+    `mlp` has the names and shapes of RLinf's value head, whose golden values the parity tests compare. `seen` adds the
+    normalised state and the episode's progress to its first layer; it begins at zero.
     """
 
     def __init__(self, width: int, seen: int) -> None:
