@@ -134,7 +134,7 @@ def test_a_prompt_length_that_is_no_number_is_one_sentence(tmp_path: Path) -> No
 def test_an_environment_without_a_state_is_one_sentence(kind: str) -> None:
     blind = EnvSpec({"image": PICTURE["image"]}, CONTINUOUS, TASKS, 50)
     settings = resolve("policy", {"type": kind})
-    with pytest.raises(ConfigError, match="policy.state = 'proprio': .* needs the robot's state .*; name one of them"):
+    with pytest.raises(ConfigError, match=r"policy.state = 'proprio': .* needs the robot's state .*; name one of them"):
         settings.form(blind)
 
 

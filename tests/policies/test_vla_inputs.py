@@ -200,7 +200,7 @@ def test_cameras_that_the_folder_has_and_the_environment_lacks_are_told(
     for _ in range(2):
         assert plan_inputs(settings_of(), SPEC, PI0, source).cameras == (("top", "front"), ("left", "wrist"))
     (record,) = caplog.records
-    told = r"has 3 cameras \(top, left, right\), the environment 2 \(front .*: masked, .*, is right; say in policy.cameras"
+    told = r"has 3 cameras \(top, left, right\), the environment 2 \(front .*: no image is left for right, so it is"
     assert re.search(told, record.getMessage())
     caplog.clear()
     plan_inputs(settings_of(cameras={"left": "wrist"}), SPEC, PI0, source)
@@ -214,7 +214,9 @@ def test_a_state_that_only_the_value_reads_may_be_left_out(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps({"polyrhythm": {"tokenizer": "words"}}))
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     source = Checkpoint.open(tmp_path)
-    with pytest.raises(ConfigError, match=r"'proprio' has 4 entries, .* has statistics of 5; .* out, .*policy.state=''"):
+    with pytest.raises(
+        ConfigError, match=r"'proprio' has 4 entries, .* statistics of 5; .* leave out .*policy.state=''"
+    ):
         plan_inputs(settings_of(), SPEC, OFT, source)
     assert plan_inputs(settings_of(state=""), SPEC, OFT, source).state_scaling.size == 0
 

@@ -247,7 +247,7 @@ class ActionHead(nn.Module):
 
 
 def _first_rows(table: nn.Embedding, count: int) -> Tensor:
-    """The first rows of a table [count,width] float32. By a call, not its weight: acting and training then both have the
-    rows as they are published, rounded (`precision.RoundedEmbedding`)."""
+    """The first rows of a table [count,width] float32. By a call, not its weight: then acting and training both have
+    the rows as they are published, rounded (`precision.RoundedEmbedding`)."""
     rows: Tensor = table(torch.arange(count, device=table.weight.device))
     return rows.float()

@@ -1,4 +1,4 @@
-"""Runs a layer so that the backward pass computes its activations again in place of keeping them, where that is asked."""
+"""Runs a layer so that the backward pass computes its activations again, in place of keeping them."""
 
 from __future__ import annotations
 

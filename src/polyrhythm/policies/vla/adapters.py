@@ -38,9 +38,9 @@ _OTHER_KINDS = ("use_dora", "fan_in_fan_out", "lora_bias", "megatron_config", "t
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """An opened folder of adapters. config: adapter_config.json. ranks: by name of the adapted layer as the base has it,
-    as its tensors are (what adapter_config.json says of ranks is not read). replaced: tensors that the folder holds
-    whole (peft's modules_to_save), by the base's name -> stored name."""
+    """An opened folder of adapters. config: adapter_config.json. ranks: of the tensors, by name of the adapted layer as
+    the base has it; what adapter_config.json says of ranks is not read. replaced: tensors that the folder holds whole
+    (peft's modules_to_save), by the base's name -> stored name."""
 
     folder: Path
     config: Mapping[str, Any]

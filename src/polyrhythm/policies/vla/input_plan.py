@@ -97,8 +97,8 @@ def _plan_cameras(
         if source is not None and camera_names(source) and len(seen) < len(slots):
             _warn(
                 f"checkpoint = {source.folder} has {len(slots)} cameras ({', '.join(slots)}), the environment "
-                f"{len(seen)} ({there}): masked, since no image is left for it, is {', '.join(slots[len(seen) :])}; say "
-                "in policy.cameras which image each gets, if it is another"
+                f"{len(seen)} ({there}): no image is left for {', '.join(slots[len(seen) :])}, so it is masked; say in "
+                "policy.cameras which image each gets, if it is another one"
             )
     for slot, name in chosen.items():
         if slot not in slots:
@@ -172,7 +172,7 @@ def _plan_state(
     if found.size == form.state_dim:  # as some releases have it
         found = found.without_padding(width)
     if found.size != width:
-        spared = "" if form.needs_state else ", or leave the state out, which the network does not read: policy.state=''"
+        spared = "" if form.needs_state else ", or leave out the state, which only the value reads: policy.state=''"
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries, {statistics.origin} has statistics of "
             f"{found.size}; make the environment show the state of that robot, or choose another policy.robot{spared}"
