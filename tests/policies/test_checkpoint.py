@@ -393,7 +393,8 @@ print(peak - before, size)
 def test_heads_of_reinforcement_learning_elsewhere_are_ignored(tmp_path, kind, folder, extra):
     state = dict(Checkpoint.open(GOLDEN / folder).read())
     config = json.loads((GOLDEN / folder / "config.json").read_text())
-    opened = Checkpoint.open(write_folder(tmp_path, state | dict.fromkeys(extra, torch.ones(1)), config=config))
+    added = {name: torch.ones(1) for name in extra}
+    opened = Checkpoint.open(write_folder(tmp_path, state | added, config=config))
     of = architecture(kind)
     with weights_on_meta():
         network = of.network(released_size(of, opened))
