@@ -200,7 +200,7 @@ def test_cameras_that_the_folder_has_and_the_environment_lacks_are_told(
     for _ in range(2):
         assert plan_inputs(settings_of(), SPEC, PI0, source).cameras == (("top", "front"), ("left", "wrist"))
     (record,) = caplog.records
-    told = r"has 3 cameras \(top, left, right\), the environment 2 \(front .*: no image is left for right, so it is"
+    told = r"has 3 cameras \(top, left, right\), the environment 2 \(front .*: without an image, so masked: right;"
     assert re.search(told, record.getMessage())
     caplog.clear()
     plan_inputs(settings_of(cameras={"left": "wrist"}), SPEC, PI0, source)

@@ -97,7 +97,7 @@ def _plan_cameras(
         if source is not None and camera_names(source) and len(seen) < len(slots):
             _warn(
                 f"checkpoint = {source.folder} has {len(slots)} cameras ({', '.join(slots)}), the environment "
-                f"{len(seen)} ({there}): no image is left for {', '.join(slots[len(seen) :])}, so it is masked; say in "
+                f"{len(seen)} ({there}): without an image, so masked: {', '.join(slots[len(seen) :])}; say in "
                 "policy.cameras which image each gets, if it is another one"
             )
     for slot, name in chosen.items():

@@ -113,7 +113,8 @@ class VlaSettings(BaseModel):
         yield released.model_copy(update={"tokenizer": WORDS})
 
     def miniature(self) -> Self:
-        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second."""
+        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second. What refers
+        to a checkpoint's robot, cameras or padded entries is left out."""
         kind = type(self).model_fields["type"].default
         return self.model_copy(
             update={
@@ -122,6 +123,7 @@ class VlaSettings(BaseModel):
                 "tokenizer": WORDS,
                 "robot": BOUNDS,
                 "embodiment": -1,
+                "entries": (),
                 "cameras": dict(zip(CAMERAS[kind], self.cameras.values(), strict=False)),
                 "prompt_length": 0,
                 "train": "all",
