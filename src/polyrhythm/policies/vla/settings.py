@@ -113,8 +113,8 @@ class VlaSettings(BaseModel):
         yield released.model_copy(update={"tokenizer": WORDS})
 
     def miniature(self) -> Self:
-        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second. What refers
-        to a checkpoint's robot, cameras or padded entries is left out."""
+        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second. It leaves
+        out what refers to a checkpoint's robot, cameras or padding."""
         kind = type(self).model_fields["type"].default
         return self.model_copy(
             update={
