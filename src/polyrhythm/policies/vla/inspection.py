@@ -154,7 +154,8 @@ def robot_keys(opened: Checkpoint) -> tuple[str, ...]:
 def camera_names(opened: Checkpoint) -> tuple[str, ...]:
     """Names of the cameras that config.json or GR00T's metadata tell, as the release has them; () where none does."""
     config = opened.config
-    named, features = config.get("image_keys"), config.get("input_features")
+    saved = (config.get(CHOICES) or {}).get("cameras")
+    named, features = saved or config.get("image_keys"), config.get("input_features")
     if named and isinstance(named, list):
         return tuple(map(str, named))
     features = features if isinstance(features, Mapping) else {}
