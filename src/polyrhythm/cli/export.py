@@ -149,9 +149,7 @@ def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
     if saved.spec is None:
         raise ConfigError(f"{path}: the file lacks the environment's form; resume the run once, which writes it again")
     config = validate(saved.config, origin=str(saved.file))
-    policy = as_module(
-        as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train")
-    )
+    policy = as_module(as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train"))
     apply_state(policy, saved.weights)
     network = policy.get_submodule("network")
     inputs = policy.get_submodule("inputs")

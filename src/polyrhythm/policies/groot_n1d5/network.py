@@ -93,9 +93,7 @@ class GrootNetwork(nn.Module):
 
     def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
         eagle = self.backbone.eagle_model
-        found: Tensor = eagle(
-            eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), inputs["attention_mask"]
-        )
+        found: Tensor = eagle(eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), inputs["attention_mask"])
         return found
 
     @property

@@ -167,9 +167,7 @@ def _decoder(config: Mapping[str, Any], key: str, section: str, released: str, s
     if not isinstance(variant, str):
         names = ("width", "depth", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
         width, layers, mlp, heads, kv_heads, head_dim = (variant[name] for name in names)
-        size = replace(
-            size, width=width, layers=layers, mlp=mlp, heads=heads, kv_heads=kv_heads, head_dim=head_dim
-        )
+        size = replace(size, width=width, layers=layers, mlp=mlp, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     return replace(
         size,
         width=seen.of("layers.0.mlp.gate_proj.weight", 1) or size.width,
