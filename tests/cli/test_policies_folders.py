@@ -143,6 +143,20 @@ def test_robots_of_all_layouts_are_found(tmp_path, capsys):
     assert "one of droid, physical-intelligence/libero, gr1" in found["recipe"]
 
 
+def test_statistics_without_a_key_are_one_robots(tmp_path, capsys):
+    """lerobot's: a folder is of one robot."""
+    shutil.copytree(GOLDEN / "pi0", tmp_path / "x")
+    assert main(["policies", "inspect", str(tmp_path / "x")]) == 0
+    assert "none: no normalisation statistics were found" in capsys.readouterr().out
+    (tmp_path / "x" / "meta").mkdir()
+    (tmp_path / "x" / "meta" / "stats.json").write_text("{}")
+    found = _told(capsys, "inspect", tmp_path / "x")
+    assert (found["robots"], found["statistics"]) == ([], ["meta/stats.json"])
+    assert "robot:" not in found["recipe"]
+    assert main(["policies", "inspect", str(tmp_path / "x")]) == 0
+    assert "one without a key: leave policy.robot out" in capsys.readouterr().out
+
+
 def test_hashed_words_are_told_as_the_tokenizer(tmp_path, capsys):
     shutil.copytree(GOLDEN / "pi0", tmp_path / "x")
     config = json.loads((tmp_path / "x" / "config.json").read_text())
@@ -249,16 +263,20 @@ def test_a_run_that_cannot_be_exported_is_one_sentence(tmp_path, capsys):
     assert "policy.type = 'pi05', but" in said
 
 
-@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+_GEMMA = {"head_dim": 16, "expert_width": 32, "expert_mlp": 48}
+_SIZES = {"pi0": _GEMMA, "pi05": _GEMMA, "groot_n1d5": {"dit_width": 32, "dit_layers": 2, "hidden": 24}}
+
+
+@pytest.mark.parametrize("kind", _SIZES)
 def test_a_policy_from_a_seed_becomes_a_folder_that_acts_alike(tmp_path, capsys, kind):
-    small = {"width": 32, "mlp": 48, "layers": 2, "heads": 2, "head_dim": 16, "expert_width": 32, "expert_mlp": 48}
+    small = {"width": 32, "mlp": 48, "layers": 2, "heads": 2, **_SIZES[kind]}
     small |= {"vision_width": 32, "vision_layers": 1, "vision_heads": 2, "image": 28}
     section = {"type": kind, "size": small, "chunk": 2, "dtype": "float32", "train": "expert"}
     config = load_config("quickstart", [f"policy={json.dumps(section)}"])
     spec = env_settings(config).spec()
     policy = as_settings(config.policy).build(spec, seed=config.seed, device="cpu", role="train")
     with torch.no_grad():
-        policy.network.action_out_proj.bias += 0.3
+        next(p for p in policy.network.parameters() if p.requires_grad).add_(0.1)
     (tmp_path / "run").mkdir()
     save_policy(published_state(policy), config, tmp_path / "run" / "policy.pt", 3, spec)
     assert _told(capsys, "export", tmp_path / "run", "--out", tmp_path / "out")["exported"] == "network"

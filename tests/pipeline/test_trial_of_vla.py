@@ -6,6 +6,7 @@ import pytest
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
+from polyrhythm.config.registry import resolve
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.validation import check
@@ -46,3 +47,13 @@ def test_a_large_published_policy_is_tried_in_miniature(monkeypatch: pytest.Monk
     assert small is not policy
     assert (small.chunk, small.action_dim, its_form.answers) == (policy.chunk, policy.action_dim, form.answers)
     assert validate_run(run).policy is not small
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "openvla_oft", "groot_n1d5"])
+def test_a_miniature_needs_nothing_of_the_checkpoint(kind: str) -> None:
+    """Meta-World with OpenVLA-OFT takes entries 0, 1, 2 and 6; a network from a seed has no more than the world."""
+    of_the_folder = {"checkpoint": "/no", "tokenizer": "/no", "robot": "arm", "cameras": {"top": "image"}}
+    numbers = {"entries": [6], "embodiment": 7, "prompt_length": 3, "horizon": 8, "chunk": 2, "relative_entries": 1}
+    settings = resolve("policy", {"type": kind, "state": "left", **of_the_folder, **numbers})
+    form = settings.miniature().form(LampSettings().spec())
+    assert (form.chunk, form.action_dim) == (2, 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -136,3 +137,8 @@ def write_hollow_folder(folder: Path, shapes: Mapping[str, Sequence[int]], *, sh
         weight_map |= dict.fromkeys(header, file.name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
+
+
+def without_numbers(names: Iterable[str]) -> set[str]:
+    """Names of tensors with all numbers of layers alike: those of a network do not depend on its size."""
+    return {re.sub(r"\.\d+(?=\.)", ".N", name) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -379,3 +380,24 @@ print(peak - before, size)
     taken, needed = map(int, said.split())
     assert needed > 50e6
     assert needed * 0.9 < taken < needed * 1.2
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "extra"),
+    [
+        ("pi0", "pi0", ("value_head.mlp.0.weight", "noise_head.mlp.0.bias")),
+        ("openvla_oft", "openvla_oft", ("value_head.mlp.0.weight",)),
+        ("groot_n1d5", "gr00t_n1_5", ("action_head.value_head.mlp.0.weight",)),
+    ],
+)
+def test_heads_of_reinforcement_learning_elsewhere_are_ignored(tmp_path, kind, folder, extra):
+    state = dict(Checkpoint.open(GOLDEN / folder).read())
+    config = json.loads((GOLDEN / folder / "config.json").read_text())
+    added = {name: torch.ones(1) for name in extra}
+    opened = Checkpoint.open(write_folder(tmp_path, state | added, config=config))
+    of = architecture(kind)
+    with weights_on_meta():
+        network = of.network(released_size(of, opened))
+    assert fit(opened, weight_specs(network.state_dict()), of).is_whole
+    strict = dataclasses.replace(of, unused=())
+    assert set(fit(opened, weight_specs(network.state_dict()), strict).unexpected) == set(extra)

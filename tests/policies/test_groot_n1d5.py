@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.policies import parity_groot_n1d5
+from tests.policies.released import without_numbers
 from torch import Tensor, nn
 
 from polyrhythm.policies.groot_n1d5.network import GROOT_N1D5, GrootNetwork
@@ -43,6 +44,7 @@ def inputs() -> dict[str, Tensor]:
 def test_full_size_has_the_released_numbers_and_shapes() -> None:
     state = full_size().state_dict()
     assert sum(t.numel() for t in state.values()) == 2_413_522_880
+    assert without_numbers(state) == without_numbers(load_file(FOLDER / "weights.safetensors"))
     shapes = {name: list(tensor.shape) for name, tensor in state.items()}
     vision, language, head = f"{EAGLE}vision_model.vision_model.", f"{EAGLE}language_model.", "action_head."
     expected = {

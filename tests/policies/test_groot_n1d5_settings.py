@@ -117,3 +117,27 @@ def test_a_frozen_backbone_is_computed_once() -> None:
     again.logprob.sum().backward()
     assert policy.network.action_head.vlln.weight.grad is not None
     assert case().build().precompute(obs) == {}
+
+
+def counted(module: torch.nn.Module) -> list[int]:
+    """Grows by one with each call of the module."""
+    calls: list[int] = []
+    module.register_forward_pre_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("train", ["all", "expert"])
+def test_recomputed_activations_give_equal_gradients(train: str) -> None:
+    """Also with a frozen backbone, where the action head alone has activations to keep."""
+    plain, again = (case(train=train, gradient_checkpointing=flag) for flag in (False, True))
+    obs, gradients = plain.observations(), []
+    for found in (plain, again):
+        policy = found.build()
+        head = policy.network.action_head
+        blocks = head.model.transformer_blocks[0], head.vl_self_attention.transformer_blocks[0]
+        calls = [counted(block) for block in blocks]
+        policy.sft_loss(obs, torch.zeros(12, 2, 3)).backward()
+        assert [len(one) for one in calls] == [1 + (found is again)] * 2
+        gradients.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])

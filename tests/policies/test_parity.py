@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.policies import parity
+from torch import Tensor
+
+from polyrhythm.policies.flow_methods import Ode
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(config.parent for config in GOLDEN.glob("*/config.json"))
@@ -18,6 +23,27 @@ def test_every_array_agrees(folder: Path) -> None:
     lines = parity.compare(folder)
     assert len(lines) > 30
     assert [str(line) for line in lines if not line.ok] == []
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05", "gr00t_n1_5"])
+def test_our_ode_with_four_steps_is_the_references(name: str) -> None:
+    """The sampler that policies use, not the reference's loop in `parity_NAME`: at K = 4 their times are equal."""
+    module: Any = parity.module_of(GOLDEN / name)
+    network, inputs = module.load(GOLDEN / name), module.inputs_of(GOLDEN / name)
+    inputs = inputs[0] if isinstance(inputs, tuple) else inputs
+    start, states = inputs["noise"], []
+    with torch.no_grad():
+        prefix = network.prefix(inputs)
+
+        def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, None]:
+            states.append(x)
+            return network.velocity(prefix, inputs, x, t)[0], None
+
+        rows = torch.zeros(len(start), dtype=torch.int64)
+        actions, _ = Ode(4).sample(velocity, start, rows.bool(), rows)
+    with np.load(GOLDEN / name / "outputs.npz") as golden:
+        np.testing.assert_allclose(torch.stack([*states, actions]).numpy(), golden["ode4_x"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actions.numpy(), golden["ode4_actions"], rtol=0, atol=1e-5)
 
 
 def test_one_changed_number_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

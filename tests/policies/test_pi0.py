@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.policies import parity_pi0
+from tests.policies.released import without_numbers
 from torch import Tensor, nn
 
 from polyrhythm.policies.mlp import seeded
@@ -41,6 +42,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 def test_full_size_has_the_released_numbers_and_shapes(kind: str, numbers: int, tensors: int) -> None:
     state = full_size(kind).state_dict()
     assert (len(state), sum(t.numel() for t in state.values())) == (tensors, numbers)
+    assert without_numbers(state) == without_numbers(load_file(GOLDEN / kind / "weights.safetensors"))
     shapes = {name: list(tensor.shape) for name, tensor in state.items()}
     vision, language = f"{P}paligemma.model.vision_tower.vision_model.", f"{P}paligemma.model.language_model."
     expected = {

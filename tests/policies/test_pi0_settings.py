@@ -130,6 +130,20 @@ def test_a_prompt_length_that_is_no_number_is_one_sentence(tmp_path: Path) -> No
         Pi0Settings(checkpoint=str(tmp_path / "x"), tokenizer="words", robot="bounds").form(SPEC)
 
 
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "groot_n1d5"])
+def test_an_environment_without_a_state_is_one_sentence(kind: str) -> None:
+    blind = EnvSpec({"image": PICTURE["image"]}, CONTINUOUS, TASKS, 50)
+    settings = resolve("policy", {"type": kind})
+    with pytest.raises(ConfigError, match=r"policy.state = 'proprio': .* needs the robot's state .*; name one of them"):
+        settings.form(blind)
+
+
+def test_pi05_without_the_state_in_its_prompt_needs_none() -> None:
+    blind = EnvSpec({"image": PICTURE["image"]}, CONTINUOUS, TASKS, 50)
+    settings = resolve("policy", {"type": "pi05", "size": SMALL, "dtype": "float32", "state_in_prompt": False})
+    assert sample(Case(settings, blind).build(), Case(settings, blind).observations()).value.shape == (12,)
+
+
 def test_the_seed_decides_the_weights_whatever_is_frozen() -> None:
     """Frozen tensors are not published, so a generator must have them from its own build."""
     settings = case("pi0", train="expert").settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.policies.test_adapting import build, logprob, observations, tokens, train
+from tests.stations import test_capturable as small
 from torch import nn
 
 from polyrhythm.policies.form import published_state
@@ -149,3 +150,28 @@ def test_casting_again_changes_nothing():
     cast(network, precision, "act")
     assert {name: p.dtype for name, p in network.named_parameters()} == before
     assert [type(module) for module in network.modules()] == kinds
+
+
+@pytest.mark.parametrize("train_mode", ["all", "expert", "lora"])
+@pytest.mark.parametrize("name", ["pi0", "pi05", "openvla_oft", "groot_n1d5"])
+def test_published_policies_act_as_the_trainer_evaluates(name, train_mode):
+    """In bfloat16 with float32 masters, after weights have moved to numbers that bfloat16 does not have."""
+    settings, spec = small.POLICIES[name]
+    settings = settings.model_copy(update={"train": train_mode})
+    training = settings.build(spec, seed=0, device="cpu", role="train").eval()
+    moved = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in training.parameters():
+            if p.requires_grad:
+                assert p.dtype is torch.float32
+                p.add_(0.02 * torch.randn(p.shape, generator=moved))
+    acting = settings.build(spec, seed=0, device="cpu", role="act").eval()
+    own = acting.state_dict()
+    with torch.no_grad():
+        for key, tensor in published_state(training).items():
+            own[key].copy_(tensor)
+    obs, greedy, keys = small.inputs(5)
+    act = acting.act(obs, greedy, keys)
+    found = training.evaluate(obs, act.forward_inputs)
+    assert torch.equal(found.logprob, act.logprob)
+    assert torch.equal(found.value, act.value)

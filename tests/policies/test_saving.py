@@ -237,6 +237,28 @@ def test_merging_uses_scale_patterns_and_whole_tensors(tmp_path):
     assert (after["state_proj.bias"] == 9.0).all()
 
 
+def test_scales_are_those_of_peft_whatever_the_patterns(tmp_path):
+    """Regular expressions of names, of which peft takes the first that fits; ranks are those of the tensors."""
+    state = random_state()
+    folder = write_folder(tmp_path / "base", state)
+    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="")
+    file = tmp_path / "a" / "adapter_config.json"
+    config = json.loads(file.read_text())
+    del config["r"]
+    file.write_text(json.dumps(config | {"alpha_pattern": {r"blocks\.[1-9]\.q_proj": 6.0, "q_proj": 2.0}}))
+    opened = Adapters.open(tmp_path / "a")
+    assert {module: opened.scale(module) for module in opened.modules} == {
+        "blocks.0.q_proj": 2.0 / 2,
+        "blocks.1.q_proj": 6.0 / 2,
+    }
+    for wrong in ({"alpha_pattern": {"blocks[": 1.0}}, {"lora_alpha": "much"}, {"alpha_pattern": ["q_proj"]}):
+        file.write_text(json.dumps(config | wrong))
+        with pytest.raises(ConfigError, match=r"do not tell the scale of blocks.0.q_proj .*; copy it again") as told:
+            merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
+        assert "\n" not in str(told.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_merging_keeps_the_networks_tensors_that_only_ours_has(tmp_path):
     state = random_state()
     folder = write_folder(tmp_path / "base", {name: x for name, x in state.items() if not name.startswith("spare")})

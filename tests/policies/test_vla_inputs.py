@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,7 @@ GROOT = InputForm(
 FORMS = {form.architecture: form for form in (PI0, PI05, OFT, GROOT)}
 STATS = {"mean": [0.5, 1.0, 0.0, 2.0], "std": [2.0, 0.5, 1.0, 4.0]}
 ACTIONS = {"mean": [0.25, 1.0, 0.0], "std": [0.25, 0.5, 1.0]}
+ENDS = {"q01": [-1.0] * 5, "q99": [1.0] * 5}
 
 
 def settings_of(**given: Any) -> VlaSettings:
@@ -188,6 +190,35 @@ def test_cameras_have_the_names_of_the_folder(tmp_path: Path) -> None:
     names = {f"observation.images.{name}": feature for name in ("top", "hand", "empty_camera_0")}
     plan = plan_inputs(settings_of(), SPEC, PI0, folder_of(tmp_path, input_features=names))
     assert plan.cameras == (("top", "front"), ("hand", "wrist"))
+
+
+def test_cameras_that_the_folder_has_and_the_environment_lacks_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = {f"observation.images.{name}": {"type": "VISUAL"} for name in ("top", "left", "right")}
+    source = folder_of(tmp_path, input_features=names)
+    for _ in range(2):
+        assert plan_inputs(settings_of(), SPEC, PI0, source).cameras == (("top", "front"), ("left", "wrist"))
+    (record,) = caplog.records
+    told = r"has 3 cameras \(top, left, right\), the environment 2 \(front .*: without an image, so masked: right;"
+    assert re.search(told, record.getMessage())
+    caplog.clear()
+    plan_inputs(settings_of(cameras={"left": "wrist"}), SPEC, PI0, source)
+    plan_inputs(settings_of(), SPEC, PI0, None)
+    assert caplog.records == []
+
+
+def test_a_state_that_only_the_value_reads_may_be_left_out(tmp_path: Path) -> None:
+    stats = {"arm": {"proprio": ENDS, "action": {name: ends[:3] for name, ends in ENDS.items()}}}
+    (tmp_path / "dataset_statistics.json").write_text(json.dumps(stats))
+    (tmp_path / "config.json").write_text(json.dumps({"polyrhythm": {"tokenizer": "words"}}))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    source = Checkpoint.open(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"'proprio' has 4 entries, .* statistics of 5; .* leave out .*policy.state=''"
+    ):
+        plan_inputs(settings_of(), SPEC, OFT, source)
+    assert plan_inputs(settings_of(state=""), SPEC, OFT, source).state_scaling.size == 0
 
 
 def test_without_statistics_actions_fill_the_environments_bounds() -> None:

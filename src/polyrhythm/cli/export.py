@@ -139,6 +139,7 @@ def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
     from polyrhythm.config.load import validate
     from polyrhythm.policies.base import as_module, as_settings
     from polyrhythm.policies.vla.architectures import architecture
+    from polyrhythm.policies.vla.inputs import VlaInputs
     from polyrhythm.policies.vla.saving import save_new
     from polyrhythm.policies.vla.statistics import BOUNDS
     from polyrhythm.policies.vla.tokenizers import WORDS
@@ -148,10 +149,10 @@ def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
     if saved.spec is None:
         raise ConfigError(f"{path}: the file lacks the environment's form; resume the run once, which writes it again")
     config = validate(saved.config, origin=str(saved.file))
-    policy = as_module(
-        as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train")
-    )
+    policy = as_module(as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train"))
     apply_state(policy, saved.weights)
     network = policy.get_submodule("network")
-    choices = {"tokenizer": WORDS, "robot": BOUNDS}
+    inputs = policy.get_submodule("inputs")
+    assert isinstance(inputs, VlaInputs)
+    choices = {"tokenizer": WORDS, "robot": BOUNDS, "cameras": [slot for slot, _ in inputs.plan.cameras]}
     save_new(architecture(saved.config["policy"]["type"]), network.size, policy.state_dict(), out, choices)

@@ -74,7 +74,7 @@ def inspection_lines(found: Inspection) -> list[str]:
         "architecture": found.architecture,
         "tensors": f"{found.parameters:,} numbers ({dtypes}), {size_text(found.file_bytes)} in {_count(found.files)}",
         "actions": f"{found.horizon}{assumed} predicted, of {found.action_dim} entries",
-        "robots": ", ".join(found.robots) or "none: no normalisation statistics were found",
+        "robots": ", ".join(found.robots) or _robots_without_keys(found),
         "cameras": ", ".join(found.cameras) or "not told by the folder",
         "statistics": ", ".join(found.statistics) or "none",
         "tokenizer": found.tokenizer or "none: name one as policy.tokenizer",
@@ -87,6 +87,12 @@ def inspection_lines(found: Inspection) -> list[str]:
     return [*told, found.recipe or "no lines for a recipe: training refuses a folder that does not fit"]
 
 
+def _robots_without_keys(found: Inspection) -> str:
+    if found.statistics:
+        return "one without a key: leave policy.robot out"
+    return "none: no normalisation statistics were found"
+
+
 def _count(files: int) -> str:
     return "1 file" if files == 1 else f"{files} files"
 
@@ -94,7 +100,7 @@ def _count(files: int) -> str:
 def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
     told = {
         "adapters": len(found.modules),
-        "rank": found.config["r"],
+        "rank": max(found.ranks.values(), default=0),
         "alpha": found.config.get("lora_alpha"),
         "base": found.base,
         "whole tensors": len(found.replaced),

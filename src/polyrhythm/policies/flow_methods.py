@@ -1,8 +1,9 @@
 """Samples actions by flow matching and computes their log-probs: ode, flow_sde, flow_noise.
 
 All three start from N(0,1) noise and take K steps (`flow_matching`); they differ in which steps add noise, which states
-are stored (`forward_inputs`), and which steps' log-probs count. A greedy row starts from zero, the mean of the noise,
-and follows the ode without draws; for normal data and noise it is exactly the mean of the samples.
+are stored (`forward_inputs`), and which steps' log-probs count. A greedy row follows the ode without draws from where
+its policy starts it: the tiny VLA's head from zero, the mean of the noise (for normal data exactly the mean of the
+samples), the published policies from noise (`vla.flow_policy`).
 
 Draws depend on a row's key alone (`noise`), with a separate stream for each purpose.
 """

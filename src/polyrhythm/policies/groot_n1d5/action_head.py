@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from polyrhythm.policies.groot_n1d5.size import GrootSize, StackSize
 from polyrhythm.policies.layers.attention import KeysValues, attend, split_heads
+from polyrhythm.policies.layers.recompute import run_layer
 from polyrhythm.policies.vla.precision import in_float32
 
 _TIME_CHANNELS, _LONGEST = 256, 10000.0
@@ -177,11 +178,14 @@ class TimestepEncoder(nn.Module):
 
 
 class Dit(nn.Module):
-    """The diffusion transformer: even blocks attend to the backbone's features, odd ones to their own tokens."""
+    """The diffusion transformer: even blocks attend to the backbone's features, odd ones to their own tokens.
+
+    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
+    """
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
-        stack = size.dit
+        stack, self.checkpointing = size.dit, False
         self.timestep_encoder = TimestepEncoder(stack.width)
         self.transformer_blocks = nn.ModuleList(
             DitBlock(stack, size.llm.width if index % 2 == 0 else 0) for index in range(stack.layers)
@@ -197,7 +201,8 @@ class Dit(nn.Module):
         """Tokens x [B,T,width], bucket [B] of the time -> [B,T,hidden]."""
         time = self.timestep_encoder(bucket)
         for index, block in enumerate(self.transformer_blocks):
-            x = block(x, time, context[index // 2] if index % 2 == 0 else None)
+            seen = context[index // 2] if index % 2 == 0 else None
+            x = run_layer(block, x, time, seen, recompute=self.checkpointing)
         shift, scale = self.proj_out_1(functional.silu(time)).unsqueeze(1).chunk(2, dim=2)
         normed = functional.layer_norm(x, x.shape[-1:], eps=_LAST_EPS) * (1.0 + scale) + shift
         found: Tensor = self.proj_out_2(normed)
@@ -205,15 +210,16 @@ class Dit(nn.Module):
 
 
 class VlSelfAttention(nn.Module):
-    """Holds the blocks over the backbone's features."""
+    """Holds the blocks over the backbone's features. checkpointing: as the diffusion transformer's."""
 
     def __init__(self, size: StackSize) -> None:
         super().__init__()
+        self.checkpointing = False
         self.transformer_blocks = nn.ModuleList(SelfAttentionBlock(size) for _ in range(size.layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.transformer_blocks:
-            x = block(x)
+            x = run_layer(block, x, recompute=self.checkpointing)
         return x
 
 
@@ -235,7 +241,13 @@ class ActionHead(nn.Module):
 
     def tokens(self, state: Tensor, x: Tensor, bucket: Tensor, embodiment: Tensor) -> Tensor:
         """state [B,S], x [B,H,A] -> the transformer's tokens [B,1+future+H,width] float32."""
-        places = self.position_embedding.weight[: x.shape[1]].float()
-        actions = self.action_encoder(x, bucket, embodiment) + places
-        future = self.future_tokens.weight.float().expand(len(x), -1, -1)
+        actions = self.action_encoder(x, bucket, embodiment) + _first_rows(self.position_embedding, x.shape[1])
+        future = _first_rows(self.future_tokens, self.future_tokens.num_embeddings).expand(len(x), -1, -1)
         return torch.cat((self.state_encoder(state.unsqueeze(1), embodiment), future, actions), dim=1)
+
+
+def _first_rows(table: nn.Embedding, count: int) -> Tensor:
+    """The first rows of a table [count,width] float32. By a call, not its weight: then acting and training both have
+    the rows as they are published, rounded (`precision.RoundedEmbedding`)."""
+    rows: Tensor = table(torch.arange(count, device=table.weight.device))
+    return rows.float()

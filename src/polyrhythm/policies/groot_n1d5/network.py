@@ -93,9 +93,7 @@ class GrootNetwork(nn.Module):
 
     def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
         eagle = self.backbone.eagle_model
-        found: Tensor = eagle(
-            eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), inputs["attention_mask"]
-        )
+        found: Tensor = eagle(eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), inputs["attention_mask"])
         return found
 
     @property
@@ -122,6 +120,7 @@ GROOT_N1D5 = Architecture(
     network=GrootNetwork,
     config=config_from_size,
     aliases={f"{_E}language_model.model.embed_tokens.weight": _WORDS},
+    unused=("action_head.value_head.*", "action_head.reinflow_explore_noise_net.*"),
     parts={
         "expert": ("action_head.*",),
         "head": ("action_head.action_decoder.*", "action_head.model.proj_out_?.*"),

@@ -6,20 +6,15 @@ from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
-from torch import nn
 
-from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.groot_n1d5.network import GROOT_N1D5
 from polyrhythm.policies.groot_n1d5.size import QWEN3, GrootSize, StackSize
 from polyrhythm.policies.layers.siglip import SiglipSize
-from polyrhythm.policies.vla.blueprint import Blueprint
+from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
 from polyrhythm.policies.vla.input_form import InputForm
-from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.size_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
@@ -86,41 +81,11 @@ class GrootSettings(FlowVlaSettings):
     """The policy's name."""
     size: OwnOrReleased[SizeSettings] = SizeSettings()
     """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
-    horizon: int = Field(0, ge=0)
-    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
 
-    def form(self, env_spec: EnvSpec) -> PolicyForm:
-        plan = self._blueprint(env_spec)
-        return plan.form(self.method.answers(self.steps, (plan.size.horizon, plan.size.action_dim)))
-
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
-
-    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
-
-    def outline(self, env_spec: EnvSpec, *, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).outline(role)
-
-    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
-        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
-        size = self._network_size(env_spec, source)
-        plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
-
-        def around(network: nn.Module, precision: Precision) -> FlowPolicy:
-            return FlowPolicy(
-                network,
-                VlaInputs(plan),
-                self.method.build(self.steps),
-                precision,
-                value_detach=self.value_detach,
-                sft_draws=self.sft_draws,
-            )
-
-        return Blueprint(self, GROOT_N1D5, size, source, around)
+    def fitted_architecture(self, size: GrootSize) -> Architecture:  # noqa: ARG002 - dead whatever the size
+        return GROOT_N1D5
 
     def input_form(self, size: GrootSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002 - all alike
-        """What the network reads and writes."""
         return InputForm(
             architecture=self.type,
             image=size.image,
@@ -135,8 +100,7 @@ class GrootSettings(FlowVlaSettings):
             embodiments=size.embodiments,
         )
 
-    def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> GrootSize:
-        """The network's size for this environment."""
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> GrootSize:
         if source is not None:
             size: GrootSize = released_size(GROOT_N1D5, source)
         elif isinstance(self.size, str):
@@ -145,6 +109,6 @@ class GrootSettings(FlowVlaSettings):
             size = self.size.network(
                 horizon=self.horizon or self.chunk,
                 action_dim=env_spec.action.dim,
-                state_dim=env_spec.observation[self.state].shape[0],
+                state_dim=self.state_entries(env_spec),
             )
         return replace(size, horizon=self.horizon or size.horizon)

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies.layers.attention import KeysValues, Rotary, attend, rotary, rotate, split_heads
 from polyrhythm.policies.layers.norms import AdaRMSNorm, RMSNorm
+from polyrhythm.policies.layers.recompute import run_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class DecoderSize:
 
     def __post_init__(self) -> None:
         if not self.kv_heads or self.heads % self.kv_heads:
-            raise ValueError(f"the decoder's heads = {self.heads} are no multiple of its kv_heads = {self.kv_heads}")
+            raise ValueError(
+                f"the decoder's heads = {self.heads} are no multiple of its kv_heads = {self.kv_heads}; correct one"
+            )
 
 
 class Attention(nn.Module):
@@ -186,10 +188,7 @@ class Decoder(nn.Module):
         return found
 
     def _layer(self, layer: nn.Module, *arguments: object) -> tuple[Tensor, KeysValues]:
-        if self.checkpointing and torch.is_grad_enabled():
-            x, own = checkpoint(layer, *arguments, use_reentrant=False)
-        else:
-            x, own = layer(*arguments)
+        x, own = run_layer(layer, *arguments, recompute=self.checkpointing)
         return x, own
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies.layers.attention import attend, split_heads
+from polyrhythm.policies.layers.recompute import run_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class SiglipSize:
 
     def __post_init__(self) -> None:
         if not self.heads or self.width % self.heads:
-            raise ValueError(f"the vision tower's width = {self.width} is no multiple of its heads = {self.heads}")
+            raise ValueError(
+                f"the vision tower's width = {self.width} is no multiple of its heads = {self.heads}; correct one"
+            )
 
     @property
     def tokens(self) -> int:
@@ -99,7 +101,10 @@ class SiglipLayer(nn.Module):
 
 
 class SiglipEncoder(nn.Module):
-    """The stack of layers."""
+    """The stack of layers.
+
+    checkpointing: recompute the layers' activations in the backward pass instead of keeping them.
+    """
 
     def __init__(self, size: SiglipSize) -> None:
         super().__init__()
@@ -108,8 +113,7 @@ class SiglipEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            again = self.checkpointing and torch.is_grad_enabled()
-            x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+            x = run_layer(layer, x, recompute=self.checkpointing)
         return x
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies.layers.attention import attend
+from polyrhythm.policies.layers.recompute import run_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,9 @@ class VitSize:
 
     def __post_init__(self) -> None:
         if not self.heads or self.width % self.heads:
-            raise ValueError(f"a vision tower's width = {self.width} is no multiple of its heads = {self.heads}")
+            raise ValueError(
+                f"a vision tower's width = {self.width} is no multiple of its heads = {self.heads}; correct one"
+            )
 
     @property
     def tokens(self) -> int:
@@ -161,10 +163,8 @@ class VisionTransformer(nn.Module):
             tokens = torch.cat((self.cls_token, self.reg_token), dim=1)
             prefix = tokens.shape[1]
             x = torch.cat((tokens.to(dtype).expand(len(x), -1, -1), x), dim=1)
-        again = self.checkpointing and torch.is_grad_enabled()
         for index in range(self.size.layers - 1):
-            block = self.blocks[index]
-            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            x = run_layer(self.blocks[index], x, recompute=self.checkpointing)
         return x[:, prefix:]
 
 

@@ -241,6 +241,7 @@ OPENVLA_OFT = Architecture(
     size=_size,
     network=OpenVlaOft,
     optional=("action_head.*", "proprio_projector.*"),
+    unused=("value_head.*",),
     parts={
         "expert": ("language_model.*", "proprio_projector.*", "action_head.*"),
         "head": ("language_model.lm_head.weight", "action_head.*"),

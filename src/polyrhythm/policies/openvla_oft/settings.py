@@ -142,8 +142,7 @@ class OpenVlaOftSettings(VlaSettings):
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
         """The network's size for this environment. ConfigError: the folder lacks a part that is asked for."""
-        state = env_spec.observation.get(self.state)
-        proprio = state.shape[0] if state is not None and state.shape else 1
+        proprio = self.state_entries(env_spec)
         if source is not None:
             size: OpenVlaOftSize = released_size(OPENVLA_OFT, source)
             self._check_side_files(source, size)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
+
+from polyrhythm.policies.vla.precision import in_float32
 
 _HIDDEN = (512, 128)
 
@@ -11,8 +12,8 @@ _HIDDEN = (512, 128)
 class ValueHead(nn.Module):
     """An MLP in float32 on the hidden state of the prompt's last token.
 
-    `mlp` has the names and shapes of RLinf's value head, so one of theirs can be loaded. `seen` adds the normalised
-    state and the episode's progress to its first layer; it begins at zero, so a loaded head begins with its own values.
+    `mlp` has the names and shapes of RLinf's value head, whose golden values the parity tests compare. `seen` adds the
+    normalised state and the episode's progress to its first layer; it begins at zero.
     """
 
     def __init__(self, width: int, seen: int) -> None:
@@ -26,7 +27,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor, seen: Tensor) -> Tensor:
         """Hidden state [B,width] of any dtype, seen [B,entries] -> value [B] float32."""
-        with torch.autocast(hidden.device.type, enabled=False):
+        with in_float32(hidden.device):
             first = self.mlp[0](hidden.float()) + self.seen(seen.float())
             value: Tensor = self.mlp[1:](first)
         return value.squeeze(-1)

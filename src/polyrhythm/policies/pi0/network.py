@@ -177,7 +177,7 @@ def _architecture(name: str, *, adaptive: bool) -> Architecture:
         config=lambda size: config_from_size(size, name, 200 if adaptive else 48),
         aliases={f"{_P}paligemma.model.language_model.embed_tokens.weight": _WORDS},
         optional=(f"{_P}gemma_expert.lm_head.weight",),
-        unused=(f"{_P}gemma_expert.model.embed_tokens.weight",),
+        unused=(f"{_P}gemma_expert.model.embed_tokens.weight", "value_head.*", "noise_head.*"),
         parts={
             "expert": (f"{_P}gemma_expert.*", *_HEADS),
             "head": ("action_out_proj.*", f"{_P}gemma_expert.model.norm.*"),

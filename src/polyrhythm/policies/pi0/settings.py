@@ -6,23 +6,17 @@ from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
-from torch import nn
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.layers.decoder import DecoderSize
 from polyrhythm.policies.layers.siglip import SiglipSize
 from polyrhythm.policies.pi0.network import PI0, PI05, dead_tensors
 from polyrhythm.policies.pi0.size import Pi0Size
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.blueprint import Blueprint
 from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
 from polyrhythm.policies.vla.input_form import InputForm
-from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.size_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
@@ -87,8 +81,6 @@ class _FlowGemmaSettings(FlowVlaSettings):
     """The policy's name."""
     size: OwnOrReleased[SizeSettings] = SizeSettings()
     """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
-    horizon: int = Field(0, ge=0)
-    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
 
     @property
     def architecture(self) -> Architecture:
@@ -99,36 +91,8 @@ class _FlowGemmaSettings(FlowVlaSettings):
         """Whether the prompt has the state."""
         return False
 
-    def form(self, env_spec: EnvSpec) -> PolicyForm:
-        plan = self._blueprint(env_spec)
-        return plan.form(self.method.answers(self.steps, (plan.size.horizon, plan.size.action_dim)))
-
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
-
-    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
-
-    def outline(self, env_spec: EnvSpec, *, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).outline(role)
-
-    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
-        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
-        size = self._network_size(env_spec, source)
-        plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
-        architecture = replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
-
-        def around(network: nn.Module, precision: Precision) -> FlowPolicy:
-            return FlowPolicy(
-                network,
-                VlaInputs(plan),
-                self.method.build(self.steps),
-                precision,
-                value_detach=self.value_detach,
-                sft_draws=self.sft_draws,
-            )
-
-        return Blueprint(self, architecture, size, source, around)
+    def fitted_architecture(self, size: Pi0Size) -> Architecture:
+        return replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
 
     def input_form(self, size: Pi0Size, source: Checkpoint | None) -> InputForm:
         """What the network reads and writes. Its prompts have the release's length, or that of the longest one here."""
@@ -145,8 +109,7 @@ class _FlowGemmaSettings(FlowVlaSettings):
             state_in_prompt=self._binned_state,
         )
 
-    def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
-        """The network's size for this environment."""
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
         adaptive = self.architecture is PI05
         if source is not None:
             size: Pi0Size = released_size(self.architecture, source)
@@ -157,7 +120,7 @@ class _FlowGemmaSettings(FlowVlaSettings):
                 adaptive=adaptive,
                 horizon=self.chunk,
                 action_dim=env_spec.action.dim,
-                state_dim=env_spec.observation[self.state].shape[0],
+                state_dim=self.state_entries(env_spec),
             )
         return replace(size, horizon=self.horizon or size.horizon)
 

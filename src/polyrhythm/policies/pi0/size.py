@@ -167,9 +167,7 @@ def _decoder(config: Mapping[str, Any], key: str, section: str, released: str, s
     if not isinstance(variant, str):
         names = ("width", "depth", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
         width, layers, mlp, heads, kv_heads, head_dim = (variant[name] for name in names)
-        size = replace(
-            size, width=width, layers=layers, mlp=mlp, heads=heads, kv_heads=kv_heads, head_dim=head_dim
-        )
+        size = replace(size, width=width, layers=layers, mlp=mlp, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     return replace(
         size,
         width=seen.of("layers.0.mlp.gate_proj.weight", 1) or size.width,
@@ -184,7 +182,7 @@ def _vision(config: Mapping[str, Any], released: SiglipSize, seen: _Shapes) -> S
     details = _section(config, "vision_config")
     resolution = config.get("image_resolution", (released.image, released.image))
     if len(set(resolution)) != 1:
-        raise ValueError(f"config.json: image_resolution = {list(resolution)}: the images of π0 are square")
+        raise ValueError(f"config.json: image_resolution = {list(resolution)}: π0's images are square; make them equal")
     patch = seen.of("embeddings.patch_embedding.weight", 2) or details.get("patch_size", released.patch)
     tokens = seen.of("embeddings.position_embedding.weight")
     image = math.isqrt(tokens) * patch if tokens else details.get("image_size", resolution[0])

@@ -9,6 +9,7 @@ A matrix W becomes W + alpha/r · B·A (Hu et al. 2021), or alpha/√r with rank
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,19 +30,27 @@ from polyrhythm.policies.vla.saving import new_folder, save_changed, write_tenso
 
 _PEFT = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+#: peft's lora_alpha where adapter_config.json has none.
+_ALPHA = 8
 #: What makes other adapters than these of the plain kind, by key of adapter_config.json.
 _OTHER_KINDS = ("use_dora", "fan_in_fan_out", "lora_bias", "megatron_config", "trainable_token_indices")
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """An opened folder of adapters. config: adapter_config.json. modules: names of the adapted layers as the base has
-    them. replaced: tensors that the folder holds whole (peft's modules_to_save), by the base's name -> stored name."""
+    """An opened folder of adapters. config: adapter_config.json. ranks: of the tensors, by name of the adapted layer as
+    the base has it; what adapter_config.json says of ranks is not read. replaced: tensors that the folder holds whole
+    (peft's modules_to_save), by the base's name -> stored name."""
 
     folder: Path
     config: Mapping[str, Any]
-    modules: tuple[str, ...]
+    ranks: Mapping[str, int]
     replaced: Mapping[str, str]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names of the adapted layers."""
+        return tuple(self.ranks)
 
     @property
     def base(self) -> str:
@@ -60,19 +69,36 @@ class Adapters:
         if config.get("peft_type", "LORA") != "LORA" or others:
             kind = others[0] if others else config["peft_type"]
             raise ConfigError(f"{folder / ADAPTER_CONFIG}: {kind} is not supported; merge it with peft itself")
-        names = read_header(folder / ADAPTER_TENSORS).tensors
-        modules = tuple(plain_name(name).removesuffix(_A) for name in names if plain_name(name).endswith(_A))
-        pairs = {module + ending for module in modules for ending in (_A, _B)}
-        replaced = {plain_name(name): name for name in names if plain_name(name) not in pairs}
+        stored = read_header(folder / ADAPTER_TENSORS).tensors
+        names = {plain_name(name): name for name in stored}
+        ranks = {
+            plain.removesuffix(_A): stored[name].shape[0]
+            for plain, name in names.items()
+            if plain.endswith(_A) and stored[name].shape
+        }
+        pairs = {module + ending for module in ranks for ending in (_A, _B)}
+        replaced = {plain: name for plain, name in names.items() if plain not in pairs}
         if odd := [name for name in replaced if ".lora_" in name or name.startswith("lora_")]:
             raise ConfigError(f"{folder}: {few(odd)} cannot be merged here; merge it with peft itself")
-        return cls(folder, config, modules, replaced)
+        return cls(folder, config, ranks, replaced)
 
     def scale(self, module: str) -> float:
-        """What B·A is multiplied by."""
-        rank = _pattern(self.config.get("rank_pattern"), module, self.config["r"])
-        alpha = _pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", 8))
+        """What B·A is multiplied by. ConfigError: adapter_config.json does not tell it."""
+        alpha, rank = self._alpha(module), self.ranks[module]
         return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def _alpha(self, module: str) -> float:
+        """That of the first pattern which fits, else lora_alpha. A pattern is a regular expression of the layer's name
+        or of its end behind a dot, as in peft."""
+        patterns = self.config.get("alpha_pattern") or {}
+        try:
+            fitting = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+            return float(next(fitting, self.config.get("lora_alpha", _ALPHA)))
+        except (TypeError, ValueError, AttributeError, re.error) as error:
+            raise ConfigError(
+                f"{self.folder / ADAPTER_CONFIG}: lora_alpha and alpha_pattern do not tell the scale of {module} "
+                f"({error}); copy it again from where the adapters were saved"
+            ) from error
 
     def read(self) -> dict[str, Tensor]:
         """All tensors by plain name."""
@@ -140,11 +166,13 @@ def save_adapters(
 def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
     """Write the base with the adapters added to its matrices, in its layout and dtypes, into the new folder `out`.
 
-    ConfigError: an adapted matrix is not in the base or has another shape. The sum is taken in float32.
+    ConfigError: an adapted matrix is not in the base or has another shape, or its scale is not told. The sum is taken
+    in float32.
     """
     tensors = adapters.read()
     matrices = {_in_base(f"{module}.weight", base, adapters): module for module in adapters.modules}
     whole = {_in_base(name, base, adapters): name for name in adapters.replaced}
+    scales = {name: adapters.scale(module) for name, module in matrices.items()}
     fix = f"name the base that it was trained on ({adapters.base or 'its adapter_config.json names none'})"
     for name, module in matrices.items():
         a, b, there = tensors[module + _A], tensors.get(module + _B), base.tensors[name].shape
@@ -165,7 +193,7 @@ def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
             return None
         ((_, weight),) = base.read([name])
         a, b = (tensors[matrices[name] + ending].float() for ending in (_A, _B))
-        return torch.addmm(weight.float(), b, a, alpha=adapters.scale(matrices[name]))
+        return torch.addmm(weight.float(), b, a, alpha=scales[name])
 
     file = adapters.folder / OURS
     ours = dict(read_stored(file, {name: name for name in read_header(file).tensors})) if file.is_file() else {}
@@ -181,11 +209,3 @@ def _in_base(name: str, base: Checkpoint, adapters: Adapters) -> str:
         f"{adapters.folder}: {name} is adapted, but {base.folder} has no such tensor; name the base that it was "
         f"trained on ({adapters.base or 'its adapter_config.json names none'})"
     )
-
-
-def _pattern(patterns: Mapping[str, Any] | None, module: str, otherwise: Any) -> float:
-    """The number of the first pattern (a module's name or the end of one, as peft matches) that fits, else this."""
-    for pattern, value in (patterns or {}).items():
-        if module.endswith(f".{pattern}") or fnmatchcase(module, pattern):
-            return float(value)
-    return float(otherwise)

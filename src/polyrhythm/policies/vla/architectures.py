@@ -35,7 +35,8 @@ class Architecture:
     has both, the network's own name is read, and saving writes both.
     optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used);
     they must be of torch's own layers.
-    unused: tensors of a folder that the network does not have and need not be told as unexpected; saving copies them.
+    unused: tensors of a folder that the network does not have and need not be told as unexpected, such as the value and
+    noise heads that RLinf's PPO leaves in its checkpoints; saving copies them.
     parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
     dead: tensors that no output depends on; they are never trained.
     float32: tensors that the release keeps in float32 whatever the backbone's dtype.

@@ -169,7 +169,7 @@ def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
         ) from error
     except ValueError as error:
         raise ConfigError(f"checkpoint = {checkpoint.folder}: {error}{without_config(checkpoint)}") from error
-    except (TypeError, AttributeError, IndexError) as error:  # any JSON may be in there
+    except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:  # any JSON may be in there
         raise ConfigError(
             f"checkpoint = {checkpoint.folder}: its config.json does not describe a network of {of.name} ({error}); "
             "copy it again from its release"

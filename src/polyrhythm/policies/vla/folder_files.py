@@ -20,7 +20,7 @@ from polyrhythm.errors import ConfigError, MissingError
 
 CONFIG, INDEX, OURS = "config.json", "model.safetensors.index.json", "polyrhythm.safetensors"
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
-#: Key of config.json with what stands for tokenizer and statistics where the policy began from a seed.
+#: Key of config.json with what stands for tokenizer and statistics, and the cameras, where a policy began from a seed.
 CHOICES = "polyrhythm"
 SINGLE = ("model.safetensors", "weights.safetensors")
 #: Modules whose tensors lie in files of their own, beside the model's.

@@ -5,8 +5,10 @@ Everything is known before the start, and every misfit is one sentence with both
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from polyrhythm.errors import ConfigError, MissingError
@@ -23,6 +25,8 @@ from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.policies.vla.statistics import BOUNDS, RobotStatistics, robot_statistics
 from polyrhythm.policies.vla.tokenizers import WORDS, Tokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import EnvSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +94,12 @@ def _plan_cameras(
                 "say in policy.cameras which image each of them gets"
             )
         chosen = dict(zip(slots, seen, strict=False))
+        if source is not None and camera_names(source) and len(seen) < len(slots):
+            _warn(
+                f"checkpoint = {source.folder} has {len(slots)} cameras ({', '.join(slots)}), the environment "
+                f"{len(seen)} ({there}): without an image, so masked: {', '.join(slots[len(seen) :])}; say in "
+                "policy.cameras which image each gets, if it is another one"
+            )
     for slot, name in chosen.items():
         if slot not in slots:
             raise ConfigError(
@@ -101,6 +111,12 @@ def _plan_cameras(
                 "of these"
             )
     return tuple((slot, chosen[slot]) for slot in slots if slot in chosen)
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once in a process, though inputs are planned for the form and again for each build."""
+    log.warning("%s", text)
 
 
 def _slots(form: InputForm, source: Checkpoint | None) -> tuple[str, ...]:
@@ -156,9 +172,10 @@ def _plan_state(
     if found.size == form.state_dim:  # as some releases have it
         found = found.without_padding(width)
     if found.size != width:
+        spared = "" if form.needs_state else ", or leave out the state, which only the value reads: policy.state=''"
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries, {statistics.origin} has statistics of "
-            f"{found.size}; make the environment show the state of that robot, or choose another policy.robot"
+            f"{found.size}; make the environment show the state of that robot, or choose another policy.robot{spared}"
         )
     return settings.state, found
 

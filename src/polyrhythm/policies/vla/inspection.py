@@ -23,6 +23,7 @@ from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import CHOICES, read_json
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import LoraSettings, TrainedPart
+from polyrhythm.policies.vla.statistics import openpi_key
 from polyrhythm.specs.weights import weight_specs
 
 _TRAINED: tuple[TrainedPart, ...] = ("all", "expert", "lora", "head")
@@ -38,6 +39,7 @@ _MOMENTS = 2
 class Inspection:
     """What a folder is. Numbers are None where the folder does not tell them.
 
+    robots: keys of the statistics; () also where those of one robot have none (lerobot). statistics: where they are.
     files, file_bytes: of the tensors. dtypes: dtype -> numbers stored in it. trainable: `train` -> numbers trained.
     memory: station -> bytes by purpose; `generator` while acting, `trainer, train: X` with AdamW, both without
     activations and caches. fits: whether every tensor of the network is there and no other; misfit: else what is not.
@@ -106,7 +108,10 @@ def inspect(folder: str | Path, *, dtype: str = "bfloat16") -> Inspection:
         action_dim=action_dim,
         robots=robots,
         cameras=cameras,
-        statistics=tuple(str(path.relative_to(opened.folder)) for path in opened.statistics),
+        statistics=(
+            *(str(path.relative_to(opened.folder)) for path in opened.statistics),
+            *(["buffers among the tensors"] if opened.extra else []),
+        ),
         tokenizer=tokenizer,
         side=tuple(sorted({name.partition(".")[0] for name in opened.side})),
         ours=tuple(opened.ours),
@@ -138,8 +143,7 @@ def robot_keys(opened: Checkpoint) -> tuple[str, ...]:
     keys: list[str] = []
     for path in opened.statistics:
         if path.name == "norm_stats.json":
-            inner = path.parent.relative_to(opened.folder)
-            keys.append("/".join(inner.parts[1:] if inner.parts[:1] == ("assets",) else inner.parts))
+            keys.append(openpi_key(path, opened.folder))
         elif path.name in ("dataset_statistics.json", "metadata.json"):
             keys.extend(read_json(path))
     named = opened.config.get("norm_stats")
@@ -150,7 +154,8 @@ def robot_keys(opened: Checkpoint) -> tuple[str, ...]:
 def camera_names(opened: Checkpoint) -> tuple[str, ...]:
     """Names of the cameras that config.json or GR00T's metadata tell, as the release has them; () where none does."""
     config = opened.config
-    named, features = config.get("image_keys"), config.get("input_features")
+    saved = (config.get(CHOICES) or {}).get("cameras")
+    named, features = saved or config.get("image_keys"), config.get("input_features")
     if named and isinstance(named, list):
         return tuple(map(str, named))
     features = features if isinstance(features, Mapping) else {}

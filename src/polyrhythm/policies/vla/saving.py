@@ -51,11 +51,12 @@ def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Te
     save_changed(checkpoint, lambda name: network.get(stored_as.get(name, name)), out, ours)
 
 
-def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path, choices: Mapping[str, str]) -> None:
+def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path, choices: Mapping[str, Any]) -> None:
     """Write a policy that began from a seed as a released folder: model.safetensors, config.json, and ours.
 
     size: of the network. choices: config.json's section `polyrhythm`, what stands for the tokenizer and the statistics
-    that a release would have. ConfigError: the architecture has no config.json of its own making.
+    that a release would have, and the names of its cameras. ConfigError: the architecture has no config.json of its own
+    making.
     """
     if of.config is None:
         raise ConfigError(

@@ -11,6 +11,7 @@ from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.vla.input_form import CAMERAS
 from polyrhythm.policies.vla.statistics import BOUNDS
 from polyrhythm.policies.vla.tokenizers import WORDS
+from polyrhythm.specs import EnvSpec
 
 #: What is trained of a network; see `VlaSettings.train`.
 TrainedPart = Literal["all", "expert", "lora", "head"]
@@ -94,6 +95,11 @@ class VlaSettings(BaseModel):
     value_detach: bool = True
     """Keep the value loss out of the network."""
 
+    def state_entries(self, env_spec: EnvSpec) -> int:
+        """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""
+        spec = env_spec.observation.get(self.state)
+        return spec.shape[0] if spec is not None and spec.shape else 1
+
     def stand_ins(self) -> Iterator[Self]:
         """These settings with less and less that has to be on this machine, for checks where something is missing.
 
@@ -107,7 +113,8 @@ class VlaSettings(BaseModel):
         yield released.model_copy(update={"tokenizer": WORDS})
 
     def miniature(self) -> Self:
-        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second."""
+        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second. It leaves
+        out what refers to a checkpoint's robot, cameras or padding."""
         kind = type(self).model_fields["type"].default
         return self.model_copy(
             update={
@@ -116,6 +123,7 @@ class VlaSettings(BaseModel):
                 "tokenizer": WORDS,
                 "robot": BOUNDS,
                 "embodiment": -1,
+                "entries": (),
                 "cameras": dict(zip(CAMERAS[kind], self.cameras.values(), strict=False)),
                 "prompt_length": 0,
                 "train": "all",

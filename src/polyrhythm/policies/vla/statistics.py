@@ -81,8 +81,7 @@ def _expected(kind: str) -> str:
 def _all(source: Checkpoint, kind: str) -> Iterator[RobotStatistics]:
     for path in source.statistics:
         if path.name == "norm_stats.json":
-            inner = path.parent.relative_to(source.folder).parts
-            yield openpi(path, kind, "/".join(inner[1:] if inner[:1] == ("assets",) else inner))
+            yield openpi(path, kind, openpi_key(path, source.folder))
         elif path.name == "dataset_statistics.json":
             yield from openvla(read_json(path), str(path))
         elif path.name == "metadata.json":
@@ -91,6 +90,12 @@ def _all(source: Checkpoint, kind: str) -> Iterator[RobotStatistics]:
     if isinstance(named, Mapping) and not any(path.name == "dataset_statistics.json" for path in source.statistics):
         yield from openvla(named, f"{source.folder}/config.json")
     yield from _lerobot(source)
+
+
+def openpi_key(path: Path, folder: Path) -> str:
+    """The key of a norm_stats.json within a released folder: the path of its own folder below `assets`."""
+    inner = path.parent.relative_to(folder).parts
+    return "/".join(inner[1:] if inner[:1] == ("assets",) else inner)
 
 
 def openpi(path: Path, kind: str, key: str) -> RobotStatistics:
