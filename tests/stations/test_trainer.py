@@ -283,6 +283,29 @@ class SlowWeights(InlineWeights):
         super().publish(version, state)
 
 
+def test_a_version_that_is_published_from_a_copy_may_be_announced_after_the_next_update(tmp_path):
+    """The state is there before that update ends; the versions keep their order and their weights."""
+    policy = ToyPolicy()
+    channel = SlowWeights(policy)
+    stand = Stand(TrainerStates(str(tmp_path)), channel=channel, policy=policy, overlap=True)
+    before = weights(policy)
+    stand.trainer.handle(PublishWeights("t", 1))
+    stand.trainer.handle(LEND)
+    for _ in range(8):  # the publication begins; six steps, and the end of the update
+        assert stand.trainer.work()
+    checkpointed, report, done = stand.said
+    assert (checkpointed, done) == (Checkpointed("t", 0, 0), UpdateDone("t", 0, 0))
+    assert isinstance(report, Report)
+    assert channel.newest == -1, "version 1 is not there yet"
+    stand.trainer.handle(PublishWeights("t", 2))
+    threading.Timer(0.05, channel.go_on.set).start()
+    stand.do()
+    stand.trainer.close()
+    assert stand.said[3:] == [Published("t", 0, 1), Checkpointed("t", 0, 1), Published("t", 0, 2)]
+    assert same(channel.read(1)[1], before)
+    assert same(channel.read(2)[1], weights(policy))
+
+
 class Watched(ToyPolicy):
     """Says when it is asked to evaluate."""
 

@@ -10,7 +10,8 @@ follow.
 
 Invariant: what is published and saved is what the commands before found, as they are executed in order. A state that is
 due is announced once it is written, before any later `UpdateDone`; where it is one file, before its version is
-published. A sample is read only between `StartUpdate` and `UpdateDone`.
+published. So `Published(N)` may come after the next `UpdateDone`, when it is published from the copy that was saved,
+but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`.
 """
 
 from __future__ import annotations
