@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.process.runs import ASYNCHRONOUS, PATIENCE_S
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S
 from tests.process.test_supervision import lost, run
 
 from polyrhythm.pipeline.build import Pipeline
@@ -25,13 +26,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@contextmanager
+def reading(pipeline: Pipeline) -> Iterator[None]:
+    """Both buffers of the weights are read, so no version can be written."""
+    with ExitStack() as locks:
+        for index in range(2):
+            locks.enter_context(pipeline.weights._memory.lock(index, fcntl.LOCK_SH))  # type: ignore[attr-defined]
+        yield
+
+
 def ahead_of_its_publication(pipeline: Pipeline, act: Callable[[], None]) -> None:
-    """Do something once the update behind a version has ended that the trainer cannot write: both buffers are read."""
+    """Do something once the update behind a version has ended that the trainer cannot write."""
     versions = pipeline.loop.conductor.versions
     wait_for(lambda: versions.updates >= 2)
-    with ExitStack() as reading:
-        for index in range(2):
-            reading.enter_context(pipeline.weights._memory.lock(index, fcntl.LOCK_SH))  # type: ignore[attr-defined]
+    with reading(pipeline):
         wait_for(lambda: versions.trained >= versions.published + 2)
         act()
 
@@ -65,6 +73,23 @@ def test_the_update_behind_a_version_may_end_first_and_its_loss_is_made_good(
         assert TrainerJoined("trainer", 1, ahead[-1]) in said, "the state of that version was there"
         assert Published("trainer", 1, ahead[-1]) in said
         assert ledger.rolled_back == 8
+
+
+def test_a_publication_that_hangs_while_nothing_else_is_to_do_is_the_loss_of_the_trainer(tmp_path: Path) -> None:
+    """In lock-step the next update waits for it, so it is under way by itself."""
+
+    def during(pipeline: Pipeline) -> None:
+        versions = pipeline.loop.conductor.versions
+        wait_for(lambda: versions.updates >= 2)
+        with reading(pipeline):
+            wait_for(lambda: bool(lost(pipeline)))
+
+    limits = {"update_s": 2.0, "heartbeat_s": 60.0}
+    pipeline = run(tmp_path, versions=4, base=LOCKSTEP, during=during, launcher="local", supervision=limits)
+    (event,) = lost(pipeline)
+    assert event.station == "trainer"
+    assert re.fullmatch(r"has been in one publish for \d+\.\d s \(supervision\.update_s\)", event.reason)
+    assert pipeline.loop.conductor.ledger.imbalance == 0
 
 
 def _ended_first(said: list[Event], version: int) -> bool:

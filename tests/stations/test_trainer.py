@@ -263,6 +263,31 @@ def test_one_state_is_written_at_a_time():
     assert states.begun == 2
 
 
+def test_what_threads_do_is_a_call_under_way_that_supervision_limits():
+    states = WrittenLater()
+    stand = Stand(states)
+    begin = time.monotonic()
+    stand.do(PublishWeights("t", 0))
+    call, since = stand.trainer.current_call()
+    assert call == "save"
+    assert begin <= since <= time.monotonic()
+    assert stand.trainer.pending_work() == ["t is at a save in the background"]
+    states.written.set()
+    assert stand.trainer.current_call() == ("", 0.0)
+    policy = ToyPolicy()
+    channel = SlowWeights(policy)
+    stand = Stand(channel=channel, policy=policy, overlap=True)
+    stand.trainer.handle(PublishWeights("t", 0))
+    assert stand.trainer.work()
+    assert stand.trainer.current_call()[0] == "publish"
+    assert stand.trainer.pending_work() == ["t is at a publish in the background"]
+    channel.go_on.set()
+    stand.do()
+    stand.trainer.close()
+    assert stand.trainer.current_call() == ("", 0.0)
+    assert stand.trainer.pending_work() == []
+
+
 def test_a_save_that_is_asked_for_waits_for_the_update_before_it(tmp_path):
     stand = Stand(TrainerStates(str(tmp_path), every_versions=9))
     stand.do(LEND, SaveTrainer("t"))
