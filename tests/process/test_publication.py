@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S
 from tests.process.test_supervision import lost, run
 
@@ -44,7 +45,10 @@ def ahead_of_its_publication(pipeline: Pipeline, act: Callable[[], None]) -> Non
         act()
 
 
-@pytest.mark.parametrize(("ranks", "killed"), [(1, False), (1, True), (2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "killed"),
+    [(1, True), *(pytest.param(*rest, marks=long(15, "publications overtaken")) for rest in ((1, False), (2, True)))],
+)
 def test_the_update_behind_a_version_may_end_first_and_its_loss_is_made_good(
     ranks: int, killed: bool, tmp_path: Path
 ) -> None:
