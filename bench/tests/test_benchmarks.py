@@ -51,6 +51,17 @@ def test_weights(result, tmp_path):
     assert "policies of this size have no shorter passes" in " ".join(text.split())
 
 
+def test_switch(result):
+    found = result("switch", "--megabytes", "4", "--repeats", "2")
+    host = found["modes"]["cpu"]
+    assert 3.0 < host["freed_mb"] < 4.2
+    assert host["ratio"] > 0
+    assert host["gb_per_s"] == pytest.approx(2 * host["freed_mb"] / (host["leave_ms"] + host["back_ms"]))
+    device = found["modes"].get("cuda:0")
+    assert found["within_limit"] == (None if device is None else device["ratio"] <= 1.2)
+    assert len(found["left_out"]) == (device is None)
+
+
 def test_throughput_beside_a_plain_loop_that_does_the_same():
     found = throughput._measure(16, updates=2, repeats=1)
     for way in ("plain", "inline", "local"):

@@ -36,6 +36,7 @@ def leased(rng: random.Random, base: ClusterSettings) -> ClusterSettings:
     rules = {
         "min_hold": rng.choice((0.0, 0.01, 0.2)),
         "switch_order": rng.choice(("data_flow", "arrival")),
+        "devices": rng.choice(((), (), every, (rng.choice(every),))),
         "host_gb_per_s": 20.0,
     }
     found = base.model_copy(
@@ -96,6 +97,19 @@ def test_a_station_alone_on_its_devices_leases_none_of_them() -> None:
     apart = settings(generators={"devices": "0"}, trainer={"devices": "1"}, sharing="lease")
     assert apart.scheduler.lease is not None
     assert apart.scheduler.lease.devices == {}
+
+
+def test_on_devices_that_are_not_named_passes_slow_each_other_down() -> None:
+    both = {"generators": {"devices": "0", "count": 2}, "trainer": {"devices": "0-1"}, "sharing": "lease"}
+    some = settings(**both, lease={"devices": "1"})
+    assert some.scheduler.lease is not None
+    assert some.scheduler.lease.devices == {}, "the trainer is alone on device 1"
+    both["generators"] = {"devices": "0-1", "count": 2}
+    some = settings(**both, lease={"devices": "1"})
+    assert some.scheduler.lease is not None
+    assert some.scheduler.lease.devices == {"generator-1": (1,), "trainer": (1,)}
+    with pytest.raises(ValueError, match="batching is streams but generator-0 shares devices"):
+        settings(**both, lease={"devices": "1"}, scheduler={"batching": "streams"})
 
 
 def test_leases_in_the_scheduler_section_are_refused() -> None:

@@ -13,8 +13,10 @@ from polyrhythm.scheduler.records import (
     DeviceYielded,
     Event,
     GeneratorJoined,
+    PrepareEpisodes,
     PublishWeights,
     RefuseRequest,
+    SaveTrainer,
     Serve,
     SimulatorJoined,
     StartRows,
@@ -29,9 +31,9 @@ from polyrhythm.scheduler.settings import LeaseSettings
 
 _JOINED = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
 _WORK = {
-    **dict.fromkeys((StartRows, CancelRow, RefuseRequest), "simulator"),
+    **dict.fromkeys((StartRows, CancelRow, RefuseRequest, PrepareEpisodes), "simulator"),
     **dict.fromkeys((Serve, StartStream, ApplyWeights), "generator"),
-    **dict.fromkeys((StartUpdate, PublishWeights), "trainer"),
+    **dict.fromkeys((StartUpdate, PublishWeights, SaveTrainer), "trainer"),
 }
 
 

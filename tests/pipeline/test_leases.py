@@ -7,7 +7,7 @@ from tests.process.runs import config
 
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.leases import HOST, lease_devices, lease_settings
+from polyrhythm.pipeline.leases import HOST, lease_devices, lease_settings, list_unleased
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.runtime.factories import Resources
@@ -51,6 +51,42 @@ def test_a_trainer_of_several_ranks_leases_the_devices_of_all_of_them_that_other
     assert leases(alone) == {}
 
 
+def test_the_devices_that_are_leased_may_be_named_and_the_others_are_shared() -> None:
+    def leases_on(devices: str | None, found: dict[str, Resources]) -> dict[str, tuple[int, ...]]:
+        rules = PlacementSettings.model_validate({"sharing": "lease", "lease": {"devices": devices}})
+        taken = lease_devices(rules, found, simulators_leave=False)
+        return {name: seat.leases for name, seat in taken.items() if seat.leases}
+
+    ranks = {"trainer": "cuda:0", "trainer-rank1": "cuda:1"}
+    found = {
+        name: Resources(device) for name, device in {"generator-0": "cuda:0", "generator-1": "cuda:1", **ranks}.items()
+    }
+    everywhere = {"generator-0": (0,), "generator-1": (1,), **dict.fromkeys(ranks, (0, 1))}
+    assert leases_on(None, found) == leases_on("all", found) == leases_on("0-1", found) == everywhere
+    assert leases_on("1", found) == {"generator-1": (1,), **dict.fromkeys(ranks, (1,))}
+    assert leases_on("7", found) == {}
+    assert leases_on("0", seats(generator_0="cpu", trainer="cpu")) == {}, "the host is no device with a number"
+
+
+def test_a_device_that_is_named_for_leases_and_has_nobody_to_take_turns_is_told() -> None:
+    rules = PlacementSettings.model_validate({"sharing": "lease", "lease": {"devices": "0-2"}})
+    found = lease_devices(
+        rules, seats(generator_0="cuda:0", generator_1="cuda:1", trainer="cuda:0"), simulators_leave=False
+    )
+    (told,) = list_unleased(rules, found)
+    assert told.startswith("placement.lease.devices = 0-2: nobody takes turns on 1, 2, as fewer than two stations")
+    assert list_unleased(LEASE, found) == []
+
+
+def test_simulators_that_join_are_on_no_device_of_ours() -> None:
+    env = {"type": "tests.process.settings:LeavingSettings", "id": "CartPole-v1", "max_steps": 40}
+    placed = place(config(env=env, join={"simulators": 1}, placement={"sharing": "lease"}))
+    assert placed.seats["simulator-0"].leases == (HOST,)
+    assert placed.seats["simulator-joined-0"] == Resources("cpu", 1)
+    assert placed.lease is not None
+    assert "simulator-joined-0" not in placed.lease.devices
+
+
 def test_by_default_nothing_is_leased() -> None:
     found = lease_devices(PlacementSettings(), seats(generator_0="cpu", trainer="cpu"), simulators_leave=True)
     assert all(seat.leases == () for seat in found.values())
@@ -80,6 +116,8 @@ def test_the_seats_of_a_run_say_who_takes_turns() -> None:
         ({"sharing": "lend"}, "sharing"),
         ({"sharing": "lease", "lease": {"min_hold_s": -1.0}}, "min_hold_s"),
         ({"lease": {"switch_order": "random"}}, "switch_order"),
+        ({"lease": {"devices": "cpu"}}, r"placement.lease.devices = 'cpu': the host is leased where no station has a"),
+        ({"lease": {"devices": "3-1"}}, "a range goes down"),
     ],
 )
 def test_wrong_rules_are_refused(wrong: dict[str, object], words: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +57,36 @@ class HangingSettings(CategoricalSettings):
             return evaluate(obs, forward_inputs)
 
         policy.evaluate = hangs  # type: ignore[method-assign]
+        return policy
+
+
+class EndingSettings(CategoricalSettings):
+    """A categorical policy that ends rank 1, once, then the file `marker` is there: as it is built (phase `build`, by
+    an error), or the second time that its weights are read within this function (`save`, `publish_weights`, by
+    SIGKILL)."""
+
+    type: Literal["tests.process.policies:EndingSettings"] = "tests.process.policies:EndingSettings"  # type: ignore[assignment]
+    marker: str
+    phase: str
+
+    def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
+        policy = super().build(env_spec, seed=seed, device=device, role=role)
+        if not dist.is_initialized() or dist.get_rank() != 1 or Path(self.marker).exists():
+            return policy
+        if self.phase == "build":
+            Path(self.marker).touch()
+            raise RuntimeError("this rank has no room")
+        state_dict, times = policy.state_dict, 0
+
+        def ends(*arguments: Any, **words: Any) -> Any:
+            nonlocal times
+            times += any(frame.f_code.co_name == self.phase for frame, _ in traceback.walk_stack(None))
+            if times > 1:
+                Path(self.marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return state_dict(*arguments, **words)
+
+        policy.state_dict = ends
         return policy
 
 

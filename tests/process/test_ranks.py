@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.long import long
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 from tests.process.test_supervision import at_update, balanced, lost, run
 
@@ -112,6 +114,38 @@ def test_ranks_that_wait_for_one_in_a_collective_are_the_loss_of_the_trainer(tmp
     (reason,) = [event.reason for event in lost(pipeline) if event.station == "trainer"]
     assert re.fullmatch(r"rank [01]: has been in one update for \d+\.\d s \(supervision\.update_s\)", reason)
     assert balanced(pipeline, 24)
+
+
+#: Each starts a trainer of two ranks twice.
+LONG = long(20, "ranks that end as they are built or save")
+
+
+@pytest.mark.parametrize("phase", [pytest.param("save", marks=LONG), "publish_weights"])
+def test_a_rank_that_ends_between_updates_is_one_loss_of_the_trainer(phase: str, tmp_path: Path) -> None:
+    """As its ranks save their parts, and as they publish, tensor by tensor."""
+    marker = tmp_path / "ended"
+    policy = {"type": "tests.process.policies:EndingSettings", "marker": str(marker), "phase": phase}
+    pipeline = run(tmp_path, versions=4, policy=policy, **two("shard"))
+    assert marker.exists()
+    assert [event.reason for event in lost(pipeline)] == ["rank 1: was ended by SIGKILL"]
+    ledger = pipeline.loop.conductor.ledger
+    assert (ledger.imbalance, set(ledger.dropped) - {DropReason.ROLLBACK}) == (0, set())
+    assert pipeline.loop.conductor.versions.applied == 4
+
+
+@LONG
+def test_a_rank_that_fails_at_its_start_is_started_again_with_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    marker = tmp_path / "ended"
+    policy = {"type": "tests.process.policies:EndingSettings", "marker": str(marker), "phase": "build"}
+    with caplog.at_level(logging.ERROR):
+        pipeline = run(tmp_path, versions=2, training={"versions": 2}, policy=policy, **two("replicate"))
+    assert marker.exists()
+    assert lost(pipeline) == [], "it was not there yet"
+    assert balanced(pipeline, 16)
+    told = [record.getMessage().splitlines()[0] for record in caplog.records]
+    assert told == ["trainer rank 1: RuntimeError: this rank has no room; starting it again (failure 1)"]
 
 
 def test_a_run_of_one_process_has_one_rank() -> None:

@@ -373,6 +373,43 @@ def test_a_trainer_that_lost_only_part_of_a_version_goes_on_under_the_same_versi
     assert (script.conductor.ledger.rolled_back, script.conductor.rollout.admission.consumed) == (2, 0)
 
 
+def ahead_of_its_publication() -> Script:
+    """A trainer whose second update has ended while version 1, whose state is saved, is still being published."""
+    script = Script(max_lag=2)
+    train_one(script, 0)
+    assert script.of(r.PublishWeights) == [r.PublishWeights("trainer", 1)]
+    script.say(r.Checkpointed("trainer", 0, 1))
+    train_one(script, 2)
+    assert script.of(r.PublishWeights) == [r.PublishWeights("trainer", 2)]
+    return script
+
+
+def test_a_version_may_be_announced_after_the_update_behind_it() -> None:
+    script = ahead_of_its_publication()
+    assert script.say(r.Published("trainer", 0, 1)) == [r.ApplyWeights("g0", 1)]
+    script.applied(1)
+    assert script.say(r.Published("trainer", 0, 2)) == [r.ApplyWeights("g0", 2)]
+    script.applied(2)
+    assert (script.conductor.versions.applied, script.conductor.versions.trained) == (2, 2)
+
+
+def test_a_trainer_that_is_lost_before_it_announces_a_version_that_it_has_saved_publishes_it_again() -> None:
+    """Its first incarnation may have written version 1: with the same weights, as these are the saved ones."""
+    script = ahead_of_its_publication()
+    script.say(r.StationLost("trainer", 0, "killed"))
+    script.say(r.TrainerJoined("trainer", 1, 1))
+    assert script.of(r.PublishWeights) == [r.PublishWeights("trainer", 1)]
+    ledger, versions = script.conductor.ledger, script.conductor.versions
+    assert (ledger.trained, ledger.rolled_back) == (2, 2)
+    assert (versions.trained, versions.published, versions.updates) == (1, 0, 1)
+    assert script.say(r.Published("trainer", 0, 1)) == [], "what the lost one said comes too late"
+    assert script.say(r.Published("trainer", 1, 1)) == [r.ApplyWeights("g0", 1)]
+    script.finish(4)
+    script.finish(5)
+    (start,) = script.of(r.StartUpdate)
+    assert (start.update, start.version, start.oldest) == (1, 1, (0, 0))
+
+
 def test_checkpointed_updates_cannot_be_rolled_back() -> None:
     script = Script(max_lag=1)
     train_one(script, 0)

@@ -263,6 +263,31 @@ def test_one_state_is_written_at_a_time():
     assert states.begun == 2
 
 
+def test_what_threads_do_is_a_call_under_way_that_supervision_limits():
+    states = WrittenLater()
+    stand = Stand(states)
+    begin = time.monotonic()
+    stand.do(PublishWeights("t", 0))
+    call, since = stand.trainer.current_call()
+    assert call == "save"
+    assert begin <= since <= time.monotonic()
+    assert stand.trainer.pending_work() == ["t is at a save in the background"]
+    states.written.set()
+    assert stand.trainer.current_call() == ("", 0.0)
+    policy = ToyPolicy()
+    channel = SlowWeights(policy)
+    stand = Stand(channel=channel, policy=policy, overlap=True)
+    stand.trainer.handle(PublishWeights("t", 0))
+    assert stand.trainer.work()
+    assert stand.trainer.current_call()[0] == "publish"
+    assert stand.trainer.pending_work() == ["t is at a publish in the background"]
+    channel.go_on.set()
+    stand.do()
+    stand.trainer.close()
+    assert stand.trainer.current_call() == ("", 0.0)
+    assert stand.trainer.pending_work() == []
+
+
 def test_a_save_that_is_asked_for_waits_for_the_update_before_it(tmp_path):
     stand = Stand(TrainerStates(str(tmp_path), every_versions=9))
     stand.do(LEND, SaveTrainer("t"))
@@ -281,6 +306,29 @@ class SlowWeights(InlineWeights):
         self.begun.set()
         assert self.go_on.wait(10)
         super().publish(version, state)
+
+
+def test_a_version_that_is_published_from_a_copy_may_be_announced_after_the_next_update(tmp_path):
+    """The state is there before that update ends; the versions keep their order and their weights."""
+    policy = ToyPolicy()
+    channel = SlowWeights(policy)
+    stand = Stand(TrainerStates(str(tmp_path)), channel=channel, policy=policy, overlap=True)
+    before = weights(policy)
+    stand.trainer.handle(PublishWeights("t", 1))
+    stand.trainer.handle(LEND)
+    for _ in range(8):  # the publication begins; six steps, and the end of the update
+        assert stand.trainer.work()
+    checkpointed, report, done = stand.said
+    assert (checkpointed, done) == (Checkpointed("t", 0, 0), UpdateDone("t", 0, 0))
+    assert isinstance(report, Report)
+    assert channel.newest == -1, "version 1 is not there yet"
+    stand.trainer.handle(PublishWeights("t", 2))
+    threading.Timer(0.05, channel.go_on.set).start()
+    stand.do()
+    stand.trainer.close()
+    assert stand.said[3:] == [Published("t", 0, 1), Checkpointed("t", 0, 1), Published("t", 0, 2)]
+    assert same(channel.read(1)[1], before)
+    assert same(channel.read(2)[1], weights(policy))
 
 
 class Watched(ToyPolicy):

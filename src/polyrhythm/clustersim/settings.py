@@ -208,10 +208,12 @@ class EvaluationPlan(ClusterSection):
 class LeaseSection(ClusterSection):
     """How stations take turns on a device (`sharing: lease`).
 
+    devices: numbers of those on which they do; on the others their passes slow each other down. If empty, no other.
     min_hold: how long a station with work may keep a device that another waits for; switch_order: who gets a free one
     (`scheduler.lease`). host_gb_per_s: bandwidth between a device and its host, 10^9 bytes per second.
     """
 
+    devices: Devices = ()
     min_hold: Seconds = 1.0
     switch_order: Literal["data_flow", "arrival"] = "data_flow"
     host_gb_per_s: float = Field(default=25.0, gt=0)
@@ -275,9 +277,9 @@ class ClusterSettings(ClusterSection):
     @model_validator(mode="after")
     def _streams_are_alone(self) -> Self:
         """Streams on a device that other passes slow down are not simulated."""
-        if self.scheduler.batching != "streams" or self.sharing == "lease":
+        if self.scheduler.batching != "streams":
             return self
-        numbers = Counter(number for _, _, devices in self.seats() for number in devices)
+        numbers = Counter(number for _, _, devices in self.seats() for number in devices if not self._is_leased(number))
         for name, group, devices in self.seats():
             if isinstance(group, GeneratorGroup) and any(numbers[number] > 1 for number in devices):
                 raise ValueError(
@@ -299,9 +301,14 @@ class ClusterSettings(ClusterSection):
     def lease_rules(self) -> LeaseSettings:
         """The stations that are on a device of others too, with these devices, and how they take turns there."""
         numbers = Counter(number for _, _, devices in self.seats() for number in devices)
-        shared = {name: tuple(n for n in devices if numbers[n] > 1) for name, _, devices in self.seats()}
+        leased = {number for number, count in numbers.items() if count > 1 and self._is_leased(number)}
+        shared = {name: tuple(n for n in devices if n in leased) for name, _, devices in self.seats()}
         devices = {name: own for name, own in shared.items() if own}
         return LeaseSettings(devices, self.lease.min_hold, self.lease.switch_order)
+
+    def _is_leased(self, number: int) -> bool:
+        """Whether several stations on this device would take turns."""
+        return self.sharing == "lease" and (not self.lease.devices or number in self.lease.devices)
 
     def seats(self) -> list[tuple[str, StationGroup, tuple[int, ...]]]:
         """Every station with its group and its devices: station i of a group is on its device i modulo their number;

@@ -1,8 +1,8 @@
 """Which stations are on their device in turn (`placement.sharing: lease`): settings and seats in, leases out.
 
 A device is leased where at least two stations on it can leave it: generators and the trainer, and simulators whose
-environment says so (`leaves_device`); others stay on it. Where no station has a CUDA device the host counts as one
-device, so the whole mechanism runs without a GPU.
+environment says so (`leaves_device`); others stay on it. `lease.devices` may name some: the others are shared. Where no
+station has a CUDA device the host counts as one device, so the whole mechanism runs without a GPU.
 
 A trainer of several ranks is one station: it leases what any of its ranks works on, and all of them leave together.
 """
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polyrhythm.config.sections.placement import PlacementSettings
+from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.scheduler.settings import LeaseSettings
@@ -35,9 +35,8 @@ def lease_devices(
         if simulators_leave or not name.startswith("simulator"):
             own.setdefault(station_of(name), set()).add(_number(seat))
     stations = Counter(number for numbers in own.values() for number in numbers)
-    if stations.keys() - {HOST}:
-        del stations[HOST]
-    leases = {name: tuple(sorted(n for n in numbers if stations[n] > 1)) for name, numbers in own.items()}
+    leased = {*_named(placement)} or stations.keys() - {HOST} or {HOST}
+    leases = {name: tuple(sorted(n for n in numbers & leased if stations[n] > 1)) for name, numbers in own.items()}
     return {
         name: replace(seat, leases=leases.get(station_of(name), ()), offload=offload) for name, seat in seats.items()
     }
@@ -47,6 +46,26 @@ def lease_settings(placement: PlacementSettings, seats: Mapping[str, Resources])
     """What the conductor is told of the leases; None if there are none."""
     devices = {station_of(name): seat.leases for name, seat in seats.items() if seat.leases}
     return LeaseSettings(devices, placement.lease.min_hold_s, placement.lease.switch_order) if devices else None
+
+
+def list_unleased(placement: PlacementSettings, seats: Mapping[str, Resources]) -> list[str]:
+    """A sentence if `lease.devices` names devices on which nobody takes turns. seats: with their leases."""
+    leased = {number for seat in seats.values() for number in seat.leases}
+    idle = [number for number in _named(placement) if number not in leased]
+    if placement.sharing == "share" or not idle:
+        return []
+    named, told = placement.lease.devices, ", ".join(map(str, idle))
+    sentence = (
+        f"placement.lease.devices = {named}: nobody takes turns on {told}, as fewer than two stations there can leave "
+        "it; leave it out, or place more there"
+    )
+    return [sentence]
+
+
+def _named(placement: PlacementSettings) -> tuple[int, ...]:
+    """The devices that alone may be leased; none: all may."""
+    asked = placement.lease.devices
+    return () if asked is None or asked == "all" else list_device_ids(asked)
 
 
 def _number(seat: Resources) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.pipeline.leases import lease_devices, lease_settings
+from polyrhythm.pipeline.leases import lease_devices, lease_settings, list_unleased
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.seats import (
     Kind,
@@ -51,24 +51,24 @@ class Placed:
         return [self.seats[name] for name in (self.names["trainer"] if station == TRAINER else [station])]
 
 
-def place(
-    config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: int | None = None
-) -> Placed:
+def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: int | None = None) -> Placed:
     """Place the stations on a machine with so many CUDA devices (None: this one). folder: of the run, for what leaves a
     leased host; trainer: whether there is one. ConfigError: `placement` names a device that does not exist."""
     devices = count_devices() if devices is None else devices
     placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
     seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline")
     leaves = getattr(config.env, "leaves_device", False)
-    seats |= {name: Resources("cpu", 1) for name in joined_names(config)}  # they only pass on what comes
-    seats = lease_devices(placement, seats, simulators_leave=leaves, offload=str(folder or ""))
+    joined = {name: Resources("cpu", 1) for name in joined_names(config)}  # they only pass on what comes
+    own = {name: seat for name, seat in seats.items() if name not in joined}
+    seats |= joined | lease_devices(placement, own, simulators_leave=leaves, offload=str(folder or ""))
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
-    return Placed(names, seats, ends, lease_settings(placement, seats), tuple(_list_warnings(config, names)))
+    warnings = [*_list_warnings(config, names), *list_unleased(placement, seats)]
+    return Placed(names, seats, ends, lease_settings(placement, seats), tuple(warnings))
 
 
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
-    """`Placed.warnings`, also where not every station has a seat on this machine."""
+    """Those of `Placed.warnings` that need no seats, as not every station may have one on this machine."""
     return _list_warnings(config, station_names(config, trainer=trainer))
 
 

@@ -183,7 +183,7 @@ class CommandDelivery:
         if not due and not self.due:
             return
         before, self.due = self.due, list(due)
-        for name in {*before, *due}:
+        for name in dict.fromkeys((*before, *due)):  # in an order that is the same in every process
             if (state := self.leases.present.get(name)) is not None:
                 self._note_wants(state, now)
 

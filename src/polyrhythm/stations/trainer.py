@@ -10,7 +10,8 @@ follow.
 
 Invariant: what is published and saved is what the commands before found, as they are executed in order. A state that is
 due is announced once it is written, before any later `UpdateDone`; where it is one file, before its version is
-published. A sample is read only between `StartUpdate` and `UpdateDone`.
+published. So `Published(N)` may come after the next `UpdateDone`, when it is published from the copy that was saved,
+but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Trainer:
         self._metrics: Metrics = {}
         self._publication: _Publication | None = None
         self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
+        self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
         self._published = learner.updates == 0  # whether its weights are those of the newest version
@@ -219,6 +221,7 @@ class Trainer:
         """Updates of the state, and its saving; one at a time."""
         assert self._saver is not None
         self._finish_saving()
+        self._saving_began = time.monotonic()
         return self._learner.updates, self._saver.save(self._learner, background=background)
 
     def _finish_saving(self) -> None:
@@ -266,10 +269,19 @@ class Trainer:
         self._learner.ranks.totals([0.0])
 
     def current_call(self) -> tuple[str, float]:
-        return self._doing
+        """The unit of work, else what a thread does: it has the same limit, and a run that waits for it is no stall."""
+        return self._doing if self._doing[0] else next(self._background_calls(), IDLE)
+
+    def _background_calls(self) -> Iterator[tuple[str, float]]:
+        publication, saving = self._publication, self._saving
+        if publication is not None and not publication.over:
+            yield _WORDS[PublishWeights], publication.begun
+        if saving is not None and not saving[1].over:
+            yield _WORDS[SaveTrainer], self._saving_began
 
     def pending_work(self) -> list[str]:
-        return [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
+        waiting = [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
+        return [f"{self.name} is at a {word} in the background" for word, _ in self._background_calls()] + waiting
 
     def statistics(self) -> dict[str, float]:
         updates = self._learner.updates - self._updates_before  # others are counted by the incarnation that did them
@@ -312,13 +324,13 @@ _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", Sav
 
 
 class _Publication:
-    """One publication, done at once or in a thread. lasted: its begin and end, once it is over. read: the learner's
-    tensors are not read any more; saved: the state that is due with it is announced, or it is over; set by `publish`,
-    which may leave that to the end."""
+    """One publication, done at once or in a thread. begun: when; lasted: its begin and end, once it is over. read: the
+    learner's tensors are not read any more; saved: the state that is due with it is announced, or it is over; set by
+    `publish`, which may leave that to the end."""
 
     def __init__(self, publish: Callable[[_Publication], None], version: int, overlap: bool) -> None:
         self._publish, self.version = publish, version
-        self.lasted = (0.0, 0.0)
+        self.begun, self.lasted = time.monotonic(), (0.0, 0.0)
         self.read, self.saved = threading.Event(), threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
@@ -328,9 +340,8 @@ class _Publication:
             self._thread.start()
 
     def _publish_timed(self) -> None:
-        begin = time.monotonic()
         self._publish(self)
-        self.lasted = (begin, time.monotonic())
+        self.lasted = (self.begun, time.monotonic())
 
     def _run(self) -> None:
         try:

@@ -44,7 +44,8 @@ class TrainerStates:
 
     def save(self, learner: Learner, *, background: bool = False) -> Saving:
         """Save the learner's state, on all its ranks together; once it is there, rank 0 removes the oldest ones.
-        background: as in `Learner.save`. RunFolderError, also of the answer's `wait`: it cannot be written."""
+        background: as in `Learner.save`; the saving before must have ended, since what it has not finished goes.
+        RunFolderError, also of the answer's `wait`: it cannot be written."""
         path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if learner.ranks.divides else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)

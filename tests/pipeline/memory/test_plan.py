@@ -101,6 +101,19 @@ def test_a_leased_device_holds_its_largest_station_and_the_host_what_the_others_
     assert [*shared.devices[0].parts, *suspended] == list(leased.devices[0].parts)
 
 
+def test_of_two_devices_one_alone_may_be_leased() -> None:
+    run = with_settings(config(**DEVICES), {"placement.trainer.devices": "0-1", "placement.generators.devices": "0-1"})
+    run = with_settings(run, {"rollout.generators": 2, "placement.sharing": "lease"})
+    planner = planner_of(run)
+    every, one = planner.plan(run), planner.plan(with_settings(run, {"placement.lease.devices": "1"}))
+    assert [own.sharing for own in every.devices[:3]] == ["share", "lease", "lease"]
+    assert [own.sharing for own in one.devices[:3]] == ["share", "share", "lease"]
+    assert one.devices[1].total() > every.devices[1].total()
+    assert one.devices[2].total() == every.devices[2].total()
+    moved = {part.station for part in one.devices[0].parts if part.purpose.startswith("while suspended")}
+    assert moved == {"generator-1", "trainer", "trainer-rank1"}, "all ranks leave"
+
+
 def test_versions_of_one_process_stay_where_they_are_made_unless_that_is_leased() -> None:
     run = config(**{**DEVICES, "launcher": "inline"})
     planner = planner_of(run)

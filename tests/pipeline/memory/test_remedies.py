@@ -90,6 +90,14 @@ def test_leases_and_ranks_are_proposed() -> None:
     assert {"placement.sharing": "lease"} in proposed
 
 
+def test_a_lease_of_other_devices_than_the_full_one_is_widened() -> None:
+    run = with_settings(config(**DEVICES), {"placement.sharing": "lease", "placement.lease.devices": "1"})
+    planner = planner_of(run)
+    planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 56 * GB)
+    (found,) = [remedy for remedy in find_remedies(planner, run) if "placement.lease.devices" in remedy.settings]
+    assert found.text() == "placement.lease.devices=null"
+
+
 def test_the_smallest_number_of_ranks_that_fits() -> None:
     run = config(**DEVICES)
     planner = planner_of(run)

@@ -7,6 +7,7 @@ roundtrip   time from an observation to its action through processes
 throughput  whole runs beside a plain loop; memory of sixteen simulators
 weights     time of a version from one process to another by every way of this machine, beside bare copies; the pause
             of a generator that serves meanwhile (2 minutes)
+switch      time in which a station leaves a leased device and comes back, beside bare copies (half a minute)
 update      one update of the learner beside a plain torch loop
 ranks       one update on several ranks beside plain DDP and FSDP2; memory of each rank (4 minutes)
 policies    the published VLA policies beside plain forward passes with transformers: acting, a training micro-batch,
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=_counts, metavar="N,N", help="ceiling: numbers of simulator processes")
     parser.add_argument("--seconds", type=positive, metavar="S", help="ceiling: length of a turn (5)")
     parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn; envs: timed steps")
-    parser.add_argument("--megabytes", type=count, metavar="N", help="weights: size of the model")
+    parser.add_argument("--megabytes", type=count, metavar="N", help="weights, switch: size of the model")
     parser.add_argument(
         "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 8)"
     )
@@ -76,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=count,
         metavar="N",
-        help="interleaved turns (5; update, ranks, policies, weights: 7; ceiling, metaworld, overlap, fidelity, "
-        "placement, peers, envs: 3), seeds of learning's wall_clock and of batching (3)",
+        help="interleaved turns (5; update, ranks, policies, weights, switch: 7; ceiling, metaworld, overlap, "
+        "fidelity, placement, peers, envs: 3), seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
@@ -193,6 +194,12 @@ def _weights(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     from polyrhythm_bench.cases import weights
 
     return weights.run(megabytes, repeats)
+
+
+def _switch(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
+    from polyrhythm_bench.cases import switch
+
+    return switch.run(megabytes, repeats)
 
 
 def _metaworld(versions: int = 6, repeats: int = 3) -> dict[str, Any]:
@@ -336,6 +343,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "roundtrip": _roundtrip,
     "throughput": _throughput,
     "weights": _weights,
+    "switch": _switch,
     "update": _update,
     "ranks": _ranks,
     "policies": _policies,

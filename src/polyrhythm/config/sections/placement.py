@@ -97,17 +97,29 @@ class TrainerSeatSettings(SeatSettings):
     @model_validator(mode="after")
     def _shards_or_not(self) -> TrainerSeatSettings:
         if self.strategy != "shard" and self.shard != ShardSettings():
-            raise InvalidSetting("shard", "set", f"it is for strategy shard, not {self.strategy}; leave it out")
+            usual = ShardSettings()
+            name, value = next((name, value) for name, value in self.shard if getattr(usual, name) != value)
+            why = f"it is for strategy shard, not {self.strategy}; leave it out, or set it to {str(not value).lower()}"
+            raise InvalidSetting(f"shard.{name}", value, why)
         return self
 
 
 class LeaseSection(Section):
-    """How stations take turns on a device (`sharing: lease`)."""
+    """On which devices stations take turns, and how (`sharing: lease`)."""
 
+    devices: Devices = None
+    """Device ids, as 0-3 or 0,2: on the others all stations are together; null or all: no other."""
     min_hold_s: NotNegative = 1.0
     """Seconds that a station with work may keep a device that another one waits for."""
     switch_order: Literal["data_flow", "arrival"] = "data_flow"
     """Who gets a free device: data_flow: trainer, generators, simulators; arrival: whoever has waited longest."""
+
+    @model_validator(mode="after")
+    def _devices_are_ids(self) -> LeaseSection:
+        if self.devices == "cpu":
+            why = "the host is leased where no station has a device, and then alone; write device ids, or leave it out"
+            raise InvalidSetting("devices", "cpu", why)
+        return self
 
 
 class PlacementSettings(Section):

@@ -14,9 +14,10 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import policy_settings
+from polyrhythm.pipeline.leases import HOST as HOST_NUMBER
 from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
 from polyrhythm.pipeline.memory.needs import ADAPTED, HOST, SHARED, Part, Sharing, list_parts
-from polyrhythm.pipeline.placed import place
+from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.specs import EnvSpec
@@ -133,7 +134,7 @@ class Planner:
         parts = list_parts(config, self.spec, form, placed)
         if certain:
             kept = [part for part in parts if part.certain]
-            return MemoryPlan(self._devices(config, form, kept), "left out")
+            return MemoryPlan(self._devices(config, form, placed, kept), "left out")
         if isinstance(activations, Activations):
             try:
                 parts = list_parts(config, self.spec, form, placed, activations=activations)
@@ -143,7 +144,7 @@ class Planner:
             except Exception as error:  # noqa: BLE001 - a policy of the user's may raise anything
                 activations = f"{type(error).__name__} in a pass of zeros: {(str(error).splitlines() or [''])[0]}"
                 self._known[_key(config)] = (form, activations)
-        return MemoryPlan(self._devices(config, form, parts), activations)
+        return MemoryPlan(self._devices(config, form, placed, parts), activations)
 
     def _of(self, config: RunConfig) -> tuple[PolicyForm, Activations | str]:
         key = _key(config)
@@ -151,9 +152,11 @@ class Planner:
             self.take_form(config, policy_settings(config).form(self.spec))
         return self._known[key]
 
-    def _devices(self, config: RunConfig, form: PolicyForm, parts: Sequence[Part]) -> tuple[DeviceMemory, ...]:
-        sharing = config.placement.sharing
-        moved = _suspended(parts) if sharing == "lease" else []
+    def _devices(
+        self, config: RunConfig, form: PolicyForm, placed: Placed, parts: Sequence[Part]
+    ) -> tuple[DeviceMemory, ...]:
+        leased = _leased_devices(placed)
+        moved = _suspended(parts, leased)
         names = [HOST, *sorted({part.device for part in parts} - {HOST}, key=lambda name: int(name[5:]))]
         learns = self.trainer and config.supervised is not None
         building = form.train_bytes + 3 * form.trainable_bytes * learns
@@ -162,24 +165,29 @@ class Planner:
                 name,
                 self.machine.free(name),
                 tuple(part for part in [*parts, *moved] if part.device == name),
-                "share" if name == HOST and len(names) > 1 else sharing,
+                "lease" if name in leased else "share",
                 building * (name == HOST),
             )
             for name in names
         )
 
 
-def _suspended(parts: Sequence[Part]) -> list[Part]:
+def _leased_devices(placed: Placed) -> set[str]:
+    """The devices on which stations take turns."""
+    devices = placed.lease.devices.values() if placed.lease is not None else ()
+    return {HOST if number == HOST_NUMBER else f"cuda:{number}" for own in devices for number in own}
+
+
+def _suspended(parts: Sequence[Part], leased: set[str]) -> list[Part]:
     """What lies in host memory because its station gives up its device: the pinned copies stay there once made. All
     ranks of a trainer leave where one of them has to."""
     sizes: dict[tuple[str, str], int] = {}
-    stations: dict[str, set[str]] = {}
+    leaving: set[str] = set()
     for part in parts:
         if part.device != HOST:
             place = (part.device, part.station)
             sizes[place] = sizes.get(place, 0) + part.nbytes * part.stays
-            stations.setdefault(part.device, set()).add(station_of(part.station))
-    leaving = {name for names in stations.values() if len(names) > 1 for name in names}
+            leaving |= {station_of(part.station)} if part.device in leased else set()
     return [
         Part(name, f"while suspended from {device}", HOST, size)
         for (device, name), size in sizes.items()

@@ -31,7 +31,7 @@ from polyrhythm.runtime.messages import station_of
 _MICRO, _TOKENS = "training.micro_batch_steps", "training.micro_batch_tokens"
 _ROWS, _SAMPLES = "batching.max_rows", "training.mini_batch_samples"
 _DEVICES, _RANKS, _STRATEGY = "placement.trainer.devices", "placement.trainer.ranks", "placement.trainer.strategy"
-_SHARING = "placement.sharing"
+_SHARING, _LEASED = "placement.sharing", "placement.lease.devices"
 #: Most changes that are put together.
 _MOST = 12
 
@@ -176,6 +176,8 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     several = any(len({*map(station_of, device.stations())}) > 1 for device in devices)
     if several and config.placement.sharing == "share":
         yield {_SHARING: "lease"}
+    elif several and config.placement.lease.devices not in (None, "all"):
+        yield {_LEASED: None}
     if trained and isinstance(policy, ADAPTED):
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
             yield {"policy.train": part}
@@ -275,4 +277,6 @@ def _without_needless(search: _Search, start: _Variant, variant: _Variant) -> Re
 
 
 def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

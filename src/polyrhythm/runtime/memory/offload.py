@@ -64,11 +64,13 @@ class DeviceStore:
 
     def suspend(self, tensors: Iterable[Tensor]) -> int:
         before = torch.cuda.memory_allocated(self._device)
+        kept, self._pinned = self._pinned, {}  # what is no longer moved is not kept
         for storage in _storages(tensors, self._device):
             size, key = storage.nbytes(), storage._cdata
-            host = self._pinned.get(key)
+            host = kept.get(key)
             if host is None or host.numel() != size:
-                host = self._pinned[key] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._pinned[key] = host
             host.copy_(torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage), non_blocking=True)
             self._away.append((storage, host, size))
         torch.cuda.synchronize(self._device)
