@@ -76,6 +76,7 @@ def test_the_recipe_lines_are_yaml_with_the_robot_and_the_cameras(capsys):
     assert policy["robot"] == "libero_tiny_no_noops"
     policy = yaml.safe_load(_told(capsys, "inspect", GOLDEN / "pi0")["recipe"])["policy"]
     assert list(policy["cameras"]) == ["base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"]
+    assert policy["robot"] == "bounds", "it has no statistics, and would be refused without"
 
 
 @pytest.mark.parametrize(("kind", "numbers"), _FULL)

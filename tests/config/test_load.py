@@ -84,6 +84,18 @@ def test_a_changed_type_replaces_the_section() -> None:
     assert old == {"batching": {"type": "dynamic", "max_rows": 3}, "seed": 1}
 
 
+def test_settings_that_go_with_another_type_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    recipe = {"extends": "cartpole", "policy": {"type": "categorical", "hidden": 32}}
+    assert load_config(recipe, ["policy.hidden=16"]).policy.hidden == 16  # type: ignore[attr-defined]
+    assert caplog.records == []
+    assert load_config(recipe, ["policy.type=gaussian"]).policy.hidden == 64  # type: ignore[attr-defined]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "policy.type = gaussian, the recipe has categorical: its settings hidden go with it; give what is to stay, as "
+        "in policy.hidden=..."
+    )
+
+
 def test_the_short_form_of_an_env_takes_overrides() -> None:
     merged = merge({"env": "gymnasium:CartPole-v1"}, {"env": {"max_steps": 9}})
     assert merged == {"env": {"type": "gymnasium", "id": "CartPole-v1", "max_steps": 9}}

@@ -210,15 +210,30 @@ def test_cameras_that_the_folder_has_and_the_environment_lacks_are_told(
 
 def test_a_state_that_only_the_value_reads_may_be_left_out(tmp_path: Path) -> None:
     stats = {"arm": {"proprio": ENDS, "action": {name: ends[:3] for name, ends in ENDS.items()}}}
+    narrow = replace(OFT, action_dim=3)
     (tmp_path / "dataset_statistics.json").write_text(json.dumps(stats))
     (tmp_path / "config.json").write_text(json.dumps({"polyrhythm": {"tokenizer": "words"}}))
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     source = Checkpoint.open(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"'proprio' has 4 entries, .* statistics of 5; .* leave out .*policy.state=''"
+        ConfigError, match=r"'proprio' has 4 entries, .* statistics of 5; .* leave out .*\"policy.state=''\""
     ):
-        plan_inputs(settings_of(), SPEC, OFT, source)
-    assert plan_inputs(settings_of(state=""), SPEC, OFT, source).state_scaling.size == 0
+        plan_inputs(settings_of(), SPEC, narrow, source)
+    assert plan_inputs(settings_of(state=""), SPEC, narrow, source).state_scaling.size == 0
+
+
+def test_statistics_of_another_network_are_refused(tmp_path: Path) -> None:
+    """OpenVLA-OFT's network predicts as many entries as its statistics have; π0's may predict more, not fewer."""
+    stats = {"arm": {"action": {name: ends[:3] for name, ends in ENDS.items()}}}
+    (tmp_path / "dataset_statistics.json").write_text(json.dumps(stats))
+    (tmp_path / "config.json").write_text(json.dumps({"polyrhythm": {"tokenizer": "words"}}))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    told = r"dataset_statistics.json has statistics of 3 action entries of arm, the network predicts 7; copy that file"
+    for entries in ([], [0, 1, 2]):
+        with pytest.raises(ConfigError, match=told):
+            plan_inputs(settings_of(state="", entries=entries), SPEC, OFT, Checkpoint.open(tmp_path))
+    with pytest.raises(ConfigError, match="of 3 action entries of arm, the network predicts 2"):
+        plan_inputs(settings_of(), SPEC, replace(PI0, action_dim=2), folder_of(tmp_path / "pi0"))
 
 
 def test_without_statistics_actions_fill_the_environments_bounds() -> None:

@@ -6,6 +6,7 @@ whole inherited section, since the keys of another type do not apply. Lists are 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
+
+log = logging.getLogger(__name__)
 
 Tree = dict[str, Any]
 
@@ -44,6 +47,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
     _check_order([override for override in overrides if isinstance(override, str)])
     for override in overrides:
         changes = merge(changes, _change(override))
+    _tell_replaced(tree, changes)
     return validate(_merge_preset(tree, changes, "overrides"), origin=origin)
 
 
@@ -118,7 +122,10 @@ def parse_override(text: str) -> Tree:
     if not equals or not all(keys):
         raise ConfigError(f"override {text!r}: it must look like section.key=value")
     if not value.strip():
-        raise ConfigError(f"override {text!r}: no value after =; write one, or null for none")
+        raise ConfigError(
+            f"override {text!r}: no value after =; write one, null for none, or \"{path.strip()}=''\" with all of "
+            "these quotes for an empty text"
+        )
     return _nested(keys, parse(value, origin=f"override {text!r}"))
 
 
@@ -145,6 +152,20 @@ def _nested(keys: Sequence[str], value: Any) -> Tree:
         value = {key: value}
     assert isinstance(value, dict)
     return value
+
+
+def _tell_replaced(tree: Tree, changes: Tree) -> None:
+    """Warn of settings of the recipe that go because a section gets another type."""
+    for name, change in changes.items():
+        old = tree.get(name)
+        if not (isinstance(old, dict) and isinstance(change, dict) and "type" in old and "type" in change):
+            continue
+        gone = [key for key in old if key not in change]
+        if change["type"] != old["type"] and gone:
+            log.warning(
+                "%s.type = %s, the recipe has %s: its settings %s go with it; give what is to stay, as in %s.%s=...",
+                *(name, change["type"], old["type"], ", ".join(gone), name, gone[0]),
+            )
 
 
 def _check_order(overrides: Sequence[str]) -> None:

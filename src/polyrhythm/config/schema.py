@@ -251,5 +251,6 @@ def _check_warm_start(config: RunConfig) -> None:
         raise InvalidSetting(
             "training.critic_warmup_updates",
             training.critic_warmup_updates,
-            f"every update (versions x sync_interval = {updates}) would train the value head only; lower it",
+            f"all {updates} updates (versions x sync_interval) would train the value head only; give it at most "
+            f"{updates - 1}",
         )

@@ -51,6 +51,8 @@ def plan_actions(
     found = statistics.actions if statistics is not None else None
     if statistics is not None and found is None:
         raise ConfigError(f"{statistics.origin} has no statistics of actions; copy it again from its release")
+    if statistics is not None and found is not None:
+        _check_statistics(statistics, found.size, form)
     if found is not None and found.size == form.action_dim and not settings.entries:  # as some releases have it
         found = found.without_padding(env_spec.action.dim)
     origin = "" if statistics is None else statistics.origin
@@ -65,6 +67,17 @@ def plan_actions(
                 f"the state {settings.state!r} {width}; set it to at most the smaller number"
             )
     return ActionPlan(settings.chunk, entries, plan, low, high, settings.relative_entries, settings.gripper)
+
+
+def _check_statistics(statistics: RobotStatistics, size: int, form: InputForm) -> None:
+    """ConfigError: they are of more entries than the network predicts, or of fewer although it does not pad."""
+    if size > form.action_dim or (size < form.action_dim and form.architecture == "openvla_oft"):
+        whose = f" of {statistics.key}" if statistics.key else ""
+        raise ConfigError(
+            f"{statistics.origin} has statistics of {size} action entries{whose}, the network predicts "
+            f"{form.action_dim}; copy that file again from the checkpoint's release, or set policy.robot to the robot "
+            "that it was trained for"
+        )
 
 
 def _bounds(action: ActionSpec, architecture: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

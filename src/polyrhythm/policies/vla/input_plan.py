@@ -172,7 +172,7 @@ def _plan_state(
     if found.size == form.state_dim:  # as some releases have it
         found = found.without_padding(width)
     if found.size != width:
-        spared = "" if form.needs_state else ", or leave out the state, which only the value reads: policy.state=''"
+        spared = "" if form.needs_state else ", or leave out the state, which only the value reads: \"policy.state=''\""
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries, {statistics.origin} has statistics of "
             f"{found.size}; make the environment show the state of that robot, or choose another policy.robot{spared}"

@@ -23,7 +23,8 @@ from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import CHOICES, read_json
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import LoraSettings, TrainedPart
-from polyrhythm.policies.vla.statistics import openpi_key
+from polyrhythm.policies.vla.statistics import BOUNDS, openpi_key
+from polyrhythm.policies.vla.tokenizers import WORDS
 from polyrhythm.specs.weights import weight_specs
 
 _TRAINED: tuple[TrainedPart, ...] = ("all", "expert", "lora", "head")
@@ -186,8 +187,10 @@ def recipe_lines(
         lines.append(f"  robot: {robots[0]}  # one of {', '.join(robots)}")
     elif robots:
         lines.append(f"  robot: {robots[0]}")
+    elif not (opened.statistics or opened.extra or opened.config.get(CHOICES)):
+        lines.append(f"  robot: {BOUNDS}  # no statistics were found: actions between the environment's bounds")
     if not (opened.tokenizer or opened.config.get(CHOICES)):
-        lines.append("  tokenizer: FOLDER  # fill in: the folder has none; the one that it was released with")
+        lines.append(f"  tokenizer: FOLDER  # fill in: the one that it was released with; {WORDS}: hashed, for a trial")
     if assumed and kind in _HORIZON_IS_SET:
         lines.append(f"  horizon: {horizon}  # fill in: assumed; the actions that it was fine-tuned to predict")
     if horizon:

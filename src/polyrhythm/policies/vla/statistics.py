@@ -45,8 +45,9 @@ def robot_statistics(source: Checkpoint, kind: str, robot: str) -> RobotStatisti
     found = list(_all(source, kind)) or _dataset(source)
     keys = [one.key for one in found]
     if not found:
+        wanted = f"policy.robot = {robot!r}: " if robot else ""
         raise ConfigError(
-            f"checkpoint = {source.folder}: it has no normalisation statistics ({_expected(kind)}); copy that file "
+            f"{wanted}checkpoint = {source.folder} has no normalisation statistics ({_expected(kind)}); copy that file "
             f"from the release, or set policy.robot = {BOUNDS!r} to map actions to the environment's bounds"
         )
     if not robot and len(found) == 1:
