@@ -69,7 +69,7 @@ class Generator:
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._doing = IDLE
         self._done: Serve | ApplyWeights | None = None  # in the last unit of work
-        self._begun = self._computed = 0.0  # of the last pass
+        self._begun = self._computed = 0.0  # of the last pass that has finished
         self._served, self._rows, self._padding = 0, 0, 0
         self._buckets = buckets
         self.label = f"policy {type(policy).__name__}"
@@ -94,7 +94,7 @@ class Generator:
 
     def joined(self) -> GeneratorJoined:
         """The event that announces this station."""
-        return GeneratorJoined(self.name, self.incarnation, self.version)
+        return GeneratorJoined(self.name, self.incarnation, self.version, depth=self._passes.depth)
 
     def handle(self, command: Order) -> None:
         if not isinstance(command, Serve | ApplyWeights) or command.generator != self.name:
@@ -134,9 +134,21 @@ class Generator:
             self._done = command
         else:
             return False
-        self._doing = ("pass", self._flying[0].begun) if self._flying else IDLE
+        self._doing = ("pass", self._started) if self._flying else IDLE
         self._copies.stage_ahead()
         return True
+
+    @property
+    def _started(self) -> float:
+        """When the oldest pass had the device to itself."""
+        return max(self._flying[0].begun, self._computed)
+
+    def patience(self) -> float:
+        """While a batch could be launched behind the pass under way, half of what the last pass took, from the begin
+        of this one: whoever waits for a pass hears nothing until its end."""
+        if self._todo or not 0 < len(self._flying) < self._passes.depth:
+            return 0.0
+        return max(0.0, self._started + 0.5 * (self._computed - self._begun) - time.monotonic())
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of the last unit of work. A pass begins when it was launched and the one before it has ended; a
@@ -178,9 +190,9 @@ class Generator:
 
     def _finish(self) -> None:
         """Answer the oldest pass."""
-        command, version, begun = self._flying.popleft()
+        started, (command, version, _) = self._started, self._flying.popleft()
         answers = self._passes.finish().answers
-        self._begun, self._computed = max(begun, self._computed), time.monotonic()
+        self._begun, self._computed = started, time.monotonic()
         batch, replies, first = command.batch, [], 0
         for request in batch.requests:
             stop = first + request.rows
