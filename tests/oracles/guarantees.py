@@ -122,9 +122,7 @@ class GuaranteeChecker:
         refused, self._refused = self._refused, self._conductor.refused
         if refused != self._refused:  # of an earlier incarnation
             return
-        note = _EVENTS.get(type(event))
-        if note is not None:
-            note(self, now, event)
+        self._hear(now, event)
         decided = commands if self.leases is None else self.leases.decided(self._conductor, commands)
         for command in decided:
             follow = _COMMANDS.get(type(command))
@@ -137,13 +135,20 @@ class GuaranteeChecker:
         if not wrong and type(event) not in (RequestArrived, BatchDone, StreamDone):
             wrong = misplaced(self._conductor)
         if not wrong and self.leases is not None:
-            wrong = self.leases.note(event, commands)
+            wrong = self.leases.note(commands)
         wrong = wrong or unbalanced(self._conductor, self._evaluations) or disagreeing(self._conductor)
         if not wrong and self._shadow is not None:
             wrong = self._shadow.note(now, event, commands)
         if wrong:
             raise Violation(f"at {now} {wrong} after {event}")
         self._check_idle(now, event)
+
+    def _hear(self, now: float, event: Event) -> None:
+        note = _EVENTS.get(type(event))
+        if note is not None:
+            note(self, now, event)
+        if self.leases is not None:
+            self.leases.hear(event)
 
     def finish(self) -> None:
         """The run is over: check the mean lag, and that every evaluation ended unless the run was cut short. (A request
