@@ -4,6 +4,7 @@ import pytest
 from tests.clustersim.clusters import run, settings, times
 
 from polyrhythm.scheduler.records import (
+    BatchDone,
     RequestArrived,
     SampleFailed,
     SampleFinished,
@@ -126,3 +127,34 @@ def test_a_second_target_continues_the_run() -> None:
     cluster.driver.submit(TrainUntil(2))
     cluster.driver.run(2)
     assert times(cluster, UpdateDone) == ms([0.248, 0.248 + 0.050 + 0.098 + 0.100])
+
+
+@pytest.mark.parametrize(("depth", "ends"), [(1, [0.023, 0.046, 0.069, 0.092]), (2, [0.023, 0.043, 0.063, 0.083])])
+def test_at_depth_2_a_full_batch_is_gathered_during_the_pass_before_it(depth: int, ends: list[float]) -> None:
+    cluster, summary = run(
+        settings(
+            scheduler={"batch_size": 4, "max_rows": 2},
+            simulators={"env_batches": 4, "reset": "0ms", "step": "1ms", "steps": 2},
+            generators={"depth": depth, "gather": "3ms", "serve": "20ms", "apply": "0ms"},
+            trainer={"publish": "0ms"},
+            versions=1,
+        )
+    )
+    # Two of the four slots ask again 1 ms after their pass, when the batch of the other two has begun.
+    assert times(cluster, BatchDone) == ms(ends)
+    assert summary["requests"]["batches"] == 4
+    assert summary["time"]["generators"]["serving"]["s"] == ms(ends[-1])
+
+
+def test_what_is_not_gathered_by_the_end_of_the_pass_is_waited_for() -> None:
+    cluster, _ = run(
+        settings(
+            scheduler={"batch_size": 4, "max_rows": 2},
+            simulators={"env_batches": 4, "reset": "0ms", "step": "18ms", "steps": 2},
+            generators={"depth": 2, "gather": "1ms+1ms", "serve": "20ms", "apply": "0ms"},
+            trainer={"publish": "0ms"},
+            versions=1,
+        )
+    )
+    # The first two ask again at 23 + 18 = 41 ms: gathered at 44 ms, 1 ms after the end of the second pass.
+    assert times(cluster, BatchDone) == ms([0.023, 0.043, 0.064, 0.084])

@@ -111,6 +111,8 @@ def _simulators(rng: random.Random, segment_steps: int) -> dict[str, Any]:
 def _generators(rng: random.Random, count: int) -> dict[str, Any]:
     return {
         "count": count,
+        "depth": rng.choice((1, 2, 2)),
+        "gather": rng.choice(("0ms", "0ms", "3ms", "lognormal:3ms:1.0+1ms")),
         "serve": rng.choice(("5ms", "lognormal:5ms:0.8+1ms", "0ms")),
         "apply": rng.choice(("0ms", "30ms", "lognormal:30ms:1.0")),
         "detected": rng.choice(("0ms", "50ms")),

@@ -6,7 +6,8 @@
 2. The ledger balances at every event; no sample is trained twice.
 3. A sample's lag when it is lent is at most ⌈α⌉ (`bound: sample`); the mean lag is at most α (`bound: mean`).
 4. No generator that could serve idles while a batch is due, or has places for the request that came first (checked
-   for `routing: least_loaded`).
+   for `routing: least_loaded`). A batch waits behind a pass only at a generator of depth 2 that holds the newest
+   version, only if it was full and no generator could begin it, and always then.
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
 its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
@@ -35,6 +36,7 @@ from polyrhythm.scheduler.records import (
     Command,
     Event,
     GeneratorJoined,
+    Published,
     RefuseRequest,
     Request,
     RequestArrived,
@@ -47,6 +49,7 @@ from polyrhythm.scheduler.records import (
     StreamDone,
     UpdateDone,
     WeightsApplied,
+    WeightsOffered,
 )
 
 
@@ -56,12 +59,15 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class GeneratorView:
-    """A generator as its messages show it. version: -1 before the first weights; applying: `ApplyWeights` is out;
+    """A generator as its messages show it. version: -1 before the first weights; serving: the pass under way, and the
+    batch behind it; began: when that pass began; applying: `ApplyWeights` is out;
     pinning: one for its second copy is, which does not keep it from serving. streams: by number until their end is
     told; aborted: those of them that it was told to abort."""
 
     version: int
-    serving: Serve | None = None
+    depth: int = 1
+    serving: list[Serve] = field(default_factory=list)
+    began: float = 0.0
     applying: bool = False
     pinning: bool = False
     streams: dict[int, Stream] = field(default_factory=dict)
@@ -75,7 +81,7 @@ class GeneratorView:
     def requests(self) -> list[Request]:
         """What it serves and was not told to abort."""
         kept = [stream.request for number, stream in self.streams.items() if number not in self.aborted]
-        return [*(self.serving.batch.requests if self.serving is not None else ()), *kept]
+        return [*(request for serve in self.serving for request in serve.batch.requests), *kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ class GuaranteeChecker:
         self._answered: dict[str, tuple[str, Request]] = {}
         self._waiting: dict[str, QueuedRequest] = {}
         self._seats: dict[str, GeneratorView] = {}
+        self._published = -1
         self._lent: StartUpdate | None = None
         self._lent_lags: list[int] = []
         self._trained: set[int] = set()
@@ -115,9 +122,7 @@ class GuaranteeChecker:
         refused, self._refused = self._refused, self._conductor.refused
         if refused != self._refused:  # of an earlier incarnation
             return
-        note = _EVENTS.get(type(event))
-        if note is not None:
-            note(self, now, event)
+        self._hear(now, event)
         decided = commands if self.leases is None else self.leases.decided(self._conductor, commands)
         for command in decided:
             follow = _COMMANDS.get(type(command))
@@ -130,13 +135,20 @@ class GuaranteeChecker:
         if not wrong and type(event) not in (RequestArrived, BatchDone, StreamDone):
             wrong = misplaced(self._conductor)
         if not wrong and self.leases is not None:
-            wrong = self.leases.note(event, commands)
+            wrong = self.leases.note(commands)
         wrong = wrong or unbalanced(self._conductor, self._evaluations) or disagreeing(self._conductor)
         if not wrong and self._shadow is not None:
             wrong = self._shadow.note(now, event, commands)
         if wrong:
             raise Violation(f"at {now} {wrong} after {event}")
         self._check_idle(now, event)
+
+    def _hear(self, now: float, event: Event) -> None:
+        note = _EVENTS.get(type(event))
+        if note is not None:
+            note(self, now, event)
+        if self.leases is not None:
+            self.leases.hear(event)
 
     def finish(self) -> None:
         """The run is over: check the mean lag, and that every evaluation ended unless the run was cut short. (A request
@@ -157,7 +169,10 @@ class GuaranteeChecker:
 
     def _generator(self, _now: float, event: GeneratorJoined) -> None:
         self._forget(event.generator)
-        self._seats[event.generator] = GeneratorView(event.version)
+        self._seats[event.generator] = GeneratorView(event.version, event.depth)
+
+    def _new_version(self, _now: float, event: Published | WeightsOffered) -> None:
+        self._published = max(self._published, event.version)
 
     def _lost(self, _now: float, event: StationLost) -> None:
         self._forget(event.station)
@@ -185,13 +200,15 @@ class GuaranteeChecker:
         self._answered.pop(event.slot, None)
         self._waiting[event.slot] = QueuedRequest(now, event)
 
-    def _batch_done(self, _now: float, event: BatchDone) -> None:
+    def _batch_done(self, now: float, event: BatchDone) -> None:
         seat = self._seats[event.generator]
-        for request in seat.serving.batch.requests if seat.serving is not None else ():
+        batch, seat.began = seat.serving.pop(0).batch, now
+        if batch.number != event.batch:
+            raise Violation(f"at {now} {batch} is under way, but there is {event}")
+        for request in batch.requests:
             asked = self._latest.get(request.slot)
             if asked is not None and asked.reply_to == request.reply_to:
                 self._answered[request.slot] = (event.generator, request)
-        seat.serving = None
 
     def _stream_done(self, now: float, event: StreamDone) -> None:
         seat = self._seats[event.generator]
@@ -224,9 +241,11 @@ class GuaranteeChecker:
 
     def _serve(self, now: float, command: Serve) -> None:
         seat = self._seats[command.generator]
-        if seat.serving is not None or seat.applying:
+        if seat.applying or (seat.serving and not self._may_wait(command)):
             raise Violation(f"at {now} {command.generator} is busy and gets {command}")
-        seat.serving = command
+        if not seat.serving:
+            seat.began = now
+        seat.serving.append(command)
         for request in command.batch.requests:
             self._leave_queue(now, request.slot, request.sequence, command)
 
@@ -264,7 +283,7 @@ class GuaranteeChecker:
                 raise Violation(f"at {now} {command.generator} takes weights for evaluation already: {command}")
             seat.pinning = True
             return
-        if seat.serving is not None or seat.applying:
+        if seat.serving or seat.applying:
             raise Violation(f"at {now} {command.generator} is busy and gets {command}")
         seat.applying = True
 
@@ -284,14 +303,10 @@ class GuaranteeChecker:
         limits = settings if tuning is None else tuning.limits
         if settings.batching == "lockstep" or settings.routing != "least_loaded":
             return
-        waiting = [w for slot, w in self._waiting.items() if slot not in self._evaluations.reserved]
+        waiting = self._for_training()
         if not waiting:
             return
-        newest = max(w.asked.version for w in waiting)
-        able = [n for n, s in self._seats.items() if s.serving is None and not s.applying and s.version >= newest]
-        if self.leases is not None:
-            leaving = {name for name, state in self._conductor.delivery.leases.present.items() if state.leaving}
-            able = [name for name in able if self.leases.present(name) and name not in leaving]
+        able = self._able(waiting)
         if settings.batching == "streams":
             first = min(waiting, key=lambda w: w.arrived)
             earliest = [w.asked.rows for w in waiting if w.arrived == first.arrived]
@@ -300,18 +315,57 @@ class GuaranteeChecker:
             if open_to:
                 raise Violation(f"at {now} {open_to} have places although {first} waits: {event}")
             return
-        if not able:
-            return
         oldest = min(w.arrived for w in waiting)
-        rows = sum(w.asked.rows for w in waiting)
-        full = rows >= limits.max_rows or len(waiting) >= limits.max_requests
-        if full or now >= oldest + limits.max_wait_s:
+        full = self._full(waiting)
+        if able and (full or now >= oldest + limits.max_wait_s):
             raise Violation(f"at {now} {able} idle although {len(waiting)} requests since {oldest} are due: {event}")
+        if full and (room := self._with_room()):
+            raise Violation(f"at {now} no batch waits at {room} although {len(waiting)} requests are one: {event}")
+
+    def _for_training(self) -> list[QueuedRequest]:
+        return [w for slot, w in self._waiting.items() if slot not in self._evaluations.reserved]
+
+    def _full(self, waiting: list[QueuedRequest]) -> bool:
+        tuning = self._conductor.serving.tuning
+        limits = self._settings if tuning is None else tuning.limits
+        return sum(w.asked.rows for w in waiting) >= limits.max_rows or len(waiting) >= limits.max_requests
+
+    def _able(self, waiting: list[QueuedRequest]) -> list[str]:
+        """Generators that could begin with what waits."""
+        newest = max(w.asked.version for w in waiting)
+        able = [n for n, s in self._seats.items() if not s.serving and not s.applying and s.version >= newest]
+        return [name for name in able if self._on_devices(name)]
+
+    def _on_devices(self, name: str) -> bool:
+        if self.leases is None:
+            return True
+        leased = self._conductor.delivery.leases.present
+        return self.leases.present(name) and not (name in leased and leased[name].leaving)
+
+    def _with_room(self) -> list[str]:
+        """Generators behind whose passes a full batch has to wait, the one whose pass began first, first."""
+        evaluator = self._settings.evaluator if self._conductor.serving.background else ""
+        found = [
+            name
+            for name, seat in self._seats.items()
+            if self._settings.batching == "dynamic" and seat.depth == 2 and len(seat.serving) == 1
+            if not seat.serving[0].batch.pinned and seat.version >= self._published and name != evaluator
+            if self._on_devices(name)
+        ]
+        return sorted(found, key=lambda name: (self._seats[name].began, name))
+
+    def _may_wait(self, command: Serve) -> bool:
+        """Whether the batch may wait behind a pass of its generator."""
+        waiting, room = self._for_training(), self._with_room()
+        if command.batch.pinned or command.generator not in room or not self._full(waiting):
+            return False
+        return self._settings.routing != "least_loaded" or (command.generator == room[0] and not self._able(waiting))
 
 
 _EVENTS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
     SimulatorJoined: GuaranteeChecker._simulator,
     GeneratorJoined: GuaranteeChecker._generator,
+    **dict.fromkeys((Published, WeightsOffered), GuaranteeChecker._new_version),
     StationLost: GuaranteeChecker._lost,
     RequestArrived: GuaranteeChecker._asked,
     BatchDone: GuaranteeChecker._batch_done,

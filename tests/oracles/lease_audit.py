@@ -60,8 +60,8 @@ class LeaseAudit:
         """Whether the station is on all of the devices that it leases."""
         return name not in self.on or self.on[name] == set(self._rules.devices[name])
 
-    def note(self, event: Event, commands: list[Command]) -> str:
-        """What is wrong, "" if nothing is."""
+    def hear(self, event: Event) -> None:
+        """A station came onto a device or left it, is new, or is lost."""
         joined = _JOINED.get(type(event))
         if joined is not None or isinstance(event, StationLost):
             self._forget(getattr(event, joined or "station"))
@@ -69,6 +69,9 @@ class LeaseAudit:
             self.on[event.station].add(event.device)
         if isinstance(event, DeviceYielded):
             del self.holders[event.device]
+
+    def note(self, commands: list[Command]) -> str:
+        """What is wrong, "" if nothing is."""
         for command in commands:
             if wrong := self._follow(command):
                 return wrong

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tests.oracles.evaluation_audit import EvaluationAudit
 
 from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.records import (
     ApplyWeights,
@@ -40,10 +41,12 @@ from polyrhythm.scheduler.records import (
 
 @dataclass
 class Turns(BatchScheduler):
-    """taken: the pass that the evaluator begins with its pinned weights; first: before training could have its turn."""
+    """taken: the pass that the evaluator begins with its pinned weights; first: before training could have its turn;
+    awaited: the evaluator, while an evaluation waits for it, so that no batch of training is queued there."""
 
     taken: Batch | None = None
     first: bool = True
+    awaited: str = ""
 
     def due(self, now: float) -> list[Serve]:
         if self.first:
@@ -51,6 +54,9 @@ class Turns(BatchScheduler):
         started = super().due(now)
         self._take()
         return started
+
+    def _may_queue(self, generator: GeneratorState) -> bool:
+        return generator.name != self.awaited
 
     def _take(self) -> None:
         if self.taken is None:
@@ -61,7 +67,7 @@ class Turns(BatchScheduler):
         if generator is not None:
             generator.batch = batch
             generator.served_rows += sum(request.rows for request in batch.requests)
-            self.generators.note_busy(generator)
+            self.generators.note(generator)
 
 
 class TrainingOnlyConductor:
@@ -86,6 +92,7 @@ class TrainingOnlyConductor:
         batches = [command.batch for command in commands if isinstance(command, Serve)]
         self._turns.taken = next((batch for batch in batches if batch.pinned), None)
         self._turns.first = bool(batches) and batches[0].pinned
+        self._turns.awaited = self._real.settings.evaluator if self._real.serving.background else ""
         heard = self._of_training(event)
         alone = self._alone
         if heard is None:

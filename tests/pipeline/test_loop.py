@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -22,6 +23,7 @@ from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
+    BatchDone,
     CancelRow,
     Checkpointed,
     GeneratorJoined,
@@ -29,6 +31,7 @@ from polyrhythm.scheduler.records import (
     SampleEnd,
     SampleFailed,
     SampleFinished,
+    Serve,
     SimulatorJoined,
     StartRows,
     TrainerJoined,
@@ -38,6 +41,8 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import WeightsLayout
+from polyrhythm.stations import generator
+from polyrhythm.stations.passes import DevicePasses
 
 ASYNCHRONOUS = {
     "rollout": {"sharding": "even:2", "generators": 2, "routing": "least_loaded", "segment_steps": 8},
@@ -60,6 +65,29 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     assert first_difference(fresh, trace) is None
     assert fresh.deadline() == pipeline.loop.conductor.deadline()
     assert fresh.save() == pipeline.loop.conductor.save()
+
+
+def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is_trained(monkeypatch):
+    """Generators with the passes of a device, on the CPU: what is sent behind a pass is launched before its end."""
+    passes = partial(DevicePasses, capture=None)
+    monkeypatch.setattr(generator, "passes_on", lambda device, layout, rows, _graphs: passes(device, layout, rows))
+    one = {**ASYNCHRONOUS["rollout"], "generators": 1, "sharding": "even:6"}
+    loaded = {**ASYNCHRONOUS, "rollout": one, "batching": {"type": "dynamic", "max_rows": 2, "max_wait_ms": 1}}
+    pipeline = build_pipeline(config(**loaded), record=True)
+    pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
+    pipeline.loop.train_until(3)
+    pipeline.close()
+    under_way, most = 0, 0
+    for decision in pipeline.loop.trace:
+        under_way -= isinstance(decision.event, BatchDone)
+        under_way += sum(isinstance(command, Serve) for command in decision.commands)
+        most = max(most, under_way)
+    assert (under_way, most) == (0, 2)
+    conductor = pipeline.loop.conductor
+    assert (conductor.ledger.trained, conductor.ledger.imbalance) == (60, 0)
+    fresh = Conductor(conductor.settings)
+    assert first_difference(fresh, pipeline.loop.trace) is None
+    assert fresh.save() == conductor.save()
 
 
 def test_the_lag_keeps_its_bound_and_nothing_is_left():

@@ -250,12 +250,26 @@ def test_a_report_of_no_update_under_way_is_refused(report: tuple[str, str, int]
         (r.TrainerJoined("t", 1, -1), 1, "-1 updates"),
         (r.GeneratorJoined("t", 1), 1, "it was a TrainerJoined before"),
         (r.GeneratorJoined("g", 1, 4), 1, "version 4; the newest is 3"),
+        (r.GeneratorJoined("g", 1, 2, depth=0), 1, "0 batches at once; 1 or 2"),
+        (r.GeneratorJoined("g", 1, 2, depth=3), 1, "3 batches at once; 1 or 2"),
     ],
     ids=str,
 )
 def test_an_announcement_that_cannot_be_is_refused(joined: Any, inboxes: int, words: str) -> None:
     with pytest.raises(UnfitMessage, match=words):
         standing()[0].join(joined, [str(number) for number in range(inboxes)])
+
+
+def test_batches_end_in_the_order_in_which_they_were_given() -> None:
+    expected, _ = standing()
+    expected.note(r.Serve("g", r.Batch(9, "g", ())))
+    assert expected.is_due(r.Serve("g", r.Batch(9, "g", ())))
+    with pytest.raises(UnfitMessage, match="nothing leads to"):
+        expected.accept(r.BatchDone("g", 0, 9, 2))
+    expected.accept(r.BatchDone("g", 0, 8, 2))
+    expected.accept(r.BatchDone("g", 0, 9, 2))
+    with pytest.raises(UnfitMessage, match="nothing leads to"):
+        expected.accept(r.BatchDone("g", 0, 9, 2))
 
 
 def test_mutated_events_never_harm_who_believes_what_is_expected() -> None:

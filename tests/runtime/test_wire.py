@@ -21,7 +21,7 @@ TICKET = r.Ticket(7, 3, 1, 2, 2**62, 2**63 - 1, 4, attempt=2, greedy=True, evalu
 REQUEST = r.Request("e/0", "s", 9, 4, 2, "s.0.1", 1.25, generator="g", evaluation=True)
 BATCHES = (r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 4, "g"), r.SlotInfo("e/1", 4, 2)), False),)
 MESSAGES = [
-    *(r.SimulatorJoined("s", 1, BATCHES), r.GeneratorJoined("g", 2, 5), r.TrainerJoined("t", 0, 12)),
+    *(r.SimulatorJoined("s", 1, BATCHES), r.GeneratorJoined("g", 2, 5, "far", 2), r.TrainerJoined("t", 0, 12)),
     *(r.StationLost("s", 1, "ended by SIGKILL"), r.RequestArrived("s", 0, "e/0", 3, 4, 2, "s.0.1", True)),
     *(
         r.BatchDone("g", 0, 8, 3),

@@ -10,10 +10,11 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 class Script:
-    """Feeds events to a conductor and keeps what it said last. Slots have one row each unless `rows` says otherwise."""
+    """Feeds events to a conductor and keeps what it said last. Slots have one row each unless `rows` says otherwise.
+    depth: of the generators."""
 
     def __init__(
-        self, *, generators: int = 1, slots: int = 2, rows: int = 1, target: int = 9, **settings: object
+        self, *, generators: int = 1, slots: int = 2, rows: int = 1, depth: int = 1, target: int = 9, **settings: object
     ) -> None:
         self.conductor = Conductor(SchedulerSettings(**{"batch_size": 2, "max_wait_s": 1.0, **settings}))  # type: ignore[arg-type]
         self.now = 0.0
@@ -22,7 +23,7 @@ class Script:
         self.join_simulator(slots, rows)
         self.say(r.TrainerJoined("trainer", 0))
         for index in range(generators):
-            self.say(r.GeneratorJoined(f"g{index}", 0))
+            self.say(r.GeneratorJoined(f"g{index}", 0, depth=depth))
         self.say(r.Published("trainer", 0, 0))
         self.say(r.TrainUntil(target))
         for index in range(generators):

@@ -14,7 +14,7 @@ from tests.stations.generators import SLOTS, Stand, policy
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Act
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Listening, Reply
 from polyrhythm.runtime.spans import IN_BATCH, PASS
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Serve, WeightsApplied
 from polyrhythm.specs import ArraySpec
@@ -196,6 +196,31 @@ def test_a_batch_that_is_queued_is_launched_before_the_one_ahead_of_it_is_finish
     assert generator.current_call() == ("", 0.0)
     counts = {"passes": 3, "rows": 6, "padding": 0}
     assert generator.statistics().items() >= counts.items()
+
+
+def test_a_station_whose_device_works_beside_it_waits_for_a_batch_before_it_waits_for_the_pass():
+    stand, hour = Stand(make_passes=beside()), 3600.0
+    generator, asked = stand.generator, [stand.request("a", 7), stand.request("b", 11), stand.request("c", 2)]
+    assert (generator.joined().depth, Stand().generator.joined().depth) == (2, 1)
+    assert isinstance(generator, Listening)
+    assert generator.patience() == 0.0
+    generator.handle(Serve("g", Batch(0, "g", (asked[0],))))
+    assert generator.work()
+    assert generator.patience() == 0.0, "no pass of one row has ended"
+    generator._took = {1: hour, 2: 9 * hour}
+    assert 0.0 < generator.patience() <= hour / 2
+    generator.handle(Serve("g", Batch(1, "g", (asked[1],))))
+    assert generator.patience() == 0.0, "it has a batch to launch"
+    assert generator.work()
+    assert generator.patience() == 0.0, "nothing can be launched behind two"
+    launched = time.monotonic()
+    assert generator.work()
+    assert generator.current_call()[1] >= launched, "it has the device to itself only now that the first has ended"
+    generator.handle(Serve("g", Batch(2, "g", (asked[2],))))
+    while generator.work():
+        pass
+    assert generator.patience() == 0.0
+    assert [x.batch for x in stand.said if isinstance(x, BatchDone)] == [0, 1, 2]
 
 
 def test_weights_change_after_the_passes_before_them_and_before_those_behind():

@@ -136,6 +136,9 @@ class SimulatorGroup(StationGroup):
 class GeneratorGroup(StationGroup):
     """A group of `count` equal generators. serve: cost of a forward pass, per row; apply: of loading a version.
 
+    gather: cost of bringing a batch's inputs together and onto the device, per row, before its pass. depth: 2 for a
+    generator on a GPU, which gathers the next batch during a pass, if one is full by then; 1 for one on a CPU.
+
     For answers of several tokens: prefill: cost of reading prompts, per row, during which nothing is decoded; decode:
     of a decode step, per row that has not ended. A pass lasts until its longest answer has ended; under
     `scheduler.batching: streams` each answer ends by itself, and `serve` is not used.
@@ -144,6 +147,8 @@ class GeneratorGroup(StationGroup):
     `scheduler.evaluator_only` reserves it for them.
     """
 
+    depth: int = Field(default=1, ge=1, le=2)
+    gather: CostText = FREE
     serve: CostText = FREE
     prefill: CostText = FREE
     decode: CostText = FREE

@@ -117,6 +117,15 @@ class Station(Protocol):
 
 
 @runtime_checkable
+class Listening(Protocol):
+    """A station that hears nothing while it waits for its device, and would do more beside it if it were told to."""
+
+    def patience(self) -> float:
+        """Seconds to wait for a message before the next unit of work; asked after one."""
+        ...
+
+
+@runtime_checkable
 class Offloadable(Protocol):
     """A station that can leave its device and come back between two units of work, with the same bits."""
 

@@ -186,12 +186,14 @@ class SimulatorJoined:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorJoined:
-    """version: the weights it holds already, -1 for none. host: where it works, "" if the run has one host."""
+    """version: the weights it holds already, -1 for none. host: where it works, "" if the run has one host. depth: how
+    many batches it can have at once, 1 or 2: with 2 it gathers the next one during a pass."""
 
     generator: str
     incarnation: int
     version: int = -1
     host: str = ""
+    depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)

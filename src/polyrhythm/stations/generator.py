@@ -31,10 +31,11 @@ from polyrhythm.stations.simulator.guard import IDLE
 
 
 class _Flight(NamedTuple):
-    """A pass that was launched and not finished. begun: when, by `time.monotonic`."""
+    """A pass that was launched and not finished. rows: with padding; begun: when, by `time.monotonic`."""
 
     command: Serve
     version: int
+    rows: int
     begun: float
 
 
@@ -69,7 +70,8 @@ class Generator:
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._doing = IDLE
         self._done: Serve | ApplyWeights | None = None  # in the last unit of work
-        self._begun = self._computed = 0.0  # of the last pass
+        self._begun = self._computed = 0.0  # of the last pass that has finished
+        self._took = dict[int, float]()  # rows → seconds of the last pass of so many
         self._served, self._rows, self._padding = 0, 0, 0
         self._buckets = buckets
         self.label = f"policy {type(policy).__name__}"
@@ -94,7 +96,7 @@ class Generator:
 
     def joined(self) -> GeneratorJoined:
         """The event that announces this station."""
-        return GeneratorJoined(self.name, self.incarnation, self.version)
+        return GeneratorJoined(self.name, self.incarnation, self.version, depth=self._passes.depth)
 
     def handle(self, command: Order) -> None:
         if not isinstance(command, Serve | ApplyWeights) or command.generator != self.name:
@@ -134,9 +136,21 @@ class Generator:
             self._done = command
         else:
             return False
-        self._doing = ("pass", self._flying[0].begun) if self._flying else IDLE
+        self._doing = ("pass", self._started) if self._flying else IDLE
         self._copies.stage_ahead()
         return True
+
+    @property
+    def _started(self) -> float:
+        """When the oldest pass had the device to itself."""
+        return max(self._flying[0].begun, self._computed)
+
+    def patience(self) -> float:
+        """While a batch could be launched behind the pass under way, half of what the last one of as many rows took,
+        from its begin: whoever waits for a pass hears nothing until its end."""
+        if self._todo or not 0 < len(self._flying) < self._passes.depth:
+            return 0.0
+        return max(0.0, self._started + 0.5 * self._took.get(self._flying[0].rows, 0.0) - time.monotonic())
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of the last unit of work. A pass begins when it was launched and the one before it has ended; a
@@ -174,13 +188,14 @@ class Generator:
                 self._passes.launch(policy, rows, version)
         except UnfitAct as wrong:
             raise RunHalted(f"{self.label}: act returned {wrong}; correct act") from wrong
-        self._flying.append(_Flight(command, version, begun))
+        self._flying.append(_Flight(command, version, rows, begun))
 
     def _finish(self) -> None:
         """Answer the oldest pass."""
-        command, version, begun = self._flying.popleft()
+        started, (command, version, rows, _) = self._started, self._flying.popleft()
         answers = self._passes.finish().answers
-        self._begun, self._computed = max(begun, self._computed), time.monotonic()
+        self._begun, self._computed = started, time.monotonic()
+        self._took[rows] = self._computed - started
         batch, replies, first = command.batch, [], 0
         for request in batch.requests:
             stop = first + request.rows

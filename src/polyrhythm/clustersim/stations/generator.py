@@ -1,4 +1,4 @@
-"""Simulates a generator, which serves one batch at a time and changes its weights between batches."""
+"""Simulates a generator, which serves one batch after another and changes its weights between batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class VirtualGenerator(VirtualStation):
     """One incarnation of a generator. It begins without weights.
 
     A pinned command uses the second copy of the weights; its costs have a separate random stream, so they do not change
-    those of training. Executes commands in order. Slots get their replies before the conductor gets `BatchDone`.
+    those of training. Executes commands in order; with depth 2 it gathers the batch behind a pass during the pass.
+    Slots get their replies before the conductor gets `BatchDone`.
     """
 
     def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup) -> None:
@@ -28,6 +29,7 @@ class VirtualGenerator(VirtualStation):
         self._tokens: dict[int, list[int]] = {}
         self._version = -1
         self._pinned = -1
+        self._gathered = -1.0  # when the batch behind the pass under way is, or was; below 0: not begun
         self._rng_pinned = random.Random(f"{seed}/{name}/{incarnation}/pinned")
         self._state = NO_REQUESTS
         self._since = 0.0
@@ -40,7 +42,7 @@ class VirtualGenerator(VirtualStation):
         self._since = now
         self._present = self.measures.present.integral(now)
         self.measures.generator.join(now, 1)
-        self.emit(GeneratorJoined(self.name, self.incarnation, self._version, self._group.host))
+        self.emit(GeneratorJoined(self.name, self.incarnation, self._version, self._group.host, self._group.depth))
 
     def flush(self) -> None:
         self._enter(self._state)
@@ -81,6 +83,8 @@ class VirtualGenerator(VirtualStation):
             self._todo.append(command)
             if len(self._todo) == 1:
                 self._begin()
+            elif self._group.depth == len(self._todo) == 2 and self._state == SERVE and isinstance(command, Serve):
+                self._gathered = self.clock.now + self._gather(command.batch)
 
     def _begin(self) -> None:
         command, group = self._todo[0], self._group
@@ -105,8 +109,26 @@ class VirtualGenerator(VirtualStation):
         near = (r.rows for r in batch.requests if self.driver.simulators[r.simulator].host == self._group.host)
         measures.rows_local += sum(near)
         measures.generator.begin(self.clock.now)
+        gathered, self._gathered = self._gathered, -1.0
+        left = self._gather(batch) if gathered < 0 else max(0.0, gathered - self.clock.now)
         seconds = group.serve.draw(rng, rows) + self._generate(self._tokens[batch.number], rng)
-        self.work(seconds, self._end, command)
+        if left:
+            self.clock.after(left, self._compute, (command, seconds))
+        else:
+            self.work(seconds, self._end, command)
+
+    def _gather(self, batch: Batch) -> float:
+        """Seconds until the inputs of the batch are there."""
+        if self._group.gather is FREE:
+            return 0.0
+        _, rng = self._copy(pinned=batch.pinned)
+        return self._group.gather.draw(rng, sum(request.rows for request in batch.requests))
+
+    def _compute(self, launched: tuple[Serve, float]) -> None:
+        """The inputs are gathered: the pass of so many seconds begins."""
+        if self.alive:
+            command, seconds = launched
+            self.work(seconds, self._end, command)
 
     def _generate(self, wanted: list[int], rng: random.Random) -> float:
         """Seconds until the longest answer of these lengths has ended; rows that have ended cost nothing more."""

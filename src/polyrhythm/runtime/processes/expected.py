@@ -33,9 +33,9 @@ class _Sample:
 @dataclass(slots=True)
 class _Station:
     """One incarnation. addresses: of its parts; rows, sequences: by slot, its rows and the number of its next request;
-    samples: under way by ticket and attempt; passes: batches that it serves; streams: that it answers, with whether it
-    was told to abort them; applying: (version, pinned) that it was
-    told to apply; switches: devices to take (True) or to leave; update: that it works on, -1 for none; publishing:
+    samples: under way by ticket and attempt; passes: batches that it serves, in their order;
+    streams: that it answers, with whether it was told to abort them; applying: (version, pinned) that it was told to
+    apply; switches: devices to take (True) or to leave; update: that it works on, -1 for none; publishing:
     versions; updates: most that it can have done."""
 
     joined: Joined
@@ -43,7 +43,7 @@ class _Station:
     rows: dict[str, int] = field(default_factory=dict)
     sequences: dict[str, int] = field(default_factory=dict)
     samples: dict[tuple[int, int], _Sample] = field(default_factory=dict)
-    passes: set[int] = field(default_factory=set)
+    passes: list[int] = field(default_factory=list)
     streams: dict[int, bool] = field(default_factory=dict)
     applying: list[tuple[int, bool]] = field(default_factory=list)
     switches: list[tuple[int, bool]] = field(default_factory=list)
@@ -92,7 +92,9 @@ class ExpectedEvents:
                 return self._why_not_slots(name, station.rows, before)
             case records.TrainerJoined(updates=updates):
                 return "" if 0 <= updates <= station.updates else f"{updates} updates; at most {station.updates}"
-            case records.GeneratorJoined(version=version):
+            case records.GeneratorJoined(version=version, depth=depth):
+                if depth not in (1, 2):
+                    return f"{depth} batches at once; 1 or 2"
                 return "" if -1 <= version <= self._newest else f"version {version}; the newest is {self._newest}"
 
     def _why_not_slots(self, name: str, rows: dict[str, int], before: _Station | None) -> str:
@@ -112,7 +114,7 @@ class ExpectedEvents:
             noting(self, command)
 
     def _note_pass(self, command: records.Serve) -> None:
-        self._stations[command.generator].passes.add(command.batch.number)
+        self._stations[command.generator].passes.append(command.batch.number)
 
     def _note_stream(self, command: records.StartStream) -> None:
         self._stations[command.generator].streams[command.stream.number] = False
@@ -225,10 +227,11 @@ class ExpectedEvents:
         return True
 
     def _accept_pass(self, event: records.BatchDone) -> bool:
+        """Passes end in the order in which they were told."""
         passes = self._station(event.generator, event.incarnation).passes
-        if event.batch not in passes:
+        if passes[:1] != [event.batch]:
             return False
-        passes.remove(event.batch)
+        del passes[0]
         return True
 
     def _accept_stream(self, event: records.StreamDone) -> bool:

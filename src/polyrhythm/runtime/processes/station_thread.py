@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Attended, Departed, Order, Reply, Station
+from polyrhythm.runtime.messages import ORDERS, Attended, Departed, Listening, Order, Reply, Station
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
@@ -110,25 +110,29 @@ class StationThread:
             pass
 
     def _work(self, station: Station, inbox: PartInbox) -> None:
-        """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`.
-        Produces: what the station says. Ends with `Stop`."""
+        """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`, or the patience of a
+        station whose device works meanwhile. Produces: what the station says. Ends with `Stop`."""
         patience, socket = 0.0, station.socket if isinstance(station, Attended) else None
+        listening = station if isinstance(station, Listening) else None
+        end, beside = 0.0, False  # of the last unit of work; whether the device has worked since
         while True:
             content = inbox.receive(patience, socket)
             while content is not None:
                 if not self._obey(station, content):
                     return
                 content = inbox.receive()
-            begin, patience = time.monotonic(), _WAIT_S
+            begin = end if beside else time.monotonic()
             worked = station.work()
             self._host.flush()  # also without work: a station may say something while it hears a message
+            patience, beside = _WAIT_S, False
             if worked:
                 end = time.monotonic()
                 self.units += 1
                 self.busy_s += end - begin
                 if self.spans.on:
                     self.spans.add(station.spans(begin, end))
-                patience = 0.0
+                patience = listening.patience() if listening is not None else 0.0
+                beside = patience > 0.0
 
     def _obey(self, station: Station, content: Content) -> bool:
         """One message; False if it is the last. What is not for the station, or cannot be, is dropped."""

@@ -5,6 +5,9 @@ when every live slot waits, so that nothing more can come. The clock starts at t
 when the generator becomes idle.
 `auto`: the same, with a max_rows and max_wait_s that are chosen while the run goes on (`tuning`).
 `lockstep`: all batches are due at once, when every live slot waits and every generator is free.
+
+`dynamic` also queues a batch behind a pass, at a generator that gathers it meanwhile (depth 2): only one that is full,
+which waiting could not make larger, and that no idle generator could take.
 """
 
 from __future__ import annotations
@@ -29,8 +32,12 @@ def is_due(waiting: Waiting, limits: BatchLimits, now: float) -> bool:
     """Whether an idle generator starts a batch now (`dynamic`, `auto`)."""
     if not waiting.requests:
         return False
-    full = waiting.rows >= limits.max_rows or waiting.requests >= limits.max_requests
-    return full or waiting.complete or now >= due_at(waiting.oldest, limits)
+    return is_full(waiting.requests, waiting.rows, limits) or waiting.complete or now >= due_at(waiting.oldest, limits)
+
+
+def is_full(requests: int, rows: int, limits: BatchLimits) -> bool:
+    """Whether so many that wait are a whole batch, or more."""
+    return rows >= limits.max_rows or requests >= limits.max_requests
 
 
 def due_at(oldest: float, limits: BatchLimits) -> float:

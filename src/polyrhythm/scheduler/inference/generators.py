@@ -3,7 +3,8 @@
 A generator is live when it holds the applied version or a newer one; only live generators serve training requests.
 
 Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now (or streams,
-if they have places for them), `away` those that could if they were on the device that they lease.
+if they have places for them), `away` those that could if they were on the device that they lease, `room` those that do
+a pass behind which a batch can wait.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 @dataclass(slots=True)
 class GeneratorState:
     """version: weights that it holds (-1: none yet); applying: version that it is loading; batch: the pass under way;
+    began: when it began; ahead: the batch that waits behind it, at a generator of depth 2.
+
     streams: those under way by number, aborted ones included until their end is reported; load: rows of those that are
     not pinned.
 
@@ -40,6 +43,9 @@ class GeneratorState:
     streams: dict[int, Stream] = field(default_factory=dict)
     load: int = 0
     host: str = ""
+    depth: int = 1
+    began: float = 0.0
+    ahead: Batch | None = None
 
     @property
     def busy(self) -> bool:
@@ -49,13 +55,25 @@ class GeneratorState:
     @property
     def requests(self) -> list[Request]:
         """The requests that it works on."""
-        return [*(self.batch.requests if self.batch else ()), *(stream.request for stream in self.streams.values())]
+        batches = [batch for batch in (self.batch, self.ahead) if batch is not None]
+        return [
+            *(request for batch in batches for request in batch.requests),
+            *(stream.request for stream in self.streams.values()),
+        ]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch can wait behind the pass for training that it does."""
+        if self.depth == 1 or self.batch is None or self.ahead is not None:
+            return False
+        return not (self.batch.pinned or self.away)
 
 
 @dataclass(slots=True)
 class GeneratorRegistry:
     """present: generators that serve training, by name and in the order of names; apart: the evaluator, if it serves
-    nothing but evaluation. away: live generators that could start a pass if they were on their devices."""
+    nothing but evaluation. away: live generators that could start a pass if they were on their devices; room: those
+    behind whose passes a batch can wait, as they hold the newest published version."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     present: dict[str, GeneratorState] = field(default_factory=dict)
@@ -63,6 +81,8 @@ class GeneratorRegistry:
     live: list[str] = field(default_factory=list)
     idle: dict[str, None] = field(default_factory=dict)
     away: dict[str, None] = field(default_factory=dict)
+    room: dict[str, None] = field(default_factory=dict)
+    newest: int = -1
 
     def join(self, generator: GeneratorState) -> None:
         if generator.name == self.settings.evaluator and self.settings.evaluator_only:
@@ -75,8 +95,8 @@ class GeneratorRegistry:
         """Forget the generator; returns its last state."""
         if name in self.apart:
             return self.apart.pop(name)
-        self.idle.pop(name, None)
-        self.away.pop(name, None)
+        for group in (self.idle, self.away, self.room):
+            group.pop(name, None)
         self.live = [other for other in self.live if other != name]
         return self.present.pop(name)
 
@@ -94,23 +114,25 @@ class GeneratorRegistry:
         """The generator that answers background evaluations."""
         return self.find(self.settings.evaluator)
 
-    def update_live(self, applied: int) -> None:
-        """Find anew which generators are live and which of them are idle: O(generators), after a change of weights."""
+    def update_live(self, applied: int, published: int) -> None:
+        """Find anew which generators are live and what they could do: O(generators), after a change of weights."""
+        self.newest = published
         for generator in self.present.values():
             generator.live = generator.version >= 0 and generator.version >= applied
+            self.note(generator)
         self.live = [name for name, generator in self.present.items() if generator.live]
-        self.idle.clear()
-        self.away.clear()
-        for name in self.live:
-            self.note_free(self.present[name])
 
-    def note_busy(self, generator: GeneratorState) -> None:
-        self.idle.pop(generator.name, None)
-        self.away.pop(generator.name, None)
-
-    def note_free(self, generator: GeneratorState) -> None:
-        if generator.live and not generator.busy:
-            (self.away if generator.away else self.idle)[generator.name] = None
+    def note(self, generator: GeneratorState) -> None:
+        """The generator has begun or ended something: find anew what it could do."""
+        name = generator.name
+        for group in (self.idle, self.away, self.room):
+            group.pop(name, None)
+        if not generator.live:
+            return
+        if not generator.busy:
+            (self.away if generator.away else self.idle)[name] = None
+        elif generator.has_room and generator.version >= self.newest:
+            self.room[name] = None
 
     def note_away(self, name: str, *, away: bool) -> None:
         """A generator left the device that it leases, or is on it again. `lockstep` starts all batches at once,
@@ -119,6 +141,4 @@ class GeneratorRegistry:
         if generator is None or self.settings.batching == "lockstep":
             return
         generator.away = away
-        self.note_busy(generator)
-        if name in self.present:
-            self.note_free(generator)
+        self.note(generator)

@@ -10,6 +10,7 @@ request whose tickets are newer than its weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -76,10 +77,14 @@ class RequestScheduler:
         return []
 
     def add_generator(self, event: GeneratorJoined) -> None:
-        self.generators.join(GeneratorState(event.generator, event.incarnation, event.version, host=event.host))
+        # The other rules measure single passes, start them together, or have none.
+        depth = event.depth if self.settings.batching == "dynamic" else 1
+        name, incarnation, version = event.generator, event.incarnation, event.version
+        self.generators.join(GeneratorState(name, incarnation, version, host=event.host, depth=depth))
 
     def remove_generator(self, name: str) -> list[RefuseRequest]:
-        """What it served returns to the queue with the old arrival times; requests bound to it go to any generator.
+        """What it served or was to serve next returns to the queue with the old arrival times; requests bound to it go
+        to any generator.
 
         Requests that it reported as answered return too if their slot has not been heard since: the answer may be lost
         with the generator, and a second one does no harm. The request of a slot that is not live is refused: its reply
@@ -91,7 +96,7 @@ class RequestScheduler:
         self.queue.move_all(name, ANY)
         self.router.forget_generator(name)
         refusals = []
-        for request, slot in (*self._unanswered(generator), *self._unconfirmed(name)):
+        for request, slot in (*self._unanswered(generator.requests), *self._unconfirmed(name)):
             slot.answered_by = ""
             if slot.live:
                 slot.request = request
@@ -153,13 +158,13 @@ class RequestScheduler:
         self.background.remove(request)
         return request
 
-    def _unanswered(self, generator: GeneratorState) -> list[tuple[Request, ServedSlot]]:
-        """The requests under way whose slots still wait for them; others are gone or have gone on."""
+    def _unanswered(self, requests: Sequence[Request]) -> list[tuple[Request, ServedSlot]]:
+        """Those of the requests whose slots still wait for them; others are gone or have gone on."""
         slots = self.slots.slots
         # Mostly it is the same object; after a resumption it is only equal.
         return [
             (request, slot)
-            for request in generator.requests
+            for request in requests
             if (slot := slots.get(request.slot)) is not None and (slot.request is request or slot.request == request)
         ]
 

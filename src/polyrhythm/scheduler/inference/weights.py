@@ -52,7 +52,7 @@ class WeightScheduler:
         if not (changed or (versions.waiting and (quiet, pinned) != self.seen)):
             return []
         self.seen = quiet, pinned
-        generators.update_live(versions.applied)
+        generators.update_live(versions.applied, versions.published)
         return self._apply(generators.present.values(), generators, versions, quiet=quiet, pinned=pinned)
 
     def settle_one(
@@ -82,5 +82,5 @@ class WeightScheduler:
         version = versions.applied if pinned else versions.published
         for generator in due:
             generator.applying = version
-            generators.note_busy(generator)
+            generators.note(generator)
         return [ApplyWeights(generator.name, version) for generator in due]

@@ -1,0 +1,91 @@
+"""The loop of a part whose station has a device that works beside it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.processes.part_inbox import PartQueue
+from polyrhythm.runtime.processes.station_thread import StationThread
+from polyrhythm.runtime.spans import PASS, Span
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.drops import DropCounter
+from polyrhythm.scheduler import records as r
+
+LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={"a": 1})
+HOUR = 3600.0
+
+
+class Host:
+    """A process that does nothing for its part."""
+
+    def connect(self, message: wire.Connect) -> None: ...
+
+    def beat(self, *, pending_work: bool = False) -> None: ...
+
+    def refuse(self, command: bytes, why: str) -> None: ...
+
+    collect = flush = notify = beat
+
+
+class Launching:
+    """Has two units of work, of which the second would wait for the device. said: what happened, in order; begins: of
+    its units of work."""
+
+    name = "g"
+
+    def __init__(self, patience: float) -> None:
+        self.said: list[str] = []
+        self.spoken = [threading.Event(), threading.Event()]
+        self.begins: list[float] = []
+        self._patience = patience
+
+    def handle(self, command: Any) -> None:
+        self.said.append("hear")
+
+    def patience(self) -> float:
+        return self._patience if self.said == ["work"] else 0.0
+
+    def work(self) -> bool:
+        units = self.said.count("work")
+        if units == 2:
+            return False
+        self.said.append("work")
+        self.spoken[units].set()
+        return True
+
+    def spans(self, begin: float, end: float) -> list[Span]:
+        self.begins.append(begin)
+        return [Span("g", PASS, begin, end)]
+
+    def close(self) -> None: ...
+
+
+def lived(patience: float) -> tuple[Launching, StationThread]:
+    """The station in its thread, told of a batch once it has done its first unit of work."""
+    station, inbox = Launching(patience), PartQueue()
+    part = StationThread("g.0", lambda: station, inbox, DropCounter("test"), LAYOUT, Host())  # type: ignore[arg-type, return-value]
+    part.spans.on = True
+    part.start()
+    assert station.spoken[0].wait(60)
+    if not patience:
+        assert station.spoken[1].wait(60)
+    inbox.put(wire.encode(r.Serve("g", r.Batch(1, "g", ()))))
+    assert station.spoken[1].wait(60)
+    inbox.put(wire.encode(wire.Stop()))
+    assert part.over.wait(60)
+    return station, part
+
+
+def test_a_message_is_heard_before_a_unit_of_work_that_would_wait_for_the_device() -> None:
+    station, part = lived(HOUR)
+    assert station.said == ["work", "hear", "work"]
+    (first, _), _ = part.spans.take()
+    assert station.begins[1] == first.end, "the time until then is the station's: its device works"
+    assert part.busy_s >= station.begins[1] - station.begins[0]
+
+
+def test_without_patience_it_goes_on_at_once() -> None:
+    station, _ = lived(0.0)
+    assert station.said[:2] == ["work", "work"]
