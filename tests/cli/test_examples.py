@@ -128,6 +128,7 @@ def test_the_examples_refuse_a_key_that_is_not_theirs(
         ("own_vector_env/rail.yaml", True),
         ("own_policy/bounded.yaml", False),
         ("own_loss/objective.yaml", True),
+        ("own_reward/brief.yaml", True),
     ],
 )
 def test_the_examples_pass_every_check(
@@ -140,6 +141,23 @@ def test_the_examples_pass_every_check(
     assert main(["check", name if here else f"examples/{recipe}", "launcher=inline", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [check for check in told["checks"] if check["state"] != "ok"] == []
+
+
+def test_a_reward_function_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a message costs is in the return, and no message costs more than its longest."""
+    monkeypatch.chdir(EXAMPLES / "own_reward")
+    monkeypatch.syspath_prepend(str(EXAMPLES / "own_reward"))
+    folder = tmp_path / "run"
+    small = ["env.terms=[2,2]", "rollout.rows=16", "rollout.sharding=whole", "training.mini_batch_samples=16"]
+    small += ["training.versions=2", "evaluation.episodes=32", "demonstrations.episodes_per_task=500"]
+    small += ["supervised.steps=150", "policy.layers=2", "policy.width=32"]
+    assert main(["train", "brief.yaml", "--out", str(folder), "launcher=inline", *small]) == 0
+    run = learned(folder)
+    assert run["after"]["rate"] > 0, "some answers are right"
+    assert run["after"]["mean_return"] < run["after"]["rate"], "and cost something"
+    scores = [line["env/sample_score"] for line in run["updates"]]
+    assert all(-1.28 <= score <= 0 for score in scores)
+    assert min(scores) < 0
 
 
 def test_failures_of_an_environment_are_counted_and_named(

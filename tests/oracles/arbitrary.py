@@ -8,7 +8,8 @@ from math import inf
 from typing import Any
 
 from polyrhythm.clustersim.costs import parse_cost, parse_count
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.clustersim.settings import ClusterSettings, FaultPlan, ScorerGroup
+from polyrhythm.scheduler.settings import ScoringRules
 
 #: One chunk step in a hundred lasts longer than the episode deadline.
 _STUCK = "mixture:0.99*constant:5ms+0.01*constant:30s"
@@ -84,6 +85,39 @@ def arbitrary_streams(rng: random.Random) -> ClusterSettings:
             ),
         }
     )
+
+
+def arbitrary_scored(rng: random.Random) -> ClusterSettings:
+    """Such a cluster, or one served by streams, whose samples are scored by scorers that raise, hang and die."""
+    base = arbitrary_streams(rng) if rng.random() < 0.3 else arbitrary_cluster(rng, redundant=rng.random() < 0.4)
+    if base.scheduler.segments:
+        simulators = tuple(group.model_copy(update={"segment_steps": 0}) for group in base.simulators)
+        scheduler = replace(base.scheduler, segments=False)
+        base = base.model_copy(update={"simulators": simulators, "scheduler": scheduler})
+    scorers = [_scorers(rng) for _ in range(rng.randint(1, 2))]
+    names = [f"scorer-{i}" for i in range(sum(group["count"] for group in scorers))]
+    faults = [FaultPlan.model_validate(_fault(rng, names)) for _ in range(rng.choice((0, 0, 1, 4)))]
+    rules = ScoringRules(rng.choice((1, 2, 3)), rng.choice((1, 2, 64)))
+    return base.model_copy(
+        update={
+            "scheduler": replace(base.scheduler, scoring=rules),
+            "scorers": tuple(ScorerGroup.model_validate(group) for group in scorers),
+            "faults": (*base.faults, *faults),
+        }
+    )
+
+
+def _scorers(rng: random.Random) -> dict[str, Any]:
+    return {
+        "count": rng.randint(1, 2),
+        "places": rng.choice((1, 1, 2, 5)),
+        "score": rng.choice(("0ms", "5ms", "lognormal:20ms:1.5")),
+        "raises": rng.choice((0.0, 0.0, 0.1)),
+        "hangs": rng.choice((0.0, 0.0, 0.05)),
+        "deadline": "200ms",
+        "detected": rng.choice(("0ms", "50ms")),
+        "restart": rng.choice(("0ms", "100ms")),
+    }
 
 
 def _simulators(rng: random.Random, segment_steps: int) -> dict[str, Any]:

@@ -160,7 +160,12 @@ def _waiting(conductor: Conductor) -> str:
     evaluation, evaluator = rollout.evaluations.current_background, serving.generators.evaluator
     if evaluation is not None and evaluation.version < 0 <= versions.published and evaluator and not evaluator.pinning:
         return f"{evaluation} waits for weights that {evaluator} could take"
-    if evaluation is not None and evaluation.version >= 0 and evaluation.waiting and rollout.rows.reserved:
+    rules = conductor.settings.scoring
+    under_way = sum(each.running for each in rollout.evaluations.under_way)
+    full = rules is not None and under_way >= rules.max_evaluations
+    if rules is not None and under_way > rules.max_evaluations:
+        return f"{under_way} episodes of evaluations run or wait for scores, {rules.max_evaluations} may"
+    if evaluation is not None and evaluation.version >= 0 and evaluation.waiting and rollout.rows.reserved and not full:
         return f"{evaluation} waits although the rows {rollout.rows.reserved} are free"
     if serving.background and evaluator is not None and not evaluator.busy and evaluator.pinned >= 0:
         held = [stream.request.rows for stream in evaluator.streams.values() if stream.pinned]

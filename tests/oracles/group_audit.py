@@ -7,7 +7,7 @@ within the bounds unless the run was told that it need not be.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
@@ -18,10 +18,12 @@ from polyrhythm.scheduler.records import (
     PayloadsLost,
     ReleasePayloads,
     SampleFinished,
+    ScoreCounted,
     StartRows,
     StartUpdate,
 )
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
+from polyrhythm.scheduler.samples.ledger import SampleState
 from polyrhythm.scheduler.samples.redundancy import oldest_missing
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -32,7 +34,7 @@ class GroupAudit:
 
     group: ticket → group; tickets: group → how many it got; returns: finished ticket → its return; finished: group →
     how many; given_up: cancelled attempts; exhausted: the filter keeps every group until the next update; excused:
-    groups complete meanwhile; payloads: finished ticket → its payload id.
+    groups complete meanwhile; payloads: finished ticket → its payload id; unscored: ticket → what has no score yet.
     """
 
     settings: SchedulerSettings
@@ -44,6 +46,7 @@ class GroupAudit:
     exhausted: bool = False
     excused: set[int] = field(default_factory=set)
     payloads: dict[int, str] = field(default_factory=dict)
+    unscored: dict[int, SampleFinished] = field(default_factory=dict)
 
     @classmethod
     def of(cls, conductor: Conductor, settings: SchedulerSettings) -> GroupAudit:
@@ -54,7 +57,7 @@ class GroupAudit:
                 book.group[number] = sample.ticket.group
                 book.tickets[sample.ticket.group] += 1
                 book.excused.add(sample.ticket.group)
-                if sample.payload_id:
+                if sample.payload_id and sample.state is not SampleState.SCORING:
                     book.returns[number] = 0.0
         return book
 
@@ -62,9 +65,15 @@ class GroupAudit:
         """What is wrong with this decision, in words, or nothing."""
         self.exhausted |= any(isinstance(command, FilterExhausted) for command in commands)
         if isinstance(event, SampleFinished) and event.ticket in self.group:
-            self._finish(event)
+            if self.settings.scoring is None:
+                self._finish(event)
+            elif (event.ticket, event.attempt) not in self.given_up:
+                self.unscored[event.ticket] = event
         if isinstance(event, PayloadsLost):
             self._unfinish(event, commands)
+        for counted in (command for command in commands if isinstance(command, ScoreCounted)):
+            finished = self.unscored.pop(counted.ticket)
+            self._finish(replace(finished, episode_return=finished.episode_return + counted.score))
         wrong = [self._follow(command) for command in commands]
         return next((words for words in wrong if words), "")
 
@@ -81,6 +90,7 @@ class GroupAudit:
     def _unfinish(self, event: PayloadsLost, commands: list[Command]) -> None:
         """The samples of these payloads run again, unless they had been lent meanwhile: then nothing is released."""
         released = {p for command in commands if isinstance(command, ReleasePayloads) for p in command.payload_ids}
+        self.unscored = {ticket: e for ticket, e in self.unscored.items() if e.payload_id not in released}
         for ticket, payload_id in list(self.payloads.items()):
             if payload_id in released.intersection(event.payload_ids):
                 del self.returns[ticket], self.payloads[ticket]

@@ -11,7 +11,8 @@
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
 its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
-(`evaluation_audit`); background ones change none of its decisions (`shadow`). A leased device has one holder, and only
+(`evaluation_audit`); background ones change none of its decisions (`shadow`). What is trained has its score
+(`scoring_audit`). A leased device has one holder, and only
 those on all of theirs are given work (`lease_audit`).
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 from tests.oracles.evaluation_audit import EvaluationAudit, disagreeing, unbalanced
 from tests.oracles.group_audit import GroupAudit, misplaced
 from tests.oracles.lease_audit import LeaseAudit
+from tests.oracles.scoring_audit import ScoringAudit
 from tests.oracles.shadow import TrainingOnlyConductor
 
 from polyrhythm.clustersim.cluster import Cluster
@@ -111,10 +113,12 @@ class GuaranteeChecker:
         self._lags: list[int] = []
         self._groups = GroupAudit.of(conductor, self._settings)
         self._evaluations = EvaluationAudit(self._settings)
+        self._scoring = ScoringAudit(self._settings.scoring)
         self.leases = None if self._settings.lease is None else LeaseAudit(self._settings.lease)
         # Evaluations change when training has its devices, so there training alone would decide otherwise.
-        # Streams are numbered in common, and evaluations' count in the loads.
-        alone = self._settings.evaluator and self.leases is None and self._settings.batching != "streams"
+        # Streams and tries of scoring are numbered in common, and evaluations' count in the loads.
+        common = self._settings.batching == "streams" or self._settings.scoring is not None
+        alone = self._settings.evaluator and self.leases is None and not common
         self._shadow = TrainingOnlyConductor(conductor, self._evaluations) if alone else None
         cluster.driver.observer = self.observe
 
@@ -132,6 +136,7 @@ class GuaranteeChecker:
         if imbalance:
             raise Violation(f"at {now} the ledger is off by {imbalance} after {event}: {self._conductor.ledger}")
         wrong = self._groups.note(event, decided) or self._evaluations.note(event, decided)
+        wrong = wrong or self._scoring.note(event, decided, self._conductor)
         if not wrong and type(event) not in (RequestArrived, BatchDone, StreamDone):
             wrong = misplaced(self._conductor)
         if not wrong and self.leases is not None:

@@ -85,6 +85,28 @@ def test_a_stream_answers_the_prompt_of_another_host(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_scorers_of_another_host_score_what_lies_on_this_one(tmp_path: Path) -> None:
+    """Also an evaluation's samples, which are kept for them. Stations: simulator, generator, two scorers, trainer."""
+    one, two = apart_by_setting(tmp_path, 2)
+    changes = {
+        "rollout": {"simulators": 1, "generators": 1, "segment_steps": 0},
+        "scoring": {"function": "tests.process.rewards:by_seed", "processes": 2},
+    }
+    with running(tmp_path / "run", [one, one, two, two, one], **changes) as pipeline:
+        results = pipeline.loop.evaluate("before", held_out(4, 4, 1, greedy=True))
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        conductor, trace = pipeline.loop.conductor, pipeline.loop.trace
+    updates = [c for decision in trace for c in decision.commands if isinstance(c, records.StartUpdate)]
+    for update in updates:
+        seeds = [conductor.rollout.admission.start_of(ticket)[1] for ticket in update.tickets]
+        assert update.scores == tuple(float(seed % 7) for seed in seeds)
+    assert len(results) == 4
+    assert all(result.episode_return == result.env_steps + result.seed % 7 for result in results)
+    tries = [c for decision in trace for c in decision.commands if isinstance(c, records.ScoreSample)]
+    assert {command.scorer for command in tries} == {"scorer-0", "scorer-1"}
+
+
 @pytest.mark.slow
 def test_a_version_crosses_to_a_host_once_and_its_processes_share_it(tmp_path: Path) -> None:
     """Both generators are on the second host."""

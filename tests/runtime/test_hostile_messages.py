@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -148,6 +149,7 @@ def standing() -> tuple[ExpectedEvents, BlockPool]:
     expected.join(r.SimulatorJoined("s", 0, (INFO,)), ["s.0.0"])
     expected.join(r.GeneratorJoined("g", 0), ["g.0"])
     expected.join(r.TrainerJoined("t", 0, 4), ["t.0"])
+    expected.join(r.ScorerJoined("c", 0, 2), ["c.0"])
     tickets = [ticket(number, 9, version=2, evaluation="x" if number == 3 else "") for number in range(4)]
     rows = r.StartRows("s", "e/0", tuple(r.Grant(row, ticket) for row, ticket in enumerate(tickets)))
     expected.note(StartRowsInBlocks(rows, tuple(pool.assign(rows))))
@@ -156,6 +158,7 @@ def standing() -> tuple[ExpectedEvents, BlockPool]:
         *(r.StartUpdate("t", 4, 2, (7,), ("8",)), r.PublishWeights("t", 3)),
         *(r.StartStream("g", r.Stream(n, "g", r.Request("e/0", "s", 0, 1, 2, "", 0.0))) for n in (11, 12, 13)),
         *(r.AbortStream("g", 12), r.AbortStream("g", 13), r.AbortStream("g", 14)),
+        *(r.ScoreSample("c", 21, 5, "4", 0, 9), r.ScoreSample("c", 22, 6, "5", 0, 9)),
     ):
         expected.note(command)
     return expected, pool
@@ -175,6 +178,7 @@ TRUE = [
     *(r.BatchDone("g", 0, 8, 2), r.WeightsApplied("g", 0, 3), r.WeightsApplied("g", 0, 3, pinned=True)),
     *(r.StreamDone("g", 0, 11, 2, 5), r.StreamDone("g", 0, 12, -1, aborted=True), r.StreamDone("g", 0, 13, 2, 5)),
     *(r.Checkpointed("t", 0, 4), r.UpdateDone("t", 0, 4), r.Checkpointed("t", 0, 5), r.Published("t", 0, 3)),
+    *(r.SampleScored("c", 0, 21, 5, 0.5), r.ScoringFailed("c", 0, 22, 6, "no")),
 ]
 
 
@@ -211,6 +215,8 @@ FALSE = [
     *(r.StreamDone("g", 0, 11, -1, 5), r.StreamDone("g", 0, 11, 2, 0), r.StreamDone("g", 0, 11, 9, 5)),
     *(r.StreamDone("g", 0, 11, 2, 5, aborted=True), r.StreamDone("g", 0, 14, 2, 5), r.StreamDone("g", 0, 12, -2, 0)),
     *(r.WeightsApplied("g", 0, 4), r.WeightsApplied("g", 0, 2, pinned=True), r.UpdateDone("t", 0, 5)),
+    *(r.SampleScored("c", 0, 21, 6, 0.5), r.SampleScored("c", 0, 23, 5, 0.5), r.SampleScored("c", 1, 21, 5, 0.5)),
+    *(r.SampleScored("c", 0, 21, 5, math.nan), r.ScoringFailed("g", 0, 21, 5, "no"), r.ScorerJoined("c", 0, 2)),
     *(r.UpdateDone("g", 0, -1), r.Checkpointed("t", 0, 3), r.Checkpointed("t", 0, 6), r.Checkpointed("s", 0, 0)),
     *(
         r.Published("t", 0, 2),

@@ -48,6 +48,9 @@ MESSAGES = [
     *(r.TakeDevice("t", -1), r.YieldDevice("g", 3)),
     *(r.StartStream("g", r.Stream(8, "g", REQUEST, pinned=True)), r.AbortStream("g", 8)),
     *(r.StreamDone("g", 0, 8, 3, 21), r.StreamDone("g", 0, 8, -1, aborted=True)),
+    *(r.ScorerJoined("c", 2, 8, "far"), r.ScoreSample("c", 2**40, 7, "far/12", 1, 2**62, True)),
+    *(r.SampleScored("c", 0, 9, 7, -0.5), r.SampleScored("c", 0, 9, 7, 1.0, success=True)),
+    r.ScoringFailed("c", 0, 9, 7, "own:judge: ValueError: no", "task a, seed 3"),
     *(r.DeviceTaken("t", 0, -1, 0.25), r.DeviceYielded("g", 2, 3, 2**40, 1.5)),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)
@@ -85,7 +88,7 @@ def test_what_stays_in_the_main_process_is_known() -> None:
     """A record that is added to the flow has to say which of the two it is."""
     at_home = {r.PayloadsLost, r.WeightsOffered, r.SaveRequested, r.TrainUntil, r.Evaluate, r.Wake}
     at_home |= {r.StartRows, r.ReleasePayloads, r.SampleEvaluated, r.EvaluationDone, r.TargetReached, r.Halt}
-    at_home |= {r.EpisodeSetAside, r.FilterExhausted, r.BatchingChosen}
+    at_home |= {r.EpisodeSetAside, r.FilterExhausted, r.BatchingChosen, r.ScoreCounted}
     assert {*get_args(r.Event), *get_args(r.Command)} - at_home <= set(wire._TYPES)
 
 

@@ -16,11 +16,13 @@ from polyrhythm.clustersim.settings import (
     ClusterSettings,
     FaultPlan,
     GeneratorGroup,
+    ScorerGroup,
     SimulatorGroup,
     StationGroup,
     TrainerSettings,
 )
 from polyrhythm.clustersim.stations.generator import VirtualGenerator
+from polyrhythm.clustersim.stations.scorer import VirtualScorer
 from polyrhythm.clustersim.stations.simulator import VirtualSimulator
 from polyrhythm.clustersim.stations.station import VirtualLease, VirtualStation
 from polyrhythm.clustersim.stations.stream_generator import VirtualStreamGenerator
@@ -32,6 +34,7 @@ from polyrhythm.scheduler.records import (
     Evaluate,
     Event,
     GeneratorJoined,
+    ScorerJoined,
     SimulatorJoined,
     StationLost,
     TrainerJoined,
@@ -65,6 +68,7 @@ class Cluster:
         self.conductor = Conductor(settings.scheduler) if conductor is None else conductor
         self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
         self.driver.delivered = self._note
+        self.driver.scored = bool(settings.scorers)
         self.stations: dict[str, VirtualStation] = {}
         self.members = {name: Member(name, group, devices) for name, group, devices in settings.seats()}
         numbers = sorted({number for member in self.members.values() for number in member.devices})
@@ -130,6 +134,9 @@ class Cluster:
                 resumes = self.settings.scheduler.on_update == "abort"
                 return VirtualStreamGenerator(name, incarnation, self.driver, seed, group, resumes=resumes)
             return VirtualGenerator(name, incarnation, self.driver, seed, group)
+        if isinstance(group, ScorerGroup):
+            hung = FaultPlan(station=name, at=0.0, kind="hangs", detected=0.0)
+            return VirtualScorer(name, incarnation, self.driver, seed, group, lambda: self._fail(hung))
         assert isinstance(group, TrainerSettings)
         receivers = sum(each.count for each in self.settings.generators)
         return VirtualTrainer(name, incarnation, self.driver, seed, group, self._checkpoint, receivers=receivers)
@@ -169,7 +176,8 @@ class Cluster:
 
     def _count_down(self, member: Member) -> None:
         now = self.driver.clock.now
-        self.driver.measures.down[_kind(member.group)] += now - member.failed_at
+        down, kind = self.driver.measures.down, _kind(member.group)
+        down[kind] = down.get(kind, 0.0) + now - member.failed_at
         member.failed_at = now
 
     def _note(self, event: Event) -> None:
@@ -184,10 +192,17 @@ class Cluster:
             self._checkpoint = event.updates
 
 
-_NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
+_NEWCOMER: dict[type, str] = {
+    SimulatorJoined: "simulator",
+    GeneratorJoined: "generator",
+    TrainerJoined: "trainer",
+    ScorerJoined: "scorer",
+}
 
 
 def _kind(group: StationGroup) -> str:
     if isinstance(group, SimulatorGroup):
         return "simulator"
+    if isinstance(group, ScorerGroup):
+        return "scorer"
     return "generator" if isinstance(group, GeneratorGroup) else "trainer"

@@ -38,6 +38,7 @@ from polyrhythm.scheduler.records import (
     RefuseRequest,
     ReleasePayloads,
     Request,
+    ScoreSample,
     Serve,
     StartRows,
     StartStream,
@@ -72,12 +73,13 @@ class ProtocolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The metadata of a finished sample."""
+    """The metadata of a finished sample. success: of its episode."""
 
     ticket: int
     transitions: int
     chunk_steps: int
     oldest: int
+    success: bool = False
 
 
 #: Nobody asks for `SaveTrainer` here: a simulated trainer saves by itself.
@@ -89,6 +91,7 @@ _ADDRESS: dict[type, Callable[[Any], str]] = {
     StartStream: attrgetter("generator"),
     AbortStream: attrgetter("generator"),
     ApplyWeights: attrgetter("generator"),
+    ScoreSample: attrgetter("scorer"),
     StartUpdate: attrgetter("trainer"),
     PublishWeights: attrgetter("trainer"),
     TakeDevice: attrgetter("station"),
@@ -120,7 +123,7 @@ class Driver:
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
     those of different stations may not. Replies bypass the conductor and are immediate.
     record: keep every decision in `steps` (for replay and benchmarks).
-    evaluating: names of the requested evaluations that have not ended.
+    evaluating: names of the requested evaluations that have not ended. scored: scorers say how an episode ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
@@ -136,6 +139,7 @@ class Driver:
         self.reached = -1
         self.bus = -1  # newest version that was written where generators find it, heard of or not
         self.evaluating: set[str] = set()
+        self.scored = False
         self.halted = ""
         self.events = 0
         self._record = record

@@ -18,6 +18,7 @@ from polyrhythm.clustersim.settings import (
     EvaluationPlan,
     FaultPlan,
     GeneratorGroup,
+    ScorerGroup,
     SimulatorGroup,
     TrainerSettings,
 )
@@ -122,6 +123,7 @@ _SECTIONS: dict[str, list[str]] = {
     "simulators": list(SimulatorGroup.model_fields),
     "generators": list(GeneratorGroup.model_fields),
     "trainer": list(TrainerSettings.model_fields),
+    "scorers": list(ScorerGroup.model_fields),
     "faults": list(FaultPlan.model_fields),
     "evaluations": list(EvaluationPlan.model_fields),
 }

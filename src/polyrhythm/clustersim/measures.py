@@ -48,6 +48,7 @@ class Measures:
     waiting: requests that no generator serves yet; present: time with at least one of them. rows_local: of the rows
     that are served, those on their simulator's host.
     evaluated, evaluations_dropped: episodes of the finished evaluations.
+    scored, scoring_failed: tries of scorers that gave a score, or did not.
     tokens: generated, in answers that reached their slots; tokens_aborted: by streams that were aborted.
     lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
     devices: seconds of occupation of each shared device; publishing: seconds in which versions were being sent to the
@@ -57,6 +58,7 @@ class Measures:
     simulator: Busy = field(default_factory=Busy)
     generator: Busy = field(default_factory=Busy)
     trainer: Busy = field(default_factory=Busy)
+    scorer: Busy = field(default_factory=Busy)
     slot_states: Causes = field(default_factory=lambda: Causes(TICKETS, RESET, QUEUED, IN_BATCH, THREAD, STEP))
     generator_states: Causes = field(default_factory=lambda: Causes(SERVE, APPLY, NO_REQUESTS, BATCH_CLOCK))
     trainer_states: Causes = field(default_factory=lambda: Causes(TRAIN, EXCHANGE, SAMPLES))
@@ -81,6 +83,8 @@ class Measures:
     chunk_steps: int = 0
     samples: int = 0
     failed: int = 0
+    scored: int = 0
+    scoring_failed: int = 0
     updates: int = 0
     trained_samples: int = 0
     trained_transitions: int = 0

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from polyrhythm.clustersim.costs import FREE, Cost, Count, parse_cost, parse_count
-from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
+from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs.distributions import parse_duration
 
 
@@ -99,7 +99,7 @@ class SimulatorGroup(StationGroup):
     tokens: of the answer to one row's request, if the policy generates tokens; else it counts as one.
     raises: probability that a row's chunk step fails. broken: share of initial states from which each one does.
     solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
-    succeed. The return of an episode is 1 or 0.
+    succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
     """
 
     env_batches: int = Field(default=1, ge=1)
@@ -185,8 +185,22 @@ class TrainerSettings(StationGroup):
         return len(self.devices) or self.ranks
 
 
+class ScorerGroup(StationGroup):
+    """A group of `count` equal scorers, which score finished samples. places: samples that each scores at a time.
+
+    score: cost of one sample. raises: probability that a try fails; hangs: that it never ends, so that its scorer is
+    lost `deadline` later and starts again.
+    """
+
+    places: int = Field(default=1, ge=1)
+    score: CostText = FREE
+    raises: float = Field(default=0.0, ge=0, lt=1)
+    hangs: float = Field(default=0.0, ge=0, lt=1)
+    deadline: Seconds = 60.0
+
+
 class FaultPlan(ClusterSection):
-    """A planned failure: `station` (simulator-0, generator-3, trainer) dies or hangs `at` a time.
+    """A planned failure: `station` (simulator-0, generator-3, trainer, scorer-1) dies or hangs `at` a time.
 
     after_reply: a generator dies between its replies and its report: the slots continue with answers unknown to the
     conductor. A trainer dies after writing its next version, before it reports it.
@@ -241,6 +255,7 @@ class ClusterSettings(ClusterSection):
     simulators: tuple[SimulatorGroup, ...] = Field(min_length=1)
     generators: tuple[GeneratorGroup, ...] = Field(min_length=1)
     trainer: TrainerSettings = TrainerSettings()
+    scorers: tuple[ScorerGroup, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
     sharing: Literal["shared", "exclusive", "lease"] = "shared"
@@ -277,6 +292,18 @@ class ClusterSettings(ClusterSection):
                 raise ValueError("a background evaluation needs a generator but scheduler.evaluator is empty; name one")
             if not any(group.reserved for group in groups):
                 raise ValueError("a background evaluation needs rows but no env batch is reserved for it; set reserved")
+        return self
+
+    @model_validator(mode="after")
+    def _scored(self) -> Self:
+        """Tell the scheduler that samples are scored."""
+        if self.scheduler.scoring is not None and not self.scorers:
+            raise ValueError("scheduler.scoring is set but there are no scorers, so no sample is scored; add scorers")
+        if self.sharing == "lease" and any(group.devices for group in self.scorers):
+            raise ValueError("scorers have devices but sharing is lease, which they do not take part in; drop devices")
+        if self.scorers and self.scheduler.scoring is None:
+            # the model is frozen
+            object.__setattr__(self, "scheduler", replace(self.scheduler, scoring=ScoringRules()))
         return self
 
     @model_validator(mode="after")
@@ -320,20 +347,22 @@ class ClusterSettings(ClusterSection):
         the trainer is on all of its own."""
         simulators = [(group, i) for group in self.simulators for i in range(group.count)]
         generators = [(group, i) for group in self.generators for i in range(group.count)]
+        scorers = [(group, i) for group in self.scorers for i in range(group.count)]
         return [
             *((f"simulator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(simulators)),
             *((f"generator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(generators)),
             ("trainer", self.trainer, self.trainer.devices),
+            *((f"scorer-{n}", group, _place(group, i)) for n, (group, i) in enumerate(scorers)),
         ]
 
     def station_names(self) -> tuple[str, ...]:
-        """simulator-0 …, generator-0 …, trainer: in the order of the groups."""
+        """simulator-0 …, generator-0 …, trainer, scorer-0 …: in the order of the groups."""
         return tuple(name for name, _, _ in self.seats())
 
     @property
     def gpus(self) -> float:
         """Devices of the whole cluster."""
-        groups = (*self.simulators, *self.generators, self.trainer)
+        groups = (*self.simulators, *self.generators, self.trainer, *self.scorers)
         named = {number for group in groups for number in group.devices}
         return sum(group.gpus * group.count for group in groups) + len(named)
 

@@ -29,6 +29,7 @@ def summarise(
             "simulator": measures.simulator.meter.value(now),
             "generator": measures.generator.meter.value(now),
             "trainer": measures.trainer.meter.value(now),
+            **({"scorer": measures.scorer.meter.value(now)} if driver.scored else {}),
         },
         "time": {
             "slots": _shares(measures.slot_states),
@@ -42,6 +43,7 @@ def summarise(
         "stations_lost": measures.lost,
         "requests": _requests(measures, now),
         "lag": _lag(measures),
+        **({"scoring": {"scored": measures.scored, "failed": measures.scoring_failed}} if driver.scored else {}),
         "evaluations": {"episodes": measures.evaluated, "dropped": measures.evaluations_dropped},
         "ledger": ledger,
         "groups": groups or {},

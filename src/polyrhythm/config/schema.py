@@ -19,7 +19,7 @@ from polyrhythm.config.sections.learning import (
     SupervisedSettings,
     TrainingSettings,
 )
-from polyrhythm.config.sections.placement import PlacementSettings
+from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings
 from polyrhythm.config.sections.rollout import (
     Batching,
     DynamicBatching,
@@ -36,6 +36,7 @@ from polyrhythm.config.sections.running import (
     RaySettings,
     SupervisionSettings,
 )
+from polyrhythm.config.sections.scoring import ScoringSettings
 
 
 def _env(value: Any) -> BaseModel:
@@ -75,6 +76,8 @@ class RunConfig(Section):
     """How stale a sample may be."""
     groups: GroupSettings = GroupSettings()
     """Samples that share an initial state."""
+    scoring: ScoringSettings | None = None
+    """A reward function in processes of its own; null: rewards are the environment's alone."""
     training: TrainingSettings
     """Length of training and structure of an update."""
     objective: str = ""
@@ -105,6 +108,7 @@ class RunConfig(Section):
         check_objective(self)
         _check_groups(self)
         _check_join(self)
+        _check_scoring(self)
         _check_slots(self)
         _check_streams(self)
         _check_warm_start(self)
@@ -200,6 +204,29 @@ def _check_join(config: RunConfig) -> None:
         )
     if join.port + join.simulators - 1 > LAST_PORT:
         raise InvalidSetting("join.port", join.port, f"{join.simulators} ports from there do not exist; lower it")
+
+
+def _check_scoring(config: RunConfig) -> None:
+    devices = config.placement.scorers.devices
+    if config.scoring is None:
+        if config.placement.scorers != SeatSettings():
+            raise InvalidSetting(
+                "placement.scorers", "set", "there are no scorers; set scoring.function, or leave it out"
+            )
+        return
+    if config.rollout.segment_steps:
+        raise InvalidSetting(
+            "rollout.segment_steps",
+            config.rollout.segment_steps,
+            "a reward function scores whole episodes; set it to 0, or scoring to null",
+        )
+    if config.launcher == "inline" and devices not in (None, "cpu"):
+        raise InvalidSetting(
+            "placement.scorers.devices",
+            devices,
+            "with launcher inline a scorer has no process of its own that could be bound to a device; set it to cpu, "
+            "or launcher to local",
+        )
 
 
 def _check_slots(config: RunConfig) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import EnvSpec, Trajectory, Transcript
 
 #: Row numbers of a batch; stations pass arrays.
 RowNumbers = Sequence[int] | NDArray[np.intp]
@@ -121,6 +121,15 @@ class ObservesAhead(Protocol):
     def prepare_observation(self, row: int) -> None:
         """Do for the row what its next `observe` would do first. Called by the thread that reset it ahead, which is not
         the one that observes it."""
+        ...
+
+
+@runtime_checkable
+class Transcribes(Protocol):
+    """An environment's settings that can say what a sample is as text, for reward functions."""
+
+    def transcribe(self, trajectory: Trajectory) -> Transcript:
+        """The conversation of a finished sample."""
         ...
 
 

@@ -27,7 +27,8 @@ GROUPS: Mapping[str, str] = {
     "env": (
         "training episodes that ended since the update before, absent if none did: episodes (how many), return, "
         "success_once (also by task index, /task_N), episode_len in env steps, the environment's own as metrics/NAME; "
-        "samples of the update (episodes or segments): sample_env_steps, sample_chunk_steps"
+        "samples of the update (episodes or segments): sample_env_steps, sample_chunk_steps; sample_score, by the "
+        "reward function"
     ),
     "staleness": (
         "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "

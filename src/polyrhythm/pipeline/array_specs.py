@@ -39,11 +39,17 @@ def arena_layout(
     rows = sum(slots.values())
     freshness = config.freshness
     version_samples = config.training.batch_size * freshness.sync_interval
-    groups = config.groups
+    groups, scored = config.groups, _scored_samples(config, rows)
     needed = blocks_needed(
-        rows, version_samples, freshness.max_lag, group_size=groups.size, extra_groups=groups.extra_groups
+        rows,
+        version_samples,
+        freshness.max_lag,
+        group_size=groups.size,
+        extra_groups=groups.extra_groups,
+        extra_members=groups.extra_members,
+        scored=scored,
     )
-    blocks = needed if trainer else rows
+    blocks = needed if trainer else rows + scored
     return ArenaLayout(
         blocks=blocks,
         steps=step_settings(config, form.chunk, whole=bool(spec.chunk)).sample_steps(spec.max_steps),
@@ -51,7 +57,19 @@ def arena_layout(
         obs=shown(spec),
         answers=answer_specs(form, spec),
         slots=slots,
+        scored=scored > 0,
     )
+
+
+def scored_evaluations(rows: int) -> int:
+    """Samples of evaluations that run or wait for their scores at a time: as many as rows again may wait."""
+    return 2 * rows
+
+
+def _scored_samples(config: RunConfig, rows: int) -> int:
+    """Blocks that scorers need: for what they read although nobody waits for it any more, and for evaluations."""
+    scoring = config.scoring
+    return 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
 
 
 def shown(spec: EnvSpec) -> dict[str, ArraySpec]:

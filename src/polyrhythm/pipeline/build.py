@@ -19,7 +19,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
-from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, step_settings
+from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.joins import OpenPlaces, open_places
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
@@ -33,6 +33,7 @@ from polyrhythm.pipeline.placed import (
     evaluator_name,
     generator_names,
     place,
+    scorer_names,
 )
 from polyrhythm.pipeline.places import slots_of, spread_over
 from polyrhythm.pipeline.run_loop import RunLoop
@@ -47,10 +48,11 @@ from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
-from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
+from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory, StreamGeneratorFactory
+from polyrhythm.stations.scorer_factory import ScorerFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -155,8 +157,17 @@ def scheduler_settings(
         quarantine_after=rollout.quarantine_after,
         max_dropped=rollout.max_dropped,
         lease=lease,
+        scoring=_scoring_rules(config, spec),
         **limits,
     )
+
+
+def _scoring_rules(config: RunConfig, spec: EnvSpec) -> ScoringRules | None:
+    if config.scoring is None:
+        return None
+    batches = [info for infos in env_batch_infos(config, spec) for info in infos]
+    rows = sum(slot.rows for info in batches for slot in info.slots if not info.reserved)
+    return ScoringRules(config.scoring.max_attempts, scored_evaluations(rows))
 
 
 def build_pipeline(  # noqa: PLR0913 - what every run may be told
@@ -185,7 +196,6 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
     infos = env_batch_infos(config, spec, trainer=trainer)
     settings = policy_settings(config)
     form = settings.form(spec)
-    last = config.training.versions
     states = _trainer_states(config, folder)
     buckets = bucket_sizes(config, infos)
     places = open_places(config, folder)
@@ -196,6 +206,7 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
         if trainer:
             assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
             factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
+        factories += _scorer_factories(config, spec)
         placed = place(config, trainer=trainer, folder=folder)
         layout = arena_layout(config, spec, infos, form, trainer=trainer)
         stations = _with_seats(factories, placed)
@@ -205,7 +216,7 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
-            conductor = restore_run(saved, conductor.settings, launcher, last)
+            conductor = restore_run(saved, conductor.settings, launcher, config.training.versions)
             version = saved.version
             launcher.weights.publish(version, saved.policy)
         elif not trainer:
@@ -331,6 +342,17 @@ def _rollout_factories(
     if evaluator == EVALUATION_GENERATOR:
         factories.append(_generator_factory(config, evaluator, own, "only", buckets))
     return factories
+
+
+def _scorer_factories(config: RunConfig, spec: EnvSpec) -> list[StationFactory]:
+    scoring = config.scoring
+    if scoring is None:
+        return []
+    env = config.env.model_dump(mode="json")
+    return [
+        ScorerFactory(name, scoring.function, env, spec, scoring.at_a_time, dict(scoring.options))
+        for name in scorer_names(config)
+    ]
 
 
 def _generator_factory(

@@ -1,8 +1,8 @@
 """Which stations are on their device in turn (`placement.sharing: lease`): settings and seats in, leases out.
 
 A device is leased where at least two stations on it can leave it: generators and the trainer, and simulators whose
-environment says so (`leaves_device`); others stay on it. `lease.devices` may name some: the others are shared. Where no
-station has a CUDA device the host counts as one device, so the whole mechanism runs without a GPU.
+environment says so (`leaves_device`); others, and scorers, stay on it. `lease.devices` may name some: the others are
+shared. Where no station has a CUDA device the host counts as one device, so the whole mechanism runs without a GPU.
 
 A trainer of several ranks is one station: it leases what any of its ranks works on, and all of them leave together.
 """
@@ -32,7 +32,7 @@ def lease_devices(
         return dict(seats)
     own: dict[str, set[int]] = {}
     for name, seat in seats.items():
-        if simulators_leave or not name.startswith("simulator"):
+        if not name.startswith("scorer") and (simulators_leave or not name.startswith("simulator")):
             own.setdefault(station_of(name), set()).add(_number(seat))
     stations = Counter(number for numbers in own.values() for number in numbers)
     leased = {*_named(placement)} or stations.keys() - {HOST} or {HOST}

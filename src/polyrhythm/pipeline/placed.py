@@ -89,7 +89,8 @@ def station_names(config: RunConfig, *, trainer: bool = True, devices: int | Non
             generators.append(evaluator_name(config))
     ranks = trainer_ranks(config, devices) if trainer else 0
     trainers = [rank_name(TRAINER, rank) for rank in range(ranks)]
-    return {"simulators": simulators, "generators": generators, "trainer": trainers}
+    found: dict[Kind, list[str]] = {"simulators": simulators, "generators": generators, "trainer": trainers}
+    return found if config.scoring is None else {**found, "scorers": scorer_names(config)}
 
 
 def trainer_ranks(config: RunConfig, devices: int | None = None) -> int:
@@ -105,6 +106,11 @@ def joined_names(config: RunConfig) -> list[str]:
 def generator_names(config: RunConfig) -> list[str]:
     """The generators, without one for evaluation alone."""
     return [f"generator-{index}" for index in range(config.rollout.generators)]
+
+
+def scorer_names(config: RunConfig) -> list[str]:
+    """The scorers, if there are any."""
+    return [f"scorer-{index}" for index in range(config.scoring.processes)] if config.scoring is not None else []
 
 
 def evaluator_name(config: RunConfig) -> str:

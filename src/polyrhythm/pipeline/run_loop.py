@@ -33,7 +33,7 @@ _SAID_S = 1.0
 _MOST_LATE = 10_000
 
 _FOR_THE_RUN = (
-    *(records.SampleEvaluated, records.EvaluationDone, records.TargetReached),
+    *(records.SampleEvaluated, records.ScoreCounted, records.EvaluationDone, records.TargetReached),
     *(records.EpisodeSetAside, records.FilterExhausted, records.BatchingChosen, records.Halt),
 )
 

@@ -17,13 +17,20 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.ways import CPU, Ends
 
-Kind = Literal["simulators", "generators", "trainer"]
+Kind = Literal["simulators", "generators", "trainer", "scorers"]
+#: Kinds whose processes are bound to their device by their environment.
+_BOUND: tuple[Kind, ...] = ("simulators", "scorers")
 #: Ids of the devices of each kind; none for the CPU.
 DeviceIds = dict[Kind, tuple[int, ...]]
 
 #: hybrid: one device in so many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8). disaggregated: one in so
 #: many trains (A.2, at 3:1).
 _DEVICES_PER_OTHER = 4
+#: What there are fewer of than devices, and the setting that says how many; of other kinds in `rollout`.
+_NUMBERS: dict[Kind, tuple[str, str]] = {
+    "trainer": ("ranks", "placement.trainer.ranks"),
+    "scorers": ("scorers", "scoring.processes"),
+}
 _INLINE = (
     "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
     "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
@@ -56,7 +63,7 @@ def assign_seats(
                 seats[name] = Resources("cpu", threads)
                 continue
             device = own[index % len(own)]
-            variables = bind_environment(device, environment or {}) if kind == "simulators" else {}
+            variables = bind_environment(device, environment or {}) if kind in _BOUND else {}
             seats[name] = Resources(f"cuda:{device}", threads, variables)
     return seats
 
@@ -96,7 +103,7 @@ def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Se
         ids = list_device_ids(asked) if asked not in (None, "cpu", "all") else ()
         if names and (unused := ids[len(names) :]):
             rest = ", ".join(map(str, unused))
-            fewer, setting = (kind, f"rollout.{kind}") if kind != "trainer" else ("ranks", "placement.trainer.ranks")
+            fewer, setting = _NUMBERS.get(kind, (kind, f"rollout.{kind}"))
             found.append(
                 f"placement.{kind}.devices = {asked}: {rest} stay unused, because there are fewer {fewer}; raise "
                 f"{setting} to {len(ids)}, or name fewer devices"
@@ -176,7 +183,7 @@ def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int,
             if asked is not None:
                 found[kind] = _check_ids(kind, asked, devices)
             elif placement.preset is not None:
-                found[kind] = divide_devices(placement.preset, devices)[kind]
+                found[kind] = divide_devices(placement.preset, devices).get(kind, ())
         except ConfigError as error:
             problems += error.problems
             if not isinstance(error, MissingError):

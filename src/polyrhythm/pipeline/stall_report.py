@@ -20,11 +20,20 @@ def describe_stall(conductor: Conductor, stall_s: float, slots: Sequence[str]) -
         f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
         f"trainer: {conductor.updates.trainer or 'none'}, {len(conductor.updates.in_training)} groups lent",
         f"samples: {conductor.ledger.as_dict()}",
+        *_describe_scoring(conductor),
         *_describe_evaluations(conductor),
         *_describe_leases(conductor),
         f"slots: {'; '.join(slots) or 'none is live'}",
     ]
     return "; ".join(parts) + ". Please report this with the run folder"
+
+
+def _describe_scoring(conductor: Conductor) -> list[str]:
+    if conductor.settings.scoring is None:
+        return []
+    scoring = conductor.rollout.scoring
+    scorers = ", ".join(f"{name} ({len(state.under_way)} samples)" for name, state in scoring.scorers.items())
+    return [f"{len(scoring.waiting)} samples wait for scorers {scorers or '(none)'}"]
 
 
 def _describe_leases(conductor: Conductor) -> list[str]:

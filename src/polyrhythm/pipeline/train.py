@@ -215,7 +215,10 @@ class _Run:
         """Attach the observers of training, each before those that read it; return those that are read afterwards."""
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         began, launcher = loop.clock(), pipeline.launcher
-        lags, episodes = LagHistogram(saved.counts["lags"] if saved else None), EpisodeTracker(len(self._spec.tasks))
+        lags, episodes = (
+            LagHistogram(saved.counts["lags"] if saved else None),
+            EpisodeTracker(len(self._spec.tasks), scored=self._config.scoring is not None),
+        )
         saver = RunCheckpointer(
             *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
             deadline_s=config.supervision.update_s,

@@ -9,6 +9,7 @@ else is in the batch nor on where its generation was cut.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,6 +44,21 @@ class EngineRequest(NamedTuple):
     greedy: bool
     noise_key: int
     prefix: Generated | None = None
+
+
+def refuse_unfit(request: EngineRequest, running: Collection[int], capacity: int, length: int) -> None:
+    """ValueError: an engine that runs these has no room for it, in rows or in length, or it would generate nothing."""
+    prompt, most = len(request.prompt), request.max_new_tokens
+    done = 0 if request.prefix is None else len(request.prefix.tokens)
+    if prompt < 1 or prompt + most > length or done >= most:
+        raise ValueError(
+            f"a request of {prompt} + {most} tokens, {done} of them done; the engine takes 1 to {length} in all, with "
+            "one or more to do"
+        )
+    if len(running) >= capacity:
+        raise ValueError(f"the engine has {capacity} requests; wait until one has finished")
+    if request.request_id in running:
+        raise ValueError(f"the engine has a request {request.request_id}; give each its own id")
 
 
 class Engine(Protocol):

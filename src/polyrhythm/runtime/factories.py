@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
 
 
-Announcement = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
+Announcement = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 from polyrhythm.runtime.messages import Order, Report, Spans
 from polyrhythm.scheduler import records
 
-Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined
+Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined
 
 
 class Hosting(Protocol):

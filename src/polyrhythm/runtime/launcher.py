@@ -68,6 +68,8 @@ class Launcher:
             case records.StartUpdate(trainer=station):
                 located = self.payloads.locate(command.payload_ids)
                 self.hosting.send(station, replace(command, payload_ids=located))
+            case records.ScoreSample(scorer=station, payload_id=payload_id):
+                self.hosting.send(station, replace(command, payload_id=self.payloads.locate((payload_id,))[0]))
             case records.StartRows(simulator=station, slot=slot):
                 if self.hosting.reaches(station):
                     self.hosting.send(station, StartRowsInBlocks(command, tuple(self.payloads.assign(command))), slot)

@@ -70,7 +70,7 @@ Order = records.Command | StartRowsInBlocks
 ORDERS = (
     *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes),
     *(records.Serve, records.StartStream, records.AbortStream, records.ApplyWeights),
-    *(records.StartUpdate, records.PublishWeights, records.SaveTrainer),
+    *(records.StartUpdate, records.PublishWeights, records.SaveTrainer, records.ScoreSample),
     *(records.TakeDevice, records.YieldDevice),
 )
 
@@ -93,7 +93,9 @@ class Station(Protocol):
         """What the last unit of work, from begin to end, was for; asked after `work`, and only for a timeline."""
         ...
 
-    def joined(self) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined:
+    def joined(
+        self,
+    ) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined:
         """The event that announces it."""
         ...
 
@@ -201,7 +203,7 @@ def sender_of(message: object) -> tuple[str, int] | None:
     incarnation = getattr(message, "incarnation", None)
     if incarnation is None:
         return None
-    for role in ("simulator", "generator", "trainer", "station"):
+    for role in ("simulator", "generator", "trainer", "scorer", "station"):
         if (name := getattr(message, role, None)) is not None:
             return name, incarnation
     return None

@@ -18,6 +18,8 @@ TICKETS, THREAD, GENERATOR, IN_BATCH = "tickets", "thread", "generator", "in_bat
 #: Kinds of a generator's and of a trainer's spans.
 PASS, APPLY = "pass", "apply"
 UPDATE, PUBLISH, SAVE = "update", "publish", "save"
+#: A scorer's.
+SCORE = "score"
 #: Kinds of any station that leases its device: coming onto it, leaving it.
 TAKE, YIELD = "take", "yield"
 
@@ -29,8 +31,8 @@ class Span(NamedTuple):
     """Work or waiting of a lane (the name of a slot or station), from begin to end.
 
     number: the request's sequence for `generator` and `in_batch`, the requests of a `pass`, the device of `take` and
-    `yield`, the version or the update of the others. slots: that share the unit of work, each of which has a span like
-    this; so a lane's part of the thread's time is (end - begin) / slots.
+    `yield`, the ticket of a `score`, the version or the update of the others. slots: that share the unit of work, each
+    of which has a span like this; so a lane's part of the thread's time is (end - begin) / slots.
     """
 
     lane: str

@@ -32,6 +32,13 @@ from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, Tar
 from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
+from polyrhythm.scheduler.rollout.scoring import (
+    join_scorer,
+    lose_scorer,
+    note_score,
+    note_scoring_failure,
+    start_scoring,
+)
 from polyrhythm.scheduler.samples.fault_limit import FaultLimit
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.saving import state_codec
@@ -160,7 +167,7 @@ class Conductor:
                 self.updates.leave(self.rollout)
             elif self.serving.generators.find(station) is not None:
                 self._remove_generator(station, 0.0)
-            else:
+            elif station not in self.rollout.scoring.scorers:
                 self.serving.remove_slots(station)  # streams for it are aborted with their generators
                 simulators.append(station)
         self.stations.incarnations.clear()
@@ -201,6 +208,7 @@ class Conductor:
         if versions.applied >= 0:
             training = not (versions.draining or evaluations.queue or self.halted)
             commands += rollout.grant(versions.applied, now, training=training)
+        commands += start_scoring(rollout)
         if not self.halted:
             commands += self.updates.start(versions, rollout)
         target = rollout.admission.target
@@ -279,6 +287,8 @@ class Conductor:
             return []
         if self.serving.generators.find(station) is not None:
             return self._remove_generator(station, now)
+        if station in self.rollout.scoring.scorers:
+            return lose_scorer(self.rollout, station, now, blame=blame)
         aborted = self.serving.remove_slots(station)
         self.forecast.leave(station)
         return [*aborted, *self.rollout.remove_simulator(station, now, blame=blame)]
@@ -319,6 +329,11 @@ class Conductor:
         if self.updates.trainer:
             commands += self._remove_station(self.updates.trainer, now)
         return commands + self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
+
+    def _on_scorer(self, event: records.ScorerJoined, now: float) -> list[Command]:
+        commands = self._add_station(event.scorer, event.incarnation, SIMULATOR, now)
+        join_scorer(self.rollout, event)
+        return commands
 
     def _on_lost(self, event: records.StationLost, now: float) -> list[Command]:
         return self._remove_station(event.station, now, blame=event.blame)
@@ -373,6 +388,13 @@ class Conductor:
     def _on_finished(self, event: records.SampleFinished, now: float) -> list[Command]:
         return self.rollout.finish(event, now)
 
+    def _on_scored(self, event: records.SampleScored, now: float) -> list[Command]:
+        return note_score(self.rollout, event, now)
+
+    def _on_scoring_failed(self, event: records.ScoringFailed, now: float) -> list[Command]:
+        self.faults.note(event)
+        return note_scoring_failure(self.rollout, event, now)
+
     def _on_payloads_lost(self, event: records.PayloadsLost, _now: float) -> list[Command]:
         return reissue_lost(self.rollout, event.payload_ids)
 
@@ -413,12 +435,15 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.SimulatorJoined: Conductor._on_simulator,
     records.GeneratorJoined: Conductor._on_generator,
     records.TrainerJoined: Conductor._on_trainer,
+    records.ScorerJoined: Conductor._on_scorer,
     records.StationLost: Conductor._on_lost,
     records.RequestArrived: Conductor._on_request,
     records.BatchDone: Conductor._on_batch_done,
     records.StreamDone: Conductor._on_stream_done,
     records.SampleFinished: Conductor._on_finished,
     records.SampleFailed: Conductor._on_failed,
+    records.SampleScored: Conductor._on_scored,
+    records.ScoringFailed: Conductor._on_scoring_failed,
     records.PayloadsLost: Conductor._on_payloads_lost,
     records.UpdateDone: Conductor._on_update,
     records.Published: Conductor._on_published,

@@ -40,6 +40,10 @@ class DropReason(StrEnum):
     POLICY_NOT_FINITE = "policy not finite"
     #: Its request was refused (`RefuseRequest`).
     REFUSED = "request refused"
+    #: The reward function raised, or returned what is no score.
+    SCORING_FAILED = "scoring failed"
+    #: Its scorer was lost while it scored the sample.
+    SCORER_LOST = "scorer lost"
 
 
 #: Reasons of samples that were not needed: they do not count as faults.
@@ -205,7 +209,17 @@ class TrainerJoined:
     updates: int = 0
 
 
-def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoined]) -> Event:
+@dataclass(frozen=True, slots=True)
+class ScorerJoined:
+    """places: samples that it scores at a time. host: where it works, "" if the run has one host."""
+
+    scorer: str
+    incarnation: int
+    places: int = 1
+    host: str = ""
+
+
+def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoined | ScorerJoined]) -> Event:
     """One announcement of all parts of a station: a simulator has one for each env batch, others have one part."""
     first = parts[0]
     if isinstance(first, SimulatorJoined):
@@ -266,7 +280,8 @@ class StreamDone:
 class SampleFinished:
     """A row's episode or segment is complete and its data is the payload `payload_id`.
 
-    payload_id: "" for an evaluation's, whose trajectory is not kept. oldest, newest: behaviour versions in it.
+    payload_id: "" for an evaluation's, whose trajectory is not kept unless it is to be scored. oldest, newest:
+    behaviour versions in it.
     metrics: (name, number) of the whole episode by the environment's own metrics, once it ended.
     After `SampleEnd.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
     """
@@ -307,6 +322,30 @@ class SampleFailed:
     def what(self) -> str:
         """The error, or the reason where there is none."""
         return self.error or self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScored:
+    """The sample has its score. number: of the `ScoreSample`; success: None where the score says nothing of it."""
+
+    scorer: str
+    incarnation: int
+    number: int
+    ticket: int
+    score: float
+    success: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringFailed:
+    """The sample has no score: the reward function raised, or returned none. error, detail: as in `SampleFailed`."""
+
+    scorer: str
+    incarnation: int
+    number: int
+    ticket: int
+    error: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,12 +455,15 @@ Event = (
     SimulatorJoined
     | GeneratorJoined
     | TrainerJoined
+    | ScorerJoined
     | StationLost
     | RequestArrived
     | BatchDone
     | StreamDone
     | SampleFinished
     | SampleFailed
+    | SampleScored
+    | ScoringFailed
     | UpdateDone
     | Published
     | WeightsApplied
@@ -511,10 +553,27 @@ class ApplyWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSample:
+    """Score the finished sample of this payload id; answered by `SampleScored` or `ScoringFailed`.
+
+    number: of this try; task, seed: of its initial state; evaluation: whether it is an evaluation's.
+    """
+
+    scorer: str
+    number: int
+    ticket: int
+    payload_id: str
+    task: int
+    seed: int
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StartUpdate:
     """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`.
 
-    oldest: the oldest behaviour version in each sample; version - oldest is its lag.
+    oldest: the oldest behaviour version in each sample; version - oldest is its lag. scores: what scorers gave each
+    sample beside the rewards in it; empty where there are no scorers.
     """
 
     trainer: str
@@ -523,6 +582,7 @@ class StartUpdate:
     tickets: tuple[int, ...]
     payload_ids: tuple[str, ...]
     oldest: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,6 +636,15 @@ class SampleEvaluated:
     metrics: tuple[tuple[str, float], ...] = ()
     seed: int = -1
     env_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCounted:
+    """A training sample has its score, and is complete. success: of its episode, by the score if that says so."""
+
+    ticket: int
+    score: float
+    success: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,6 +712,7 @@ Command = (
     | StartStream
     | AbortStream
     | ApplyWeights
+    | ScoreSample
     | StartUpdate
     | PublishWeights
     | SaveTrainer
@@ -650,6 +720,7 @@ Command = (
     | YieldDevice
     | ReleasePayloads
     | SampleEvaluated
+    | ScoreCounted
     | EvaluationDone
     | TargetReached
     | EpisodeSetAside

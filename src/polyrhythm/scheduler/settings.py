@@ -39,6 +39,20 @@ class LeaseSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoringRules:
+    """How finished samples are scored. max_attempts: tries of a sample before it is dropped and replaced;
+    max_evaluations: samples of evaluations that run or wait for their score at a time."""
+
+    max_attempts: int = 3
+    max_evaluations: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("max_attempts", "max_evaluations"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
 
@@ -67,6 +81,7 @@ class SchedulerSettings:
     serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
     evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
     lease: stations that are on their devices in turn; None for none.
+    scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
     """
 
     batch_size: int
@@ -102,6 +117,7 @@ class SchedulerSettings:
     evaluation_priority: Literal["turns", "first", "last"] = "turns"
     evaluation_max_wait_s: float = 1.0
     lease: LeaseSettings | None = None
+    scoring: ScoringRules | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -145,6 +161,10 @@ class SchedulerSettings:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}; "
                 f"use {self.batch_size // self.group_size * self.group_size or self.group_size}"
+            )
+        if self.segments and self.scoring is not None:
+            raise ValueError(
+                "scoring is set but episodes are cut into segments, which have no score; set segment_steps to 0"
             )
         if self.segments and self.group_size > 1:
             raise ValueError("segments and groups exclude each other; set segment_steps to 0 or group_size to 1")

@@ -18,6 +18,9 @@ from polyrhythm.scheduler.records import (
     RequestArrived,
     SampleFailed,
     SampleFinished,
+    SampleScored,
+    ScorerJoined,
+    ScoringFailed,
     SimulatorJoined,
     StationLost,
     StreamDone,
@@ -31,10 +34,16 @@ _SENDER: dict[type, str] = {
     **dict.fromkeys((StationLost, DeviceTaken, DeviceYielded), "station"),
     **dict.fromkeys((RequestArrived, SampleFinished, SampleFailed), "simulator"),
     **dict.fromkeys((BatchDone, StreamDone, WeightsApplied), "generator"),
+    **dict.fromkeys((SampleScored, ScoringFailed), "scorer"),
     **dict.fromkeys((UpdateDone, Published, Checkpointed), "trainer"),
 }
 #: The same for joining, which only a later incarnation outdates.
-_NEWCOMER: dict[type, str] = {SimulatorJoined: "simulator", GeneratorJoined: "generator", TrainerJoined: "trainer"}
+_NEWCOMER: dict[type, str] = {
+    SimulatorJoined: "simulator",
+    GeneratorJoined: "generator",
+    TrainerJoined: "trainer",
+    ScorerJoined: "scorer",
+}
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ class UpdateScheduler:
                 tuple(numbers),
                 tuple(sample.payload_id for sample in samples),
                 tuple(sample.oldest for sample in samples),
+                tuple(sample.score for sample in samples) if settings.scoring else (),
             )
         ]
 

@@ -3,6 +3,7 @@
 Standard library and numpy only.
 """
 
+from polyrhythm.specs.scores import SampleView, Score, Transcript
 from polyrhythm.specs.spaces import (
     INSTRUCTION,
     PROGRESS,
@@ -24,8 +25,11 @@ __all__ = [
     "ArraySpec",
     "EnvSpec",
     "PlacedTensor",
+    "SampleView",
+    "Score",
     "Task",
     "Trajectory",
+    "Transcript",
     "WeightSpec",
     "WeightsLayout",
     "split_seed",

@@ -39,7 +39,8 @@ from polyrhythm.scheduler.records import (
     TrainerJoined,
     UpdateDone,
 )
-from polyrhythm.specs import Trajectory
+from polyrhythm.specs.scores import with_score
+from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import Learner
@@ -121,6 +122,7 @@ class Trainer:
         return (
             command.update == due
             and 0 < len(command.tickets) == len(command.payload_ids)
+            and len(command.scores) in (0, len(command.tickets))
             and all(self._arena.holds(payload_id, ticket) for ticket, payload_id in places)
         )
 
@@ -172,6 +174,8 @@ class Trainer:
     def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
             samples = [self._arena.read(payload_id) for payload_id in command.payload_ids]
+            if command.scores:
+                samples = [with_score(sample, score) for sample, score in zip(samples, command.scores, strict=True)]
             self._metrics = _sample_metrics(samples, command)
             self._steps = self._learner.update(
                 samples,
@@ -378,7 +382,9 @@ def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:
     spans = [int(sample.version.max()) - first for sample, first in zip(samples, oldest, strict=True)]
     lags = [command.version - first for first in oldest]
     count = len(samples)
+    scores = {"env/sample_score": sum(command.scores) / count} if command.scores else {}
     return {
+        **scores,
         "env/sample_env_steps": sum(sample.env_steps for sample in samples) / count,
         "env/sample_chunk_steps": sum(sample.steps for sample in samples) / count,
         "staleness/lag_mean": sum(lags) / count,

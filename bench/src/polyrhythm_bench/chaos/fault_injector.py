@@ -109,6 +109,8 @@ class FaultInjector(Observer):
                 self._join(now, name)
             case records.TrainerJoined(trainer=name):
                 self._join(now, name)
+            case records.ScorerJoined(scorer=name):
+                self._join(now, name)
             case records.StationLost(station=name, reason=reason):
                 self._lose(now, name, reason)
             case records.UpdateDone() if not self.faults:

@@ -98,7 +98,7 @@ class _ChaosRun:
         self._config, self._folder, self._pipeline, self._began = config, folder, pipeline, loop.clock()
         self._launcher, self._plan = launcher, (seed, faults)
         self.violations: list[str] = []
-        self.audit = TicketAudit(freshness.max_lag, freshness.bound)
+        self.audit = TicketAudit(freshness.max_lag, freshness.bound, scored=config.scoring is not None)
         load = of_processes(lambda: launcher.processes().values())
         self.injector = FaultInjector(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
 

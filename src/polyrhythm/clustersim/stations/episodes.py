@@ -82,9 +82,11 @@ class VirtualEpisodes:
     def _finish(self, row: VirtualRow, end: SampleEnd) -> None:
         ticket, station = row.release(parked=end is SampleEnd.SEGMENT), self._station
         payload_id = f"{station.name}@{station.incarnation}:{ticket.number}.{ticket.attempt}"
-        station.driver.payloads[payload_id] = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest)
-        station.measures.samples += 1
         success = self._succeeds(ticket)
+        sample = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest, success)
+        station.driver.payloads[payload_id] = sample
+        station.measures.samples += 1
+        success = success and not station.driver.scored
         station.emit(
             SampleFinished(
                 station.name,

@@ -136,6 +136,8 @@ class PlacementSettings(Section):
     """The generators."""
     trainer: TrainerSeatSettings = TrainerSeatSettings()
     """The trainer."""
+    scorers: SeatSettings = SeatSettings()
+    """The scorers; presets give them the CPU, and they lease no device."""
     sharing: Literal["share", "lease"] = "share"
     """share: stations of a device are on it together; lease: in turn, the others in host memory (docs/placement.md)."""
     lease: LeaseSection = LeaseSection()

@@ -61,6 +61,8 @@ class SupervisionSettings(Section):
     """Seconds for one forward pass of a generator."""
     update_s: Positive = 900.0
     """Seconds for one optimizer step, publication or save of the trainer."""
+    score_s: Positive = 60.0
+    """Seconds for one call of the reward function; then its scorer is ended, and the sample is tried again."""
     max_failures: Whole = 100
     """Failures of stations that a run survives; fewer if one fails time and again in the same way."""
     max_start_failures: Whole = 2

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
 from polyrhythm.specs.spaces import HELD_OUT
 
 if TYPE_CHECKING:
@@ -124,6 +124,14 @@ class TextSettings(BaseModel):
         conversations = [self.conversation() for _ in range(rows)]
         made = TextBatchWithExpert if isinstance(conversations[0], Demonstrates) else TextBatch
         return made(self, conversations)
+
+    def transcribe(self, trajectory: Trajectory) -> Transcript:
+        """A finished sample as text, without end-of-text tokens."""
+        decode, shown, length = self.text_tokenizer().decode, trajectory.obs["tokens"], trajectory.obs["length"]
+        before = [decode(shown[step, : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
+        actions = trajectory.actions[:, :, 0]
+        messages = tuple(decode(ids[valid].tolist()) for ids, valid in zip(actions, trajectory.valid, strict=True))
+        return Transcript(before[0], messages, before[1] + messages[-1])
 
     def check(self) -> None:
         """Raise MissingError if the tokenizer's package is not installed, ConfigError if one of the first prompts is

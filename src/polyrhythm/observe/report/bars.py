@@ -25,6 +25,7 @@ _KINDS = {
     "tickets": ("s5", _THIN, "slot: has no ticket"),
     "forward": ("s0", _LANE, "generator: forward pass"),
     "apply": ("s3", _LANE, "generator: takes new weights"),
+    "score": ("s4", _LANE, "scorer: the reward function"),
     "update": ("s1", _LANE, "trainer: optimizer steps"),
     "publish": ("s3", _LANE, "trainer: publishes weights"),
     "save": ("s6", _LANE, "trainer: saves its state"),

@@ -17,7 +17,7 @@ _RESULTS = {
     "after_sampled": "after, sampled",
     "swapped": "after, instructions swapped",
 }
-_LEDGER = ("started", "trained", "lent", "buffered", "running", "reissuing", "rolled_back", "dropped")
+_LEDGER = ("started", "trained", "lent", "buffered", "scoring", "running", "reissuing", "rolled_back", "dropped")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
@@ -121,7 +121,8 @@ def ledger(runs: Sequence[Run]) -> str:
     ledgers = [run.summary.get("ledger") for run in runs]
     if not any(ledgers):
         return ""
-    rows = [[state.replace("_", " "), *(_count(own, state) for own in ledgers)] for state in _LEDGER]
+    states = [state for state in _LEDGER if state != "scoring" or any(own and own.get(state) for own in ledgers)]
+    rows = [[state.replace("_", " "), *(_count(own, state) for own in ledgers)] for state in states]
     caption = "Where every sample went: those that were started are the sum of all the others."
     return table(["samples", *(labels(runs) if len(runs) > 1 else ["count"])], rows, caption)
 
@@ -129,7 +130,7 @@ def ledger(runs: Sequence[Run]) -> str:
 def _count(own: Mapping[str, Any] | None, state: str) -> str:
     if own is None:
         return "–"
-    count = own[state]
+    count = own.get(state, 0) if state == "scoring" else own[state]
     if not isinstance(count, dict):
         return f"{count:,}"
     reasons = ", ".join(f"{reason} {number}" for reason, number in count.items())

@@ -74,7 +74,7 @@ def _middle(bars: list[Bar]) -> tuple[float, float]:
 
 
 #: Lanes in the direction of the data flow.
-_PROCESSES = ("slots", "generators", "trainer")
+_PROCESSES = ("slots", "generators", "scorers", "trainer")
 
 
 def _order(lane: tuple[str, str]) -> tuple[int, str, list[int], str]:

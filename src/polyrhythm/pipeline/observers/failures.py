@@ -28,7 +28,7 @@ class SampleFailureLog(Observer):
     words.
     """
 
-    hears: ClassVar[tuple[type, ...]] = (records.SampleFailed, records.EpisodeSetAside)
+    hears: ClassVar[tuple[type, ...]] = (records.SampleFailed, records.ScoringFailed, records.EpisodeSetAside)
 
     def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None, tasks: Sequence[str] = ()) -> None:
         self._logs, self._types, self._tasks = logs, types or {}, tasks
@@ -38,28 +38,28 @@ class SampleFailureLog(Observer):
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFailed) and event.reason != records.DropReason.CANCELLED:
-            kind = ": ".join(event.what.split(": ")[:2])
-            self.counts[kind] += 1
-            count = self.counts[kind]
-            culprit, _, what = event.what.partition(": ")
-            known = self._types.get(culprit)
-            detail = f" ({event.detail})" if event.detail else ""
-            self.last = f"{f'{known}: {what}' if known else event.what}{detail}"
-            if _is_told(count):
-                self._warn(event, count, traceback=known is None)
+            self._note(event.what, event.detail, event.simulator, event.incarnation)
+        elif isinstance(event, records.ScoringFailed):
+            self._note(event.error, event.detail, event.scorer, event.incarnation)
         for command in commands:
             if isinstance(command, records.EpisodeSetAside):
                 self._tell_set_aside(command)
+
+    def _note(self, said: str, detail: str, station: str, incarnation: int) -> None:
+        kind = ": ".join(said.split(": ")[:2])
+        self.counts[kind] += 1
+        culprit, _, what = said.partition(": ")
+        known = self._types.get(culprit)
+        self.last = f"{f'{known}: {what}' if known else said}{f' ({detail})' if detail else ''}"
+        if _is_told(self.counts[kind]):
+            file = log_file(self._logs, station, incarnation) if self._logs and known is None else None
+            where = f"; the traceback: {file}" if file else ""
+            log.warning("%s: a sample failed%s: %s%s", station, _times(self.counts[kind]), self.last, where)
 
     def _tell_set_aside(self, command: records.EpisodeSetAside) -> None:
         name = self._tasks[command.task] if self._tasks else command.task
         said = "task %s, seed %d is set aside after %s (rollout.quarantine_after), the last one: %s"
         log.warning(said, name, command.seed, counted(command.failures, "failure"), command.reason)
-
-    def _warn(self, event: records.SampleFailed, count: int, *, traceback: bool) -> None:
-        file = log_file(self._logs, event.simulator, event.incarnation) if self._logs and traceback else None
-        where = f"; the traceback: {file}" if file else ""
-        log.warning("%s: a sample failed%s: %s%s", event.simulator, _times(count), self.last, where)
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         if skipped := int(report.values.get(_SKIPPED, 0)):

@@ -43,30 +43,26 @@ class EpisodeTracker(Observer):
     metrics: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
     env/success_once (also by task where there are several), env/episode_len, and env/metrics/NAME by the environment's
     own metrics. Empty if none ended. recent: success and return of the last ones. It must be told before those who
-    read it.
+    read it. scored: an episode counts once it has its score.
     """
 
     hears: ClassVar[tuple[type, ...]] = (
         *(records.SampleFinished, records.SampleFailed, records.StationLost),
-        *(records.StartRows, records.CancelRow),
+        *(records.StartRows, records.CancelRow, records.ScoreCounted, records.ReleasePayloads),
     )
 
-    def __init__(self, tasks: int) -> None:
+    def __init__(self, tasks: int, *, scored: bool = False) -> None:
         self.metrics: dict[str, float] = {}
         self.recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
         self._tasks = tasks
         self._running: dict[tuple[int, int], tuple[str, str, int]] = {}
         self._rows: dict[tuple[str, str, int], _Episode] = {}
         self._ended: list[tuple[_Episode, bool]] = []
+        self._scored = scored
+        self._unscored: dict[int, tuple[str, _Episode]] = {}  # by ticket, with the sample's payload id
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        match event:
-            case records.SampleFinished():
-                self._finish(event)
-            case records.SampleFailed(ticket=ticket, attempt=attempt):
-                self._running.pop((ticket, attempt), None)
-            case records.StationLost(station=station):
-                self._running = {key: place for key, place in self._running.items() if place[0] != station}
+        self._hear(event)
         for command in commands:
             match command:
                 case records.StartRows(simulator=simulator, slot=slot, grants=grants):
@@ -74,6 +70,27 @@ class EpisodeTracker(Observer):
                         self._start((simulator, slot, grant.row), grant)
                 case records.CancelRow(ticket=ticket, attempt=attempt):
                     self._running.pop((ticket, attempt), None)
+                case records.ScoreCounted():
+                    self._score(command)
+                case records.ReleasePayloads(payload_ids=released):  # those that got no score are dropped
+                    kept = {ticket: own for ticket, own in self._unscored.items() if own[0] not in released}
+                    self._unscored = kept
+
+    def _score(self, counted: records.ScoreCounted) -> None:
+        if counted.ticket not in self._unscored:
+            return  # it finished before the run was interrupted
+        _, episode = self._unscored.pop(counted.ticket)
+        episode.reward += counted.score
+        self._end(episode, success=counted.success)
+
+    def _hear(self, event: records.Event) -> None:
+        match event:
+            case records.SampleFinished():
+                self._finish(event)
+            case records.SampleFailed(ticket=ticket, attempt=attempt):
+                self._running.pop((ticket, attempt), None)
+            case records.StationLost(station=station):
+                self._running = {key: place for key, place in self._running.items() if place[0] != station}
 
     def _start(self, place: tuple[str, str, int], grant: records.Grant) -> None:
         ticket = grant.ticket
@@ -92,8 +109,15 @@ class EpisodeTracker(Observer):
         episode.env_steps += sample.env_steps
         if sample.end is not records.SampleEnd.SEGMENT:
             episode.metrics = sample.metrics
-            self._ended.append((self._rows.pop(place), sample.success))
-            self.recent.append((sample.success, episode.reward))
+            del self._rows[place]
+            if self._scored:
+                self._unscored[sample.ticket] = sample.payload_id, episode
+            else:
+                self._end(episode, success=sample.success)
+
+    def _end(self, episode: _Episode, *, success: bool) -> None:
+        self._ended.append((episode, success))
+        self.recent.append((success, episode.reward))
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         ended, self._ended = self._ended, []

@@ -1,6 +1,6 @@
 """Where every ticket is, kept from events and commands alone: an independent check of the conductor and its ledger.
 
-    granted → running → finished → lent → trained → rolled back
+    granted → running (→ scoring) → finished → lent → trained → rolled back
                  ↓ ↑                 └──→ finished (the trainer was lost)
                 lost
 
@@ -31,6 +31,7 @@ class Place(StrEnum):
 
     RUNNING = "running"
     LOST = "reissuing"
+    SCORING = "scoring"
     FINISHED = "buffered"
     LENT = "lent"
     TRAINED = "trained"
@@ -49,18 +50,19 @@ class Entry:
 
 
 class TicketAudit(Observer):
-    """An observer. max_lag, bound: the promise about lags."""
+    """An observer. max_lag, bound: the promise about lags; scored: whether samples are scored."""
 
     hears: ClassVar[tuple[type, ...]] = (
         *(records.SampleFinished, records.SampleFailed, records.StationLost),
         *(records.UpdateDone, records.TrainerJoined),
-        *(records.StartRows, records.CancelRow, records.StartUpdate),
+        *(records.StartRows, records.CancelRow, records.StartUpdate, records.ScoreCounted),
     )
 
-    def __init__(self, max_lag: float, bound: Literal["sample", "mean"]) -> None:
+    def __init__(self, max_lag: float, bound: Literal["sample", "mean"], *, scored: bool = False) -> None:
         self._said: list[str] = []
         self._unsaid = 0
         self._max_lag, self._bound = max_lag, bound
+        self._ends_as = Place.SCORING if scored else Place.FINISHED
         self._entries: dict[int, Entry] = {}
         self._lent: list[int] = []
         self._trainer = ""
@@ -77,6 +79,8 @@ class TicketAudit(Observer):
                         self._grant(grant.ticket, simulator)
                 case records.CancelRow(ticket=ticket, attempt=attempt):
                     self._lose(ticket, attempt)
+                case records.ScoreCounted(ticket=ticket):
+                    self._score(ticket)
                 case records.StartUpdate():
                     self._lend(command)
 
@@ -119,7 +123,14 @@ class TicketAudit(Observer):
     def _finish(self, ticket: int, attempt: int, oldest: int) -> None:
         entry = self._runs(ticket, attempt)
         if entry is not None:
-            entry.place, entry.oldest = Place.FINISHED, oldest
+            entry.place, entry.oldest = self._ends_as, oldest
+
+    def _score(self, ticket: int) -> None:
+        entry = self._entries.get(ticket)
+        if entry is None or entry.place is not Place.SCORING:
+            self._complain(f"ticket {ticket} is scored, but {self._where(entry) if entry else 'was never granted'}")
+        else:
+            entry.place = Place.FINISHED
 
     def _lose(self, ticket: int, attempt: int) -> None:
         entry = self._runs(ticket, attempt)

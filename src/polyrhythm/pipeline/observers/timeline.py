@@ -9,7 +9,8 @@ A slot's lane tells apart, without overlap, and without holes from the slot's fi
     generator             its request waits for a generator
     in_batch              a generator is at the pass that answers it
 
-Generators and the trainer have lanes of passes, weight changes and optimizer steps; a device that stations lease has
+Generators, the trainer and scorers of one sample at a time have lanes of passes, weight changes, optimizer steps and
+scores; a device that stations lease has
 one of their comings and goings. Invariant: over the lanes of a
 simulator, stepping and resetting, each divided by its `slots`, add up to the busy time of its threads.
 """
@@ -40,6 +41,7 @@ _LATEST_S = 5.0
 _PROCESSES = {kinds.PASS: "generators", kinds.APPLY: "generators"} | dict.fromkeys(
     (kinds.UPDATE, kinds.PUBLISH, kinds.SAVE), "trainer"
 )
+_PROCESSES[kinds.SCORE] = "scorers"
 
 
 class TraceObserver(Observer):

@@ -30,6 +30,8 @@ _FREE = frozenset(
         *("ray", "join.address", "join.port", "join.reconnect_s", "join.min_simulators"),
         *("training.versions", "evaluation"),
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
+        "policy.engine",
+        *("scoring.processes", "scoring.at_a_time", "scoring.max_attempts"),
         *("rollout.max_attempts", "rollout.max_dropped", "rollout.quarantine_after", "rollout.reset_ahead"),
         *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
         *("training.optimizer.offload", "training.precomputed_mib"),

@@ -87,7 +87,8 @@ def take_snapshot(
     version, published = versions.trained, None
     if versions.in_version or states.updates(state) != versions.updates:
         version, published = weights.read(versions.published)  # a newer one there may be of updates that were undone
-    waiting = [sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id]
+    finished = [sample for sample in conductor.rollout.samples.values() if sample.payload_id]
+    waiting = [sample.payload_id for sample in finished if not sample.ticket.evaluation]
     samples = SampleHandover(payloads, waiting)
     pool.hand_over(samples)
     return RunSnapshot(part, conductor.save(), counts, samples, version, published)

@@ -45,6 +45,7 @@ from polyrhythm.runtime.processes.limits import check_limits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec, WeightsLayout
+from polyrhythm.stations.reward_function import load_reward
 from polyrhythm.stations.simulator.env_host import refuse_segments
 from polyrhythm.training.optim import adamw_of
 
@@ -116,6 +117,7 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     """Check rows, slots and batches against the environment's abilities."""
     with errors_of("config"):
         scheduler_settings(config, spec)
+    _check_engine(config)
     infos = env_batch_infos(config, spec)
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
@@ -133,6 +135,8 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
         )
     with errors_of("rollout"):
         _try_key(config.rollout.queue_key)
+    if config.scoring is not None:
+        load_reward(config.scoring.function, config.scoring.options)
 
 
 def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> Policy:
@@ -196,7 +200,7 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     if config.launcher == "local":
         infos = env_batch_infos(config, spec, trainer=trainer)
         names = station_names(config, trainer=trainer)
-        processes = len(names["generators"]) + len(names["trainer"])
+        processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
         if getattr(config.env, "python", ""):
             processes += sum(map(len, infos))  # each env batch has one in the other Python
         check_limits([*map(len, infos), *[1] * processes])
@@ -331,6 +335,23 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
             f"policy.type = {_type_of(config.policy)}: its log-probs do not depend on its parameters, so "
             "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
             "method flow_sde or flow_noise), or set training.versions to 0"
+        )
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Raise ConfigError if an engine that holds one version of the weights would have to hold several."""
+    engine = getattr(config.policy, "one_engine", "")
+    if not engine:
+        return
+    if not isinstance(config.batching, StreamsBatching):
+        raise ConfigError(f"batching.type = {config.batching.type}: {engine} answers streams; set it to streams")
+    if config.rollout.generators > 1:
+        count = config.rollout.generators
+        raise ConfigError(f"rollout.generators = {count}: {engine} has the weights of one of them; set it to 1")
+    if config.evaluation.reserved_rows:
+        raise ConfigError(
+            f"evaluation.weights = {config.evaluation.weights}: {engine} has one version of the weights; set it to "
+            "pause, or evaluation.every to 0"
         )
 
 

@@ -7,7 +7,7 @@ import importlib.util
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError, pip_install
 
-_KINDS = ("simulators", "generators", "trainer")
+_KINDS = ("simulators", "generators", "trainer", "scorers")
 
 
 def check_launcher(config: RunConfig) -> None:

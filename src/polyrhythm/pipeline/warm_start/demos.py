@@ -115,7 +115,7 @@ def demonstrate(
     """Record `episodes_per_task` episodes of the expert per task.
 
     Raises ConfigError if the environment has no expert, RunHalted if the expert has no successful, finite episode of
-    some task.
+    some task; with `keep_failed`, no finite one: a reward function may be the only judge.
     """
     if not isinstance(env, Expert):
         raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
@@ -133,7 +133,8 @@ def demonstrate(
         dropped = describe_dropped([episode for episode in episodes if episode.task == task], env.spec)
         if dropped:
             log.warning("demonstrations: %s", dropped)
-        if not any(episode.task == task for episode in succeeded):
+        good = [episode for episode in episodes if episode.kept] if settings.keep_failed else succeeded
+        if not any(episode.task == task for episode in good):
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
                 f"{dropped and dropped + '; correct the environment or its expert, or '}"

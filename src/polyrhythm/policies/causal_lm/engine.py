@@ -27,7 +27,7 @@ from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
-from polyrhythm.policies.engine import EngineRequest, Generated
+from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
 
 #: Attention reads a multiple of so many positions, so that shapes repeat.
 _STRIDE = 16
@@ -109,17 +109,8 @@ class NativeEngine:
 
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
-        prompt, most = len(request.prompt), request.max_new_tokens
-        done = 0 if request.prefix is None else len(request.prefix.tokens)
-        if prompt < 1 or prompt + most > self._length or done >= most:
-            raise ValueError(
-                f"a request of {prompt} + {most} tokens, {done} of them done; the engine takes 1 to {self._length} in "
-                "all, with one or more to do"
-            )
-        if len(self._running) + len(self._waiting) >= self.capacity:
-            raise ValueError(f"the engine has {self.capacity} requests; wait until one has finished")
-        if any(row.request.request_id == request.request_id for row in (*self._running, *self._waiting)):
-            raise ValueError(f"the engine has a request {request.request_id}; give each its own id")
+        known = {row.request.request_id for row in (*self._running, *self._waiting)}
+        refuse_unfit(request, known, self.capacity, self._length)
         self._waiting.append(_Row.of(request))
 
     def abort(self, request_id: int) -> Generated:

@@ -22,7 +22,8 @@ from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
-from polyrhythm.policies.engine import EngineRequest, Generated
+from polyrhythm.policies.causal_lm.sglang_engine import ServerSettings, SglangEngine
+from polyrhythm.policies.engine import Engine, EngineRequest, Generated
 from polyrhythm.policies.vla.adapting import AdaptedPolicy
 from polyrhythm.specs import EnvSpec
 
@@ -51,7 +52,7 @@ class CausalLm(AdaptedPolicy):
         self._stops = env_spec.action.stops
         self._prompt = env_spec.observation[TOKENS].shape[0]
         self._logits_bytes = int(settings.logits_mib * 2**20)
-        self._refresh = settings.refresh_cache
+        self._refresh, self._engine = settings.refresh_cache, settings.engine
 
     # ------------------------------------------------------------ acting
 
@@ -93,8 +94,13 @@ class CausalLm(AdaptedPolicy):
         logprobs = torch.from_numpy(logprob).to(device)
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
-    def make_engine(self, capacity: int) -> NativeEngine:
-        """An engine over this module's own weights, on its device (`policies.engine.Streams`)."""
+    def make_engine(self, capacity: int) -> Engine:
+        """An engine over this module's own weights, on its device or at a server (`policies.engine.Streams`)."""
+        if self._engine.type == "sglang":
+            server = self._engine
+            settings = ServerSettings(server.url, server.deadline_s, server.folder, server.tolerance)
+            length = self._prompt + self.chunk
+            return SglangEngine(self.network, self._sampling, self._stops, settings, capacity=capacity, length=length)
         return NativeEngine(
             self.network,
             self._sampling,

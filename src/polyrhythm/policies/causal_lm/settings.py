@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import SETTINGS
@@ -16,6 +16,38 @@ from polyrhythm.policies.vla.settings import LoraSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 Count = Annotated[int, Field(ge=1)]
+
+
+class NativeSettings(BaseModel):
+    """The engine on torch, in the generator's process."""
+
+    model_config = SETTINGS
+
+    type: Literal["native"] = "native"
+    """Name of the engine."""
+
+
+class SglangSettings(BaseModel):
+    """An sglang server of this model, which gets new weights over a folder (docs/engines.md)."""
+
+    model_config = SETTINGS
+
+    type: Literal["sglang"] = "sglang"
+    """Name of the engine."""
+    url: Annotated[str, Field(pattern=r"^https?://(\[[0-9a-fA-F:]+\]|[^/:\s]+)(:[1-9][0-9]{0,4})?(/\S*)?$")]
+    """Its address, such as http://127.0.0.1:30000."""
+    folder: str = ""
+    """Folder for weights, which the server can read too; empty: the system's temporary one."""
+    deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    """Longest silence of the server in the middle of an answer."""
+    tolerance: Annotated[float, Field(gt=0)] = 0.1
+    """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
+
+
+EngineSettings = Annotated[
+    Annotated[NativeSettings, Tag("native")] | Annotated[SglangSettings, Tag("sglang")],
+    Discriminator(lambda value: value.get("type", "native") if isinstance(value, dict) else getattr(value, "type", "")),
+]
 
 
 class CausalLmSettings(BaseModel):
@@ -60,6 +92,27 @@ class CausalLmSettings(BaseModel):
     """After new weights compute the keys and values of unfinished messages again, instead of keeping the old ones."""
     tolerance: Annotated[float, Field(gt=0)] = 5e-5
     """Largest difference of log-probs between generation and training in float32."""
+    engine: EngineSettings = NativeSettings()
+    """What generates where batching is streams: native, in the generator; or sglang, at a server."""
+
+    @model_validator(mode="after")
+    def _engine_can(self) -> CausalLmSettings:
+        if self.engine.type != "sglang":
+            return self
+        if self.top_k or self.top_p < 1:
+            name = "top_k" if self.top_k else "top_p"
+            raise ValueError(
+                f"{name} = {getattr(self, name)}: the log-probs of engine sglang are those before such cuts; set top_k "
+                "to 0 and top_p to 1"
+            )
+        if self.train != "all":
+            raise ValueError(f"train = {self.train}: engine sglang gets whole models; set it to all")
+        return self
+
+    @property
+    def one_engine(self) -> str:
+        """Why a run has one generator alone, "" if it may have more."""
+        return f"policy.engine.url = {self.engine.url}" if self.engine.type == "sglang" else ""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> CausalLmSettings:

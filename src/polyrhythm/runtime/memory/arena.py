@@ -42,6 +42,7 @@ _HEAD = ("steps", "terminated", "success", "env_steps", "ticket", "group", "task
 class ArenaLayout:
     """Shapes and sizes of an arena. steps: chunk steps of the longest sample. obs, answers: arrays of one entry, by
     name, the answers by the names of `runtime.messages`. chunk: primitive actions per chunk step. slots: name → rows.
+    scored: samples of evaluations stay in their blocks too, until they are scored.
     """
 
     blocks: int
@@ -50,6 +51,7 @@ class ArenaLayout:
     obs: Mapping[str, ArraySpec]
     answers: Mapping[str, ArraySpec]
     slots: Mapping[str, int]
+    scored: bool = False
 
     @property
     def entries(self) -> int:

@@ -24,16 +24,29 @@ from polyrhythm.scheduler import records
 
 
 def blocks_needed(
-    rows: int, version_samples: int, max_lag: float, *, group_size: int = 1, extra_groups: int = 0
+    rows: int,
+    version_samples: int,
+    max_lag: float,
+    *,
+    group_size: int = 1,
+    extra_groups: int = 0,
+    extra_members: int = 0,
+    scored: int = 0,
 ) -> int:
     """Blocks of an arena: one that each row writes, and the finished samples that admission allows.
 
     version_samples: consumed for each version. A lent sample is ahead as well: it counts as consumed until its version
     is applied. extra_groups: these are outside admission, and of each all members but one may have finished (with the
     last one it takes the place of another). Extra members need none: a group that has enough gives up the others.
+
+    scored: with scorers, samples that they have or that evaluations let wait for them, more than 0. Then a group has
+    enough only once its members are scored, so all its members may have finished.
     """
     ahead = version_samples + math.floor(max_lag * version_samples + 1e-9)
-    return rows + ahead + extra_groups * (group_size - 1)
+    if not scored:
+        return rows + ahead + extra_groups * (group_size - 1)
+    groups = -(-ahead // group_size) + extra_groups
+    return rows + scored + ahead + extra_groups * group_size + groups * extra_members
 
 
 class BlockReader(Protocol):
@@ -90,7 +103,7 @@ class BlockPool:
                 heapq.heappush(self._free, block)
 
     def release(self, payload_ids: Iterable[str]) -> None:
-        """Free finished blocks. The empty payload id is an evaluation's: its block is free already."""
+        """Free finished blocks. The empty payload id is an evaluation's that is not scored: its block is free."""
         for payload_id in payload_ids:
             if payload_id:
                 block = int(payload_id)

@@ -33,10 +33,10 @@ class _Sample:
 @dataclass(slots=True)
 class _Station:
     """One incarnation. addresses: of its parts; rows, sequences: by slot, its rows and the number of its next request;
-    samples: under way by ticket and attempt; passes: batches that it serves, in their order;
-    streams: that it answers, with whether it was told to abort them; applying: (version, pinned) that it was told to
-    apply; switches: devices to take (True) or to leave; update: that it works on, -1 for none; publishing:
-    versions; updates: most that it can have done."""
+    samples: under way by ticket and attempt; passes: batches that it serves, in their order; streams: that it answers,
+    with whether it was told to abort them; scores: (number, ticket) of samples that it scores; applying: (version,
+    pinned) that it was told to apply; switches: devices to take (True) or to leave; update: that it works on, -1 for
+    none; publishing: versions; updates: most that it can have done."""
 
     joined: Joined
     addresses: Collection[str]
@@ -45,6 +45,7 @@ class _Station:
     samples: dict[tuple[int, int], _Sample] = field(default_factory=dict)
     passes: list[int] = field(default_factory=list)
     streams: dict[int, bool] = field(default_factory=dict)
+    scores: set[tuple[int, int]] = field(default_factory=set)
     applying: list[tuple[int, bool]] = field(default_factory=list)
     switches: list[tuple[int, bool]] = field(default_factory=list)
     update: int = -1
@@ -96,6 +97,8 @@ class ExpectedEvents:
                 if depth not in (1, 2):
                     return f"{depth} batches at once; 1 or 2"
                 return "" if -1 <= version <= self._newest else f"version {version}; the newest is {self._newest}"
+            case records.ScorerJoined(places=places):
+                return "" if places > 0 else f"{places} places"
 
     def _why_not_slots(self, name: str, rows: dict[str, int], before: _Station | None) -> str:
         """The reason why a simulator cannot have these slots, "" if it can."""
@@ -128,9 +131,12 @@ class ExpectedEvents:
         station = self._stations[start.command.simulator]
         for grant, block in zip(start.command.grants, start.blocks, strict=True):
             ticket = grant.ticket
-            payload_id = "" if ticket.evaluation else str(block)
+            payload_id = "" if ticket.evaluation and not self._layout.scored else str(block)
             station.samples[ticket.number, ticket.attempt] = _Sample(payload_id, ticket.version)
             self._granted = max(self._granted, ticket.version)
+
+    def _note_scoring(self, command: records.ScoreSample) -> None:
+        self._stations[command.scorer].scores.add((command.number, command.ticket))
 
     def _note_weights(self, command: records.ApplyWeights) -> None:
         self._stations[command.generator].applying.append((command.version, command.pinned))
@@ -164,6 +170,8 @@ class ExpectedEvents:
                 tickets = [grant.ticket for grant in start.grants]
                 due = [samples.get((ticket.number, ticket.attempt)) for ticket in tickets]
                 return len(blocks) == len(due) > 0 and None not in due
+            case records.ScoreSample(scorer=name, number=number, ticket=ticket):
+                return (number, ticket) in self._of(name).scores
             case records.ApplyWeights(generator=name, version=version, pinned=pinned):
                 return (version, pinned) in self._of(name).applying
             case records.StartUpdate(trainer=name, update=update):
@@ -261,6 +269,13 @@ class ExpectedEvents:
         del samples[event.ticket, event.attempt]
         return True
 
+    def _accept_score(self, event: records.SampleScored | records.ScoringFailed) -> bool:
+        scores, due = self._station(event.scorer, event.incarnation).scores, (event.number, event.ticket)
+        if due not in scores or (isinstance(event, records.SampleScored) and not math.isfinite(event.score)):
+            return False
+        scores.remove(due)
+        return True
+
     def _accept_weights(self, event: records.WeightsApplied) -> bool:
         """The version of the command, or a newer one that replaced it."""
         applying = self._station(event.generator, event.incarnation).applying
@@ -303,6 +318,7 @@ _NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
     records.StartStream: ExpectedEvents._note_stream,
     records.AbortStream: ExpectedEvents._note_abort,
     StartRowsInBlocks: ExpectedEvents._note_grants,
+    records.ScoreSample: ExpectedEvents._note_scoring,
     records.ApplyWeights: ExpectedEvents._note_weights,
     records.StartUpdate: ExpectedEvents._note_update,
     records.PublishWeights: ExpectedEvents._note_publication,
@@ -313,6 +329,7 @@ _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
     records.BatchDone: ExpectedEvents._accept_pass,
     records.StreamDone: ExpectedEvents._accept_stream,
     **dict.fromkeys((records.SampleFinished, records.SampleFailed), ExpectedEvents._accept_sample),
+    **dict.fromkeys((records.SampleScored, records.ScoringFailed), ExpectedEvents._accept_score),
     records.UpdateDone: ExpectedEvents._accept_update,
     records.Published: ExpectedEvents._accept_publication,
     records.Checkpointed: ExpectedEvents._accept_checkpoint,
@@ -328,6 +345,7 @@ _KINDS: dict[type, frozenset[str]] = {
     records.SimulatorJoined: _OF_SLOTS - {kinds.IN_BATCH} | _SWITCHES,
     records.GeneratorJoined: frozenset((kinds.PASS, kinds.APPLY, kinds.IN_BATCH)) | _SWITCHES,
     records.TrainerJoined: frozenset((kinds.UPDATE, kinds.PUBLISH, kinds.SAVE)) | _SWITCHES,
+    records.ScorerJoined: frozenset((kinds.SCORE,)),
 }
 
 

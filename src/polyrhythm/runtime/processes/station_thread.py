@@ -72,7 +72,9 @@ class StationThread:
     def start(self) -> None:
         self._thread.start()
 
-    def joined(self) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined:
+    def joined(
+        self,
+    ) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined:
         """The announcement of a part that is ready."""
         assert self.station is not None
         return self.station.joined()

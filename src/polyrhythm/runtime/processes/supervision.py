@@ -34,6 +34,9 @@ class SupervisionLimits(Protocol):
     def update_s(self) -> float: ...
 
     @property
+    def score_s(self) -> float: ...
+
+    @property
     def max_failures(self) -> int: ...
 
     @property
@@ -99,7 +102,7 @@ class LivenessMonitor:
 
 
 #: Setting that limits a call, by its name; every other call is the trainer's (update_s).
-_SETTING = {"reset": "reset_s", "step": "step_s", "observe": "step_s", "pass": "pass_s"}
+_SETTING = {"reset": "reset_s", "step": "step_s", "observe": "step_s", "pass": "pass_s", "score": "score_s"}
 
 
 def _setting(doing: str) -> str:

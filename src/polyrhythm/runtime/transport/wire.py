@@ -150,6 +150,7 @@ _TYPES: tuple[type, ...] = (
     ),
     *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
     *(records.StartStream, records.AbortStream, records.StreamDone),
+    *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"

@@ -1,7 +1,8 @@
 """Grants tickets to rows and follows them until their samples are buffered or dropped.
 
 A ticket goes running → buffered (→ reissuing, if its host is lost), or running → reissuing → running … → dropped after
-`max_attempts`: with its group, or alone if the group has extra members. When its task and seed is set aside
+`max_attempts`: with its group, or alone if the group has extra members. Where there are scorers, it is scoring between
+running and buffered (`rollout.scoring`). When its task and seed is set aside
 (`quarantine`) the group goes at once. In any of these states it may also be dropped because others finished first
 (`redundancy`) or because its group is filtered (`filtering`). A row waits for a new ticket as soon as its ticket ends.
 
@@ -43,6 +44,7 @@ from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
 from polyrhythm.scheduler.samples.quarantine import Quarantine
+from polyrhythm.scheduler.samples.scoring import ScoringQueue
 from polyrhythm.scheduler.samples.selection_bias import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -62,6 +64,7 @@ class RolloutScheduler:
     quarantine: Quarantine = field(default_factory=Quarantine)
     background_quarantine: Quarantine = field(default_factory=lambda: Quarantine(background=True))
     selection: SelectionStats = field(default_factory=SelectionStats)
+    scoring: ScoringQueue = field(default_factory=ScoringQueue)
     samples: dict[int, Sample] = field(default_factory=dict)
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
@@ -102,7 +105,7 @@ class RolloutScheduler:
         evaluation = self.evaluations.current if self.evaluations.begun else None
         if evaluation is not None:
             self.rows.sort_idle()
-            return self._deal(lambda: _next_of(evaluation, version), lambda: self.rows.next_idle(fresh=True), now)
+            return self._deal(lambda: self._next_of(evaluation, version), lambda: self.rows.next_idle(fresh=True), now)
         if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
             return []
         self.rows.sort_idle()
@@ -113,7 +116,16 @@ class RolloutScheduler:
         evaluation, idle = self.evaluations.current_background, self.rows.reserved
         if evaluation is None or evaluation.version < 0 or not idle:
             return []
-        return self._deal(lambda: _next_of(evaluation, evaluation.version), lambda: idle[0] if idle else None, now)
+        return self._deal(lambda: self._next_of(evaluation, evaluation.version), lambda: idle[0] if idle else None, now)
+
+    def _next_of(self, evaluation: EvaluationState, version: int) -> Ticket | None:
+        rules = self.settings.scoring
+        if rules and sum(each.running for each in self.evaluations.under_way) >= rules.max_evaluations:
+            return None  # their samples lie in blocks until they are scored
+        if not evaluation.waiting:
+            return None
+        evaluation.running += 1
+        return replace(evaluation.waiting.popleft(), version=version)
 
     def _next(self, version: int) -> Ticket | None:
         ticket = self.admission.next(version, self.samples)
@@ -137,12 +149,10 @@ class RolloutScheduler:
 
     def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
         sample = self.samples.get(ticket.number)
-        if ticket.evaluation:
-            self.evaluations.find(ticket).running += 1
-        elif sample is None:
-            self.ledger.start()
-        else:
+        if sample is not None:
             self.ledger.move(SampleState.REISSUING, SampleState.RUNNING)
+        elif not ticket.evaluation:
+            self.ledger.start()
         self.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row, started=now)
         if math.isfinite(self.settings.episode_deadline_s):
             self.expiries.append((now + self.settings.episode_deadline_s, ticket.number, ticket.attempt))
@@ -155,16 +165,29 @@ class RolloutScheduler:
         if sample is None:
             return [ReleasePayloads((event.payload_id,))]
         self._quarantine_of(sample.ticket).forget(sample.ticket.start)
-        if sample.ticket.evaluation:
-            return self._finish_evaluation(sample, event)
-        self.ledger.move(SampleState.RUNNING, SampleState.BUFFERED)
-        sample.state, sample.payload_id, sample.oldest = SampleState.BUFFERED, event.payload_id, event.oldest
+        sample.payload_id, sample.oldest, sample.episode_return = event.payload_id, event.oldest, event.episode_return
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
+        sample.success, sample.metrics = event.success, event.metrics
+        if self.settings.scoring is None:
+            return self.complete(sample, now)
+        self._move(sample, SampleState.SCORING)
+        self.scoring.add(sample.ticket.number)
+        return []
+
+    def complete(self, sample: Sample, now: float) -> list[Command]:
+        """A finished sample has its return: its group counts it, or its evaluation."""
+        if sample.ticket.evaluation:
+            return self._finish_evaluation(sample)
+        self._move(sample, SampleState.BUFFERED)
         group = self.admission.groups[sample.ticket.group]
-        sample.episode_return = event.episode_return
         group.finished += 1
-        group.returns += event.episode_return
+        group.returns += sample.episode_return
         return self._complete(group, now) if group.complete else []
+
+    def _move(self, sample: Sample, state: SampleState) -> None:
+        if not sample.ticket.evaluation:
+            self.ledger.move(sample.state, state)
+        sample.state = state
 
     def _complete(self, group: Group, now: float) -> list[Command]:
         """A group has all the members that it needs: the others are surplus. Keep it for the trainer, or drop it."""
@@ -188,7 +211,7 @@ class RolloutScheduler:
         groups = redundancy.surplus(self.admission, self.buffer)
         return [command for group in groups for command in self.drop(group, DropReason.SURPLUS, now)]
 
-    def _finish_evaluation(self, sample: Sample, event: SampleFinished) -> list[Command]:
+    def _finish_evaluation(self, sample: Sample) -> list[Command]:
         ticket = sample.ticket
         del self.samples[ticket.number]
         evaluation = self.evaluations.find(ticket)
@@ -199,14 +222,14 @@ class RolloutScheduler:
             ticket.task,
             ticket.instruction,
             ticket.greedy,
-            event.success,
-            event.episode_return,
-            event.oldest,
-            event.metrics,
+            sample.success,
+            sample.episode_return,
+            sample.oldest,
+            sample.metrics,
             ticket.seed,
-            event.env_steps,
+            sample.env_steps,
         )
-        return [result, ReleasePayloads((event.payload_id,))]
+        return [result, ReleasePayloads((sample.payload_id,))]
 
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
@@ -265,10 +288,12 @@ class RolloutScheduler:
         """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""
         self.evaluations.end(evaluation)
         running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
+        commands: list[Command] = []
         for sample in running:
             del self.samples[sample.ticket.number]
+            commands += self._leave(sample)
         done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
-        return [*map(self._cancel, running), done]
+        return [*commands, done]
 
     def remove_simulator(self, simulator: str, now: float, *, blame: bool = True) -> list[Command]:
         """The simulator is lost, and with it all that ran in its rows. blame: each counts as an attempt."""
@@ -283,6 +308,7 @@ class RolloutScheduler:
         assert not commands, "resuming drops nothing"
         self.expiries.clear()
         self.cancelling.clear()
+        self.scoring.detach(self.samples)
 
     def _forget_evaluations(self) -> None:
         self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
@@ -352,15 +378,20 @@ class RolloutScheduler:
                 evaluation.waiting.append(replace(sample.ticket, attempt=sample.ticket.attempt + blame))
             return []
         if exhausted:
-            group = self.admission.groups[sample.ticket.group]
-            if len(group.members) > group.size and not set_aside:
-                group.members.remove(sample.ticket.number)
-                return self._give_up(sample, reason, now, off_row=True)
-            return self.drop(group, reason, now, already_off_row=sample)
-        self.ledger.move(SampleState.RUNNING, SampleState.REISSUING)
-        sample.state = SampleState.REISSUING
+            return self.drop_sample(sample, reason, now, whole_group=set_aside)
+        self._move(sample, SampleState.REISSUING)
         self.admission.give_back(sample, blame=blame)
         return []
+
+    def drop_sample(
+        self, sample: Sample, reason: DropReason, now: float, *, whole_group: bool = False
+    ) -> list[Command]:
+        """Give up a sample that is off its row: with its group, or alone if the group has members to spare."""
+        group = self.admission.groups[sample.ticket.group]
+        if len(group.members) > group.size and not whole_group:
+            group.members.remove(sample.ticket.number)
+            return self._give_up(sample, reason, now, off_row=True)
+        return self.drop(group, reason, now, already_off_row=sample)
 
     def drop(
         self, group: Group, reason: DropReason, now: float, already_off_row: Sample | None = None
@@ -385,14 +416,12 @@ class RolloutScheduler:
             self.selection.note_surplus(sample, now)
         del self.samples[sample.ticket.number]
         self.ledger.move(sample.state, SampleState.DROPPED, reason=reason)
-        commands: list[Command] = []
+        return self._leave(sample, off_row=off_row)
+
+    def _leave(self, sample: Sample, *, off_row: bool = False) -> list[Command]:
+        """Free the row or the payload of a sample that is given up; what a scorer reads is freed after that."""
         here = sample.slot in self.rows.slots  # false when its simulator went with it
-        if sample.state is SampleState.RUNNING and not off_row and here:
-            commands.append(self._cancel(sample))
-        if sample.payload_id:
-            commands.append(ReleasePayloads((sample.payload_id,)))
-        return commands
-
-
-def _next_of(evaluation: EvaluationState, version: int) -> Ticket | None:
-    return replace(evaluation.waiting.popleft(), version=version) if evaluation.waiting else None
+        if sample.state is SampleState.RUNNING:
+            return [self._cancel(sample)] if here and not off_row else []
+        free = sample.state is not SampleState.SCORING or self.scoring.give_up(sample.ticket.number, sample.payload_id)
+        return [ReleasePayloads((sample.payload_id,))] if sample.payload_id and free else []

@@ -5,7 +5,7 @@ Invariant: samples that an earlier part of a resumed run dropped never halt it a
 
 from __future__ import annotations
 
-from polyrhythm.scheduler.records import DropReason, Halt, SampleFailed
+from polyrhythm.scheduler.records import DropReason, Halt, SampleFailed, ScoringFailed
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -27,11 +27,15 @@ class FaultLimit:
         self._last_reason: DropReason | None = None
         self._last_failure = ""
 
-    def note(self, event: SampleFailed) -> None:
-        """A sample failed, or answers a cancellation."""
-        if event.reason != DropReason.CANCELLED:
-            self._last_reason = event.reason
-            self._last_failure = f"{event.what} ({event.detail})" if event.detail else event.what
+    def note(self, event: SampleFailed | ScoringFailed) -> None:
+        """A sample failed, or answers a cancellation; or its score did."""
+        if isinstance(event, ScoringFailed):
+            self._last_reason, what = DropReason.SCORING_FAILED, event.error
+        elif event.reason == DropReason.CANCELLED:
+            return
+        else:
+            self._last_reason, what = event.reason, event.what
+        self._last_failure = f"{what} ({event.detail})" if event.detail else what
 
     def forgive(self, ledger: SampleLedger) -> None:
         """The run was resumed: what was dropped before does not count."""
@@ -53,6 +57,13 @@ class FaultLimit:
         return [
             Halt(
                 f"rollout.max_dropped = {settings.max_dropped}: {dropped} samples were dropped{since} after "
-                f"rollout.max_attempts = {settings.max_attempts} attempts each ({in_all}{counts}{more}){last}; {fix}"
+                f"{self._attempts()} attempts each ({in_all}{counts}{more}){last}; {fix}"
             )
         ]
+
+    def _attempts(self) -> str:
+        """The setting that limits them."""
+        settings, scoring = self._settings, self._settings.scoring
+        if scoring is not None and self._last_reason is DropReason.SCORING_FAILED:
+            return f"scoring.max_attempts = {scoring.max_attempts}"
+        return f"rollout.max_attempts = {settings.max_attempts}"

@@ -18,8 +18,9 @@ from polyrhythm.scheduler.samples.ledger import SampleState
 class Sample:
     """A training or evaluation ticket that is not finally settled, and where it is.
 
-    slot, row: where it runs; started: since when, in seconds. payload_id, oldest (behaviour
-    version), episode_return, chunk_steps, env_steps, and seconds in its row: set when it finished.
+    slot, row: where it runs; started: since when, in seconds. payload_id, oldest (behaviour version), episode_return,
+    success, metrics, chunk_steps, env_steps, and seconds in its row: set when it finished. score: by a scorer; it is
+    part of episode_return from then on.
     """
 
     ticket: Ticket
@@ -33,6 +34,9 @@ class Sample:
     chunk_steps: int = 0
     env_steps: int = 0
     seconds: float = 0.0
+    success: bool = False
+    metrics: tuple[tuple[str, float], ...] = ()
+    score: float = 0.0
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """The sample ledger: counts of training samples by state, so that none is trained twice and none vanishes.
 
-Invariant, at every event: started = trained + lent + buffered + running + reissuing + dropped + rolled_back.
+Invariant, at every event: started = trained + lent + buffered + scoring + running + reissuing + dropped + rolled_back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ class SampleState(StrEnum):
 
     RUNNING = "running"
     REISSUING = "reissuing"
+    SCORING = "scoring"
     BUFFERED = "buffered"
     IN_TRAINING = "lent"
     TRAINED = "trained"
@@ -25,8 +26,11 @@ class SampleState(StrEnum):
 
 #: What may follow what; anything else is a bug of ours.
 _FOLLOWS: dict[SampleState, frozenset[SampleState]] = {
-    SampleState.RUNNING: frozenset({SampleState.BUFFERED, SampleState.REISSUING, SampleState.DROPPED}),
+    SampleState.RUNNING: frozenset(
+        {SampleState.BUFFERED, SampleState.SCORING, SampleState.REISSUING, SampleState.DROPPED}
+    ),
     SampleState.REISSUING: frozenset({SampleState.RUNNING, SampleState.DROPPED}),
+    SampleState.SCORING: frozenset({SampleState.BUFFERED, SampleState.REISSUING, SampleState.DROPPED}),
     SampleState.BUFFERED: frozenset({SampleState.IN_TRAINING, SampleState.REISSUING, SampleState.DROPPED}),
     SampleState.IN_TRAINING: frozenset({SampleState.TRAINED, SampleState.BUFFERED}),
     SampleState.TRAINED: frozenset({SampleState.ROLLED_BACK}),
@@ -40,6 +44,7 @@ class SampleLedger:
     started: int = 0
     running: int = 0
     reissuing: int = 0
+    scoring: int = 0
     buffered: int = 0
     lent: int = 0
     trained: int = 0
@@ -78,8 +83,8 @@ class SampleLedger:
     @property
     def imbalance(self) -> int:
         """started minus all places; zero, or the run is wrong."""
-        places = self.trained + self.lent + self.buffered + self.running + self.reissuing + self.rolled_back
-        return self.started - places - self.dropped_total
+        waiting = self.reissuing + self.scoring + self.buffered
+        return self.started - self.trained - self.lent - waiting - self.running - self.rolled_back - self.dropped_total
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         return {
@@ -87,6 +92,7 @@ class SampleLedger:
             "trained": self.trained,
             "lent": self.lent,
             "buffered": self.buffered,
+            "scoring": self.scoring,
             "running": self.running,
             "reissuing": self.reissuing,
             "rolled_back": self.rolled_back,

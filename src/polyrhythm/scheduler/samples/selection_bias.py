@@ -51,7 +51,7 @@ class SelectionStats:
 
     def note_surplus(self, sample: Sample, now: float) -> None:
         """A sample is dropped as surplus now."""
-        if sample.state is SampleState.BUFFERED:
+        if sample.state in (SampleState.BUFFERED, SampleState.SCORING):
             self.released.add(sample, sample.seconds)
         elif sample.state is SampleState.RUNNING:
             self.cancelled.add(sample, now - sample.started)

@@ -1,0 +1,308 @@
+"""An engine in an sglang server: each request is a stream of its own, read by a thread.
+
+New weights: the server pauses, which cuts all streams; the model is written to a folder that the server loads; then the
+streams go on from their tokens. So every token has the version of the weights that sampled it whatever the server's
+cache keeps, as under `on_update: abort`.
+
+After each change of the weights the engine has the server answer a short prompt, and compares the log-probs with those
+of its own module: another model, other weights, or log-probs of something else than what is sampled are found there.
+
+Invariant: a request is waiting for its end in `_streams`, or its result is in `_ended`, or it is gone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.policies.causal_lm.network import CausalNetwork
+from polyrhythm.policies.causal_lm.packing import Packing
+from polyrhythm.policies.causal_lm.sampling import Sampling, process_logits
+from polyrhythm.policies.causal_lm.sglang_client import SglangClient
+from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
+
+#: Longest wait of a step: so long new requests and aborts wait for the engine at most.
+_STEP_S = 0.05
+#: Tokens of the answer that is compared after a change of the weights, and of its prompt.
+_PROVED = 4
+#: The server's seeds are below this.
+_SEEDS = 2**31
+#: Finish reasons of a stream that ended by itself.
+_COMPLETE = frozenset({"stop", "length"})
+
+
+class ServerSettings(NamedTuple):
+    """url, deadline_s: of `SglangClient`; folder: where weights are written for the server, "" for a temporary one;
+    tolerance: of log-probs of the server against those of the module here."""
+
+    url: str
+    deadline_s: float = 60.0
+    folder: str = ""
+    tolerance: float = 0.1
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A request at the server. version: of its weights; tokens, logprobs: since it began; reason: why it ended, ""
+    before. error: what ended it otherwise."""
+
+    request: EngineRequest
+    name: str
+    version: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str = ""
+    error: RunHalted | None = None
+
+    @property
+    def over(self) -> bool:
+        return bool(self.reason) or self.error is not None
+
+    def generated(self, *, finished: bool) -> Generated:
+        """The prefix and what the stream has added."""
+        tokens, logprobs = np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32)
+        versions = np.full(len(self.tokens), self.version, np.int32)
+        if (before := self.request.prefix) is not None:
+            tokens = np.concatenate([before.tokens, tokens])
+            logprobs = np.concatenate([before.logprobs, logprobs])
+            versions = np.concatenate([before.versions, versions])
+        return Generated(self.request.request_id, tokens, logprobs, versions, finished)
+
+
+class SglangEngine:
+    """An engine over a server that gets `network`'s weights. length: the longest sequence; stops: tokens that end one.
+
+    RunHalted from any call: the server answers nothing, or not as this model would.
+    """
+
+    def __init__(
+        self,
+        network: CausalNetwork,
+        sampling: Sampling,
+        stops: Sequence[int],
+        server: ServerSettings,
+        *,
+        capacity: int,
+        length: int,
+    ) -> None:
+        self.capacity = capacity
+        self._network, self._sampling, self._stops, self._length = network, sampling, frozenset(stops), length
+        self._server, self._client = server, SglangClient(server.url, server.deadline_s)
+        self._version = -1
+        self._streams: dict[int, _Stream] = {}
+        self._ended: dict[int, Generated] = {}
+        self._news = threading.Condition()
+        self._client.get("/get_model_info")
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: EngineRequest) -> None:
+        """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
+        done = request.prefix
+        if done is not None and len(done.tokens) and self._complete(request, done):
+            self._ended[request.request_id] = done._replace(finished=True)  # it ended while it was cut
+            return
+        refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
+        self._begin(request)
+
+    def _complete(self, request: EngineRequest, done: Generated) -> bool:
+        return int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
+
+    def _begin(self, request: EngineRequest) -> None:
+        # The server aborts by prefix of the name, so none is that of another.
+        stream = _Stream(request, uuid.uuid4().hex, self._version)
+        self._streams[request.request_id] = stream
+        threading.Thread(target=self._follow, args=(stream,), name=stream.name, daemon=True).start()
+
+    def abort(self, request_id: int) -> Generated:
+        """KeyError: there is no such request."""
+        if (done := self._ended.pop(request_id, None)) is not None:
+            return done._replace(finished=False)
+        stream = self._streams[request_id]
+        if not stream.over:
+            self._client.post("/abort_request", {"rid": stream.name})
+            self._await_cut([stream])
+        del self._streams[request_id]
+        return stream.generated(finished=False)
+
+    def step(self) -> list[Generated]:
+        """Wait for a token, not long; the requests that have finished meanwhile."""
+        ended, self._ended = list(self._ended.values()), {}
+        with self._news:
+            if not ended and self._streams and not any(stream.over for stream in self._streams.values()):
+                self._news.wait(_STEP_S)
+            over = [stream for stream in self._streams.values() if stream.over]
+        for stream in over:
+            if stream.error is not None:
+                raise stream.error
+            del self._streams[stream.request.request_id]
+            if stream.reason in _COMPLETE:
+                ended.append(stream.generated(finished=True))
+            else:  # cut by somebody else: it goes on
+                found = stream.generated(finished=False)
+                self.add(stream.request._replace(prefix=found if len(found.tokens) else None))
+        return ended
+
+    # ------------------------------------------------------------ a stream
+
+    def _follow(self, stream: _Stream) -> None:
+        """Consumes: events of the server. Waits for: one. Unblocked by: it, or the client's deadline. Produces: tokens.
+        Ends with the stream."""
+        try:
+            with closing(self._client.stream("/generate", self._body(stream))) as events:
+                for event in events:
+                    with self._news:
+                        if stream.over:
+                            return  # it was cut here before the server knew it, and aborts it when the line is closed
+                        self._take(stream, event)
+                        self._news.notify_all()
+            if not stream.over:
+                raise self._client.error("/generate ended without a finish_reason; name an sglang server")
+        except RunHalted as error:
+            with self._news:
+                stream.error = error
+                self._news.notify_all()
+
+    def _body(self, stream: _Stream) -> dict[str, Any]:
+        request, done = stream.request, stream.request.prefix
+        before = [] if done is None else done.tokens.tolist()
+        return {
+            "rid": stream.name,
+            "input_ids": [*request.prompt.tolist(), *before],
+            "sampling_params": {
+                "max_new_tokens": request.max_new_tokens - len(before),
+                "temperature": 0.0 if request.greedy else self._sampling.temperature,
+                "stop_token_ids": sorted(self._stops),
+                "ignore_eos": True,
+                "sampling_seed": request.noise_key % _SEEDS,
+            },
+            "return_logprob": True,
+            "stream": True,
+        }
+
+    def _take(self, stream: _Stream, event: dict[str, Any]) -> None:
+        """The tokens of an event, which has all so far, or those that are new, as the server is set."""
+        try:
+            info = event["meta_info"]
+            total, pairs = int(info["completion_tokens"]), info.get("output_token_logprobs") or []
+            reason = (info.get("finish_reason") or {}).get("type", "")
+            have = len(stream.tokens)
+            added = pairs[have:] if len(pairs) == total else pairs
+            tokens, logprobs = [int(pair[1]) for pair in added], [float(pair[0]) for pair in added]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise self._client.error(f"/generate answered {event!r:.200}; name an sglang server") from error
+        if have + len(tokens) != total:
+            raise self._client.error(
+                f"/generate has {total} tokens and {have + len(tokens)} log-probs; start it with log-probs of outputs"
+            )
+        if unknown := [token for token in tokens if not 0 <= token < self._sampling.choices]:
+            raise self._client.error(
+                f"it sampled token {unknown[0]}, and the environment's tokenizer has {self._sampling.choices}; start "
+                "it with this run's model"
+            )
+        if reason == "stop" and (not tokens or tokens[-1] not in self._stops):
+            what = f"an answer ended at token {tokens[-1] if tokens else None}, which ends none"
+            raise self._client.error(f"{what}; start it with this run's model")
+        stream.tokens += tokens
+        stream.logprobs += logprobs
+        stream.reason = reason
+
+    def _await_cut(self, streams: Sequence[_Stream]) -> None:
+        """Until the server has ended them, which its deadline bounds. A stream without a token may not have reached it
+        yet: it is over as it is."""
+        until = time.monotonic() + self._server.deadline_s
+        with self._news:
+            for stream in streams:
+                if not stream.over and not stream.tokens:
+                    stream.reason = "abort"
+            while any(not stream.over for stream in streams):
+                if not self._news.wait(until - time.monotonic()) and time.monotonic() >= until:
+                    raise self._client.error(
+                        f"it did not abort a request within {self._server.deadline_s:g} s (policy.engine.deadline_s); "
+                        "see the server's log"
+                    )
+        for stream in streams:
+            if stream.error is not None:
+                raise stream.error
+
+    # ------------------------------------------------------------ weights
+
+    def weights_changed(self, version: int) -> None:
+        """Have the server load the weights; what runs is cut, and goes on from its tokens."""
+        self._version = version
+        if version < 0:
+            return  # there are none yet
+        running = list(self._streams.values())
+        self._client.post("/pause_generation", {"mode": "abort"})
+        self._await_cut(running)
+        self._load(version)
+        self._client.post("/continue_generation", {})
+        self._prove()
+        self._streams.clear()
+        for stream in running:
+            found = stream.generated(finished=False)
+            self.add(stream.request._replace(prefix=found if len(found.tokens) else None))
+
+    def _load(self, version: int) -> None:
+        folder = Path(self._server.folder or tempfile.gettempdir())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f"version-{version}-", dir=folder) as found:
+                Path(found).chmod(0o755)  # the server may be another user's
+                self._write(Path(found))
+                body = {"model_path": found, "weight_version": str(version), "flush_cache": True}
+                answer = self._client.post("/update_weights_from_disk", body)
+        except OSError as error:
+            raise RunHalted(
+                f"policy.engine.folder = {folder}: weights cannot be written ({error.strerror}); make room, or name "
+                "another folder"
+            ) from error
+        if answer.get("success") is not True:
+            said = answer.get("message", answer)
+            raise self._client.error(
+                f"it did not load the weights ({said!r:.200}); it needs this run's model, and to read {folder} "
+                "(policy.engine.folder)"
+            )
+
+    def _write(self, folder: Path) -> None:
+        """The model in the layout of Hugging Face."""
+        from safetensors.torch import save_model
+
+        model = self._network.model
+        model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+    def _prove(self) -> None:
+        """RunHalted: its log-probs are not those of the module here."""
+        prompt = np.arange(1, _PROVED + 1, dtype=np.int32) % self._sampling.choices
+        stream = _Stream(EngineRequest(-1, prompt, _PROVED, False, self._version), uuid.uuid4().hex, self._version)
+        self._follow(stream)
+        if stream.error is not None:
+            raise stream.error
+        expected = self._logprobs(prompt, stream.tokens)
+        worst = max((abs(a - b) for a, b in zip(expected, stream.logprobs, strict=True)), default=0.0)
+        if not stream.tokens or not worst <= self._server.tolerance:
+            raise self._client.error(
+                f"its log-probs differ from this model's by {worst:.3g}, {self._server.tolerance:g} is allowed "
+                "(policy.engine.tolerance); start it with this run's model, and without SGLANG_RETURN_ORIGINAL_LOGPROB"
+            )
+
+    @torch.no_grad()
+    def _logprobs(self, prompt: np.ndarray[Any, Any], tokens: list[int]) -> list[float]:
+        device = next(self._network.parameters()).device
+        sequence = torch.tensor([*prompt.tolist(), *tokens], device=device)
+        features = self._network.packed(sequence[:-1], Packing([len(sequence) - 1]))[len(prompt) - 1 :]
+        log_p = process_logits(self._network.logits(features), self._sampling)
+        found: list[float] = log_p.gather(-1, sequence[len(prompt) :, None])[:, 0].tolist()
+        return found

@@ -1,0 +1,111 @@
+"""Runs whose tokens come from a server: everything else is as with the native engine."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.test_streams import LANGUAGE
+from tests.policies.sglang_server import Model, serving
+
+from polyrhythm.config.load import merge, validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError, RunHalted
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies.causal_lm.network import random_network
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.runtime.messages import Report
+
+
+class Reports(Observer):
+    """Mismatch between generation and training, of the updates whose samples are of the trainer's own weights."""
+
+    def __init__(self) -> None:
+        self.mismatch: list[float] = []
+
+    def on_report(self, now: float, report: Report) -> None:
+        if "train/actor/mismatch_kl" in report.values:
+            self.mismatch.append(report.values["train/actor/mismatch_kl"])
+
+
+def configured(url: str, **changes: Any) -> RunConfig:
+    server = {"policy": {"engine": {"type": "sglang", "url": url}}, "rollout": {"generators": 1}}
+    return validate(merge(merge(LANGUAGE, server), changes))
+
+
+def server_of(config: RunConfig, seed: int = 9) -> Any:
+    """A server with a model of the same sizes and of other weights."""
+    spec = config.env.spec()  # type: ignore[attr-defined]
+    assert isinstance(config.policy, CausalLmSettings)
+    network = random_network(config.policy._config(spec), seed)
+    return serving(network, stops=tuple(spec.action.stops), pause_s=0.001)
+
+
+@pytest.mark.parametrize(("launcher", "on_update"), [("inline", "drain"), ("inline", "abort"), ("local", "continue")])
+def test_a_run_trains_and_evaluates_on_what_a_server_samples(launcher: str, on_update: str, tmp_path: Path) -> None:
+    heard = Reports()
+    with server_of(validate(LANGUAGE)) as (url, model):
+        freshness = {"max_lag": 0 if on_update == "drain" else 1, "on_update": on_update}
+        config = configured(url, launcher=launcher, freshness=freshness)
+        with closing(build_pipeline(config, folder=tmp_path)) as pipeline:
+            pipeline.loop.add_observers(heard)
+            results = pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
+            pipeline.loop.train_until(4)
+            ledger = pipeline.loop.conductor.ledger
+            statistics = pipeline.launcher.statistics()
+        _check_server(model)
+    assert len(results) == 7
+    assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, 32)
+    assert statistics["generator-0"]["tokens"] > 0
+    assert heard.mismatch or on_update != "drain"
+    assert all(abs(mismatch) < 1e-6 for mismatch in heard.mismatch), "the trainer's log-probs are the server's"
+
+
+def _check_server(model: Model) -> None:
+    said = model.said
+    assert said.count("/update_weights_from_disk") >= 4
+    assert said.count("/pause_generation") == said.count("/continue_generation")
+    until = time.monotonic() + 60
+    while model.names and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not model.names, "nothing runs at the server any more"
+
+
+def test_a_server_that_dies_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    with (
+        server_of(validate(LANGUAGE)) as (url, model),
+        closing(build_pipeline(configured(url), folder=tmp_path)) as pipeline,
+    ):
+        pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
+        model.broken["dies"] = True
+        with pytest.raises(RunHalted, match=r"policy.engine.url = .*: /generate ended in the middle of an answer"):
+            pipeline.loop.train_until(4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rollout": {"generators": 2}}, r"rollout.generators = 2: policy.engine.url = .* set it to 1"),
+        ({"batching": {"type": "dynamic", "max_rows": 8}, "freshness": {"on_update": "continue"}}, "set it to streams"),
+        ({"evaluation": {"episodes": 4, "every": 1}}, "evaluation.weights = second_copy: .*; set it to pause"),
+    ],
+)
+def test_a_run_that_needs_more_than_one_version_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        validate_run(configured("http://127.0.0.1:9", **changes))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"type": "sglang"}, {"type": "sglang", "url": "here"}, {"type": "sglang", "url": "http://a:b"}, {"type": "vllm"}],
+    ids=str,
+)
+def test_what_names_no_engine_is_refused(engine: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"policy.engine"):
+        validate({**LANGUAGE, "policy": {**LANGUAGE["policy"], "engine": engine}})
