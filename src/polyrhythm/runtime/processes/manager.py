@@ -12,10 +12,9 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pack
-from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import process_address
+from polyrhythm.runtime.messages import Joined, process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup

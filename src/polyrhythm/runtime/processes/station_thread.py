@@ -8,12 +8,21 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Attended, Departed, Order, Reply, Station
+from polyrhythm.runtime.messages import (
+    ORDERS,
+    Attended,
+    Departed,
+    Joined,
+    Listening,
+    Order,
+    Reply,
+    Station,
+    StopWork,
+)
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.wire import Connect, Content, MeasureSpans, Ping, Stop, decode, largest_message
-from polyrhythm.scheduler import records
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0
@@ -72,7 +81,7 @@ class StationThread:
     def start(self) -> None:
         self._thread.start()
 
-    def joined(self) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined:
+    def joined(self) -> Joined:
         """The announcement of a part that is ready."""
         assert self.station is not None
         return self.station.joined()
@@ -84,6 +93,8 @@ class StationThread:
             self.station = self._make()
             if isinstance(self.station, Attended):
                 self._await_somebody(self.station)
+            if isinstance(self.station, Listening):
+                self.station.listen_by(self._hear)
             self.ready.set()
             self._host.notify()
             try:
@@ -120,7 +131,10 @@ class StationThread:
                     return
                 content = inbox.receive()
             begin, patience = time.monotonic(), _WAIT_S
-            worked = station.work()
+            try:
+                worked = station.work()
+            except StopWork:
+                return
             self._host.flush()  # also without work: a station may say something while it hears a message
             if worked:
                 end = time.monotonic()
@@ -129,6 +143,17 @@ class StationThread:
                 if self.spans.on:
                     self.spans.add(station.spans(begin, end))
                 patience = 0.0
+
+    def _hear(self, seconds: float) -> None:
+        """For a station that waits within its work: send what it has said, then obey what comes within `seconds`.
+        StopWork: it is told to leave."""
+        self._host.flush()
+        assert self.station is not None
+        content = self._inbox.receive(seconds)
+        while content is not None:
+            if not self._obey(self.station, content):
+                raise StopWork
+            content = self._inbox.receive()
 
     def _obey(self, station: Station, content: Content) -> bool:
         """One message; False if it is the last. What is not for the station, or cannot be, is dropped."""
