@@ -91,7 +91,8 @@ class Controller:
             station, _, why = str(halted).partition(": ")
             if station not in self._workers:
                 raise
-            raise WorkerFailed(*self._workers[station], why) from halted
+            group, rank = self._workers[station]
+            raise WorkerFailed(group, rank, why.removeprefix(f"worker {group} rank {rank}: ")) from halted
 
     # ------------------------------------------------------------ what the driver does
 

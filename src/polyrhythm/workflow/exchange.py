@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.workflow.protocol import Answer, Close, Denied, Done, Get, Given, Put, Request
@@ -23,6 +23,8 @@ Asker = tuple[str, int]
 Answers = list[tuple[Asker, Answer]]
 #: Items between two workers that the receiver has not taken yet.
 SEND_AHEAD = 64
+#: Most other waits that are listed where one was too long.
+_LISTED = 6
 
 
 @dataclass(slots=True)
@@ -114,14 +116,16 @@ class Exchange:
     def expire(self, now: float) -> Answers:
         """Answer the requests whose deadline has come."""
         answers: Answers = []
-        for channel, wait in list(self._waiting()):
-            if wait.deadline <= now:
-                waiting: deque[_Wait] | list[_Wait] = channel.putting
-                if isinstance(wait.request, Get):
-                    waiting = channel.getting
-                waiting.remove(wait)
-                answers.append((wait.asker, Denied("timeout", _describe_late(channel, wait.request))))
-                answers += _serve(channel)
+        late = [(channel, wait) for channel, wait in self._waiting() if wait.deadline <= now]
+        others = [_words(channel, wait) for channel, wait in self._waiting() if wait.deadline > now] if late else []
+        for channel, wait in late:
+            if isinstance(wait.request, Put):
+                channel.putting.remove(wait)
+            else:
+                channel.getting.remove(wait)
+            answers.append((wait.asker, Denied("timeout", _describe_late(channel, wait.request, others))))
+        for channel, _ in late:
+            answers += _serve(channel)
         return answers
 
     def end(self, why: str) -> Answers:
@@ -139,7 +143,7 @@ class Exchange:
 
     def waits(self) -> list[str]:
         """Who waits for what, in words."""
-        return [f"{wait.asker[0]} waits {_describe(channel, wait.request)}" for channel, wait in self._waiting()]
+        return [_words(channel, wait) for channel, wait in self._waiting()]
 
     def _waiting(self) -> Iterator[tuple[_Channel, _Wait]]:
         for channel in self._channels.values():
@@ -205,15 +209,18 @@ def _describe(channel: _Channel, request: Put | Get) -> str:
         return f"for something from {sender}" if isinstance(request, Get) else f"until {receiver} receives something"
     if isinstance(request, Put):
         return f"for room in channel {channel.name!r} (it is full: {channel.queue.capacity})"
-    wanted = " or ".join(
-        [f"{request.items} item{'s' * (request.items != 1)}"] * (request.items is not None)
-        + [f"items of weight {request.weight:g}"] * (request.weight is not None)
-    )
-    return f"for {wanted}{_of_key(request)} of channel {channel.name!r} (it holds {len(channel.queue)})"
+    wanted = [] if request.items is None else [f"{request.items} item{'s' * (request.items != 1)}"]
+    wanted += [] if request.weight is None else [f"items of weight {request.weight:g}"]
+    return f"for {' or '.join(wanted)}{_of_key(request)} of channel {channel.name!r} (it holds {len(channel.queue)})"
 
 
-def _describe_late(channel: _Channel, request: Put | Get) -> str:
+def _words(channel: _Channel, wait: _Wait) -> str:
+    return f"{wait.asker[0]} waits {_describe(channel, wait.request)}"
+
+
+def _describe_late(channel: _Channel, request: Put | Get, others: Sequence[str]) -> str:
+    beside = f" (meanwhile {', '.join(others[:_LISTED])})" if others else ""
     return (
         f"{request.timeout_s:g} s were over while it waited {_describe(channel, request)}; look at who should have "
-        f"{'given' if isinstance(request, Get) else 'taken'} something, or allow more time (timeout_s)"
+        f"{'given' if isinstance(request, Get) else 'taken'} something, or allow more time (timeout_s){beside}"
     )

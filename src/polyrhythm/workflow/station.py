@@ -22,7 +22,7 @@ from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.workflow import protocol as p
 from polyrhythm.workflow.carrier import Carrier, Parcel
 from polyrhythm.workflow.channel import Channel
-from polyrhythm.workflow.errors import WorkflowError
+from polyrhythm.workflow.errors import WorkerFailed, WorkflowError
 from polyrhythm.workflow.turns import Turn
 from polyrhythm.workflow.worker import Place, Worker, WorkerPort
 
@@ -52,7 +52,7 @@ class WorkerFactory:
 
 
 class WorkerStation:
-    """One rank of a worker. WorkflowError: its class cannot be made."""
+    """One rank of a worker. WorkerFailed: it cannot be made."""
 
     def __init__(self, factory: WorkerFactory, context: StationContext, incarnation: int) -> None:
         assert context.parcels is not None, "who hosts a worker keeps parcels"
@@ -77,7 +77,8 @@ class WorkerStation:
             worker._place = self._place
             worker.__init__(*positional, **named)  # type: ignore[misc]
         except Exception as error:
-            raise WorkflowError(f"{factory.worker} cannot be made: {type(error).__name__}: {error}") from error
+            why = f"{factory.worker} cannot be made: {type(error).__name__}: {error}"
+            raise WorkerFailed(factory.group, factory.rank, why) from error
         return worker
 
     def _channel(self, name: str) -> Channel:
