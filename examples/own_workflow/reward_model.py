@@ -1,9 +1,9 @@
-"""A reward model beside rollout: answers are scored as they come, the expensive ones first, and never in one batch.
+"""A reward model beside rollout: answers are scored as they come, the longest of those that wait first.
 
     python examples/own_workflow/reward_model.py [inline | local | ray]
 
-Rollout ranks write answers of very different lengths. Two reward models score them, each as many as it can take; a
-channel balances them by length. The driver needs nothing but the scores of a group to compare its answers.
+Two ranks of rollout write answers of very different lengths, two of the reward model score them; the channel between
+them gives both about as many words to read. The driver compares the answers to a prompt as soon as it has all scores.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class RewardModel(Worker):
     def load(self) -> float:
         """Share rank 0's weights; their sum, which is the same everywhere."""
         own = torch.nn.Embedding(WORDS, 1)
+        torch.nn.init.normal_(own.weight, generator=torch.Generator().manual_seed(self.rank))
         shared = self.broadcast(own.state_dict()["weight"] if self.rank == 0 else None)
         self._scores = torch.nn.Embedding.from_pretrained(shared)
         return float(shared.sum())

@@ -158,7 +158,7 @@ def test_waits_end_at_their_deadlines_and_say_for_what() -> None:
     bench.ask(put(1, timeout_s=3.0))
     assert bench.exchange.deadline() == 2.0
     bench.pass_time(2.0)
-    why = "2 s were over while it waited for 1 item of key 'x' of channel 'c' (it holds 1); look at who should have given"
+    why = "2 s were over while it waited for 1 item of key 'x' of channel 'c' (it holds 1); look at who should"
     assert bench.answers[0].reason == "timeout"
     assert bench.answers[0].why.startswith(why)
     bench.pass_time(1.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.workflow.conftest import Make, every
+from tests.workflow.conftest import Make, OnHosts, every
 from tests.workflow.workers import Consumer, Deadlocked, Echo, Producer
 
 from polyrhythm.workflow import ChannelClosed, WaitTimeout, Worker, WorkerFailed, Workflow, WorkflowError, seats
@@ -50,17 +50,17 @@ def test_a_pipeline_gives_every_item_to_one_consumer(make: Make, size: int) -> N
         assert sorted(seen) == [(rank, number) for rank in range(2) for number in range(count)]
         for _, own in got:  # of each producer in its order
             assert all(own.index((r, n)) < own.index((r, m)) for r, n in own for q, m in own if r == q and n < m)
-        ways = ways_of(work)
-        inline = {"message"} if size == 4 else {"kept"}
-        apart = {"host", "tcp"} if size > 4 else set()
-        assert set(ways) - {"message"} <= (apart if work._launcher != "inline" else inline)
-        assert set(ways) - {"message"} or size == 4, "large items go elsewhere"
+        ways = set(ways_of(work)) - {"message"}
+        expected = {Workflow: {"kept"} if work._launcher == "inline" else {"host"}, OnHosts: {"tcp"}}
+        assert ways == (expected[type(work)] if size > 4 else set())
 
 
 def ways_of(work: Workflow) -> Counter[str]:
     ways = Counter[str]()
     for counters in work.statistics().values():
-        ways.update({name.removeprefix("parcels/"): int(n) for name, n in counters.items() if name.startswith("parcels/")})
+        for name, count in counters.items():
+            if name.startswith("parcels/"):
+                ways[name.removeprefix("parcels/")] += int(count)
     return ways
 
 
@@ -106,7 +106,8 @@ def test_what_raises_ends_the_workflow_and_is_told_to_all_who_wait(make: Make) -
         with pytest.raises(WorkerFailed) as raised:
             waiting.wait()
         failed = raised.value
-        assert (failed.group, failed.rank, failed.cause) == ("echo", 1, "fail raised RuntimeError: the gripper is stuck")
+        assert (failed.group, failed.rank) == ("echo", 1)
+        assert failed.cause == "fail raised RuntimeError: the gripper is stuck"
         assert "in fail\n    raise RuntimeError" in failed.trace
         assert str(failed).startswith("worker echo rank 1: fail raised RuntimeError: the gripper is stuck\n")
         for later in (lambda: echo.where().wait(), lambda: items.put(0)):
@@ -119,7 +120,7 @@ def test_a_worker_that_cannot_be_made_is_named(make: Make) -> None:
     work = make()
     work.group("good", Echo)
     work.group("bad", Echo, 1, raises=True)
-    with work, pytest.raises(WorkerFailed, match="worker bad rank 0: .*Echo cannot be made: ValueError: told to raise"):
+    with work, pytest.raises(WorkerFailed, match=r"worker bad rank 0: .*Echo cannot be made: ValueError: told to"):
         work.start()
     with pytest.raises(WorkflowError, match="the workflow is closed"):
         work.start()
@@ -129,7 +130,7 @@ def test_a_worker_that_cannot_be_made_is_named(make: Make) -> None:
 def test_waits_end_at_their_deadlines(make: Make) -> None:
     with make() as work:
         echo, full = work.group("echo", Echo, 2), work.channel("full", 2)
-        with pytest.raises(WaitTimeout, match="0.05 s were over while it waited for 1 item of channel 'full'"):
+        with pytest.raises(WaitTimeout, match=r"0\.05 s were over while it waited for 1 item of channel 'full'"):
             full.get(timeout_s=0.05)
         filling = echo.on(0).give(full, 3)
         with pytest.raises(WaitTimeout, match=r"not done within 0\.5 s: .*echo-0 waits for room in channel 'full'"):
@@ -159,7 +160,7 @@ def test_what_a_method_cannot_do_is_said_with_its_place(make: Make) -> None:
         echo = work.group("echo", Echo)
         with pytest.raises(TypeError, match=r"add: arguments\[0\]\[0\]: a builtins.object cannot be sent"):
             echo.add(object())
-        with pytest.raises(WorkerFailed, match="unsendable raised TypeError: what unsendable returns: a builtins.object"):
+        with pytest.raises(WorkerFailed, match=r"raised TypeError: what unsendable returns: a builtins\.object"):
             echo.unsendable().wait()
 
 
@@ -172,7 +173,7 @@ def test_inline_a_deadlock_is_found_at_once_and_said() -> None:
         left, right = work.channel("left", 1), work.channel("right", 1)
         workers.on(0).wait(left, right)
         other = workers.on(1).wait(right, left)
-        with pytest.raises(WorkerFailed, match=r"600 s were over .* of channel 'left' .*meanwhile worker-1 waits for .* 'right'"):
+        with pytest.raises(WorkerFailed, match=r"600 s were .* 'left' .*meanwhile worker-1 waits for .* 'right'"):
             other.wait(timeout_s=900.0)
 
 
@@ -213,7 +214,7 @@ def test_what_is_declared_wrongly_is_refused() -> None:
         work.group("echo", NoWorker)  # type: ignore[type-var,arg-type]
     with pytest.raises(ValueError, match="import its class by name; define it at the top of a file"):
         work.group("echo", Local)
-    with pytest.raises(TypeError, match="group 'echo': arguments.* cannot be sent"):
+    with pytest.raises(TypeError, match=r"group 'echo': arguments.* cannot be sent"):
         work.group("echo", Echo, 1, object())
     for words in ({"capacity": 0}, {"capacity": 1, "producers": 0}):
         with pytest.raises(ValueError, match="each is 1 or more"):

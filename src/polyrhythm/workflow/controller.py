@@ -7,24 +7,20 @@ of a method, ends the workflow: everybody who waits is told, with the worker, it
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from polyrhythm.errors import PolyrhythmError, RunHalted
 from polyrhythm.runtime.messages import Event, FromWorker, Joined, Order, ToWorker
+from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import StationLost
 from polyrhythm.workflow import protocol as p
 from polyrhythm.workflow.carrier import Parcel
 from polyrhythm.workflow.errors import WorkerFailed, WorkflowOver
 from polyrhythm.workflow.exchange import Answers, Exchange
-
-log = logging.getLogger(__name__)
 
 DRIVER = "driver"
 
@@ -79,7 +75,7 @@ class Controller:
         self.exchange, self.clock = Exchange(), clock
         self.failure: PolyrhythmError | None = None
         self._hosting, self._workers = hosting, workers
-        self._numbers = itertools.count()
+        self._numbers, self._drops = itertools.count(), DropCounter("the driver")
         self._calls: dict[tuple[str, int], Future[Result]] = {}
         self._requests: dict[int, Future[p.Answer]] = {}
 
@@ -154,14 +150,14 @@ class Controller:
             case FromWorker(station=station, content=content):
                 try:
                     message = p.decode_from(content)
-                except (msgspec.MsgspecError, RecursionError) as error:
-                    log.warning("a message of %s cannot be decoded: %s", station, error)
+                except (ValueError, RecursionError) as error:
+                    self._drops.drop("undecodable", f"a message of {station} cannot be decoded ({error})")
                     return
                 self._hear(station, message)
             case StationLost(station=station, reason=reason):
                 self.end(WorkerFailed(*self._workers[station], reason.replace("supervision.", "")))
             case _:
-                log.warning("%s is not for a workflow", type(event).__name__)
+                self._drops.drop("misdirected", f"{type(event).__name__} is not for a workflow")
 
     def _hear(self, station: str, message: p.From) -> None:
         if isinstance(message, p.Asked):
@@ -169,7 +165,7 @@ class Controller:
             return
         future = self._calls.pop((station, message.number), None)
         if future is None:
-            log.warning("%s answers call %d, which nobody has made", station, message.number)
+            self._drops.drop("impossible", f"{station} answers call {message.number}, which nobody has made")
         elif isinstance(message, p.Raised):
             failed = WorkerFailed(*self._workers[station], message.error, message.trace)
             self.end(failed)

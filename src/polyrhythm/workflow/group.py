@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from polyrhythm.workflow.carrier import Parcel
 from polyrhythm.workflow.channel import Port
 from polyrhythm.workflow.controller import Result
-from polyrhythm.workflow.worker import Worker
+from polyrhythm.workflow.worker import Worker, is_public
 
 Reduce = Literal["mean", "min", "max"]
 _REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
@@ -86,8 +86,8 @@ class WorkerGroup:
         return WorkerGroup(self.name, self._kind, ranks, self.size, self._driver)
 
     def __getattr__(self, method: str) -> Callable[..., Handle]:
-        if method.startswith("_") or hasattr(Worker, method) or not callable(getattr(self._kind, method, None)):
-            known = ", ".join(name for name in vars(self._kind) if not (name.startswith("_") or hasattr(Worker, name)))
+        if not is_public(self._kind, method):
+            known = ", ".join(name for name in vars(self._kind) if is_public(self._kind, name))
             raise AttributeError(f"{self._kind.__name__} has no public method {method!r}; it has {known or 'none'}")
 
         def call(*positional: Any, **named: Any) -> Handle:

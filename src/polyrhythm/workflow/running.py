@@ -60,7 +60,7 @@ class ControllerThread:
             if self._over:
                 raise self._controller.failure or WorkflowOver("the workflow was closed")
             self._actions.append((action, future))
-        self._wake()
+            self._wake()
         return future.result()
 
     def wait(self, futures: Collection[Future[Any]], timeout_s: float) -> None:
@@ -71,9 +71,8 @@ class ControllerThread:
     def close(self) -> None:
         with self._lock:
             self._leaving = True
-            over = self._over
-        if not over:
-            self._wake()
+            if not self._over:
+                self._wake()
         self._thread.join()
         if self._error is not None:
             error, self._error = self._error, None
@@ -96,18 +95,18 @@ class ControllerThread:
         except BaseException as error:  # noqa: BLE001 - whoever waits is told
             controller.end(WorkflowError(f"the controller failed: {type(error).__name__}: {error}"))
         finally:
+            self._end()
             try:
                 controller.close()
             except PolyrhythmError as error:
                 self._error = error
-            finally:
-                self._end()
 
     def _end(self) -> None:
+        """Take no more actions; those that wait are denied."""
         with self._lock:
             self._over = True
-        for _, future in self._actions:
-            future.set_exception(self._controller.failure or WorkflowOver("the workflow was closed"))
+            for _, future in self._actions:
+                future.set_exception(self._controller.failure or WorkflowOver("the workflow was closed"))
 
 
 class DriverTurns:

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import FromWorker, Order, Station, StopWork, ToWorker, WorkerJoined
 from polyrhythm.runtime.spans import Span
@@ -24,7 +22,7 @@ from polyrhythm.workflow.carrier import Carrier, Parcel
 from polyrhythm.workflow.channel import Channel
 from polyrhythm.workflow.errors import WorkerFailed, WorkflowError
 from polyrhythm.workflow.turns import Turn
-from polyrhythm.workflow.worker import Place, Worker, WorkerPort
+from polyrhythm.workflow.worker import Place, Worker, WorkerPort, is_public
 
 #: Longest wait for a message at a time; nothing depends on it.
 _WAIT_S = 60.0
@@ -94,14 +92,14 @@ class WorkerStation:
             raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
         try:
             message = p.decode_to(command.content)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UnfitMessage("undecodable", f"what {self.name} is told cannot be decoded ({error})") from error
-        if isinstance(message, p.Call):
+        if isinstance(message, p.Call) and is_public(type(self._worker), message.method):
             self._calls.append(message)
-        elif self._waits and message.number == self._asked:
+        elif isinstance(message, p.Answered) and self._waits and message.number == self._asked:
             self._answers[message.number] = message.answer
         else:
-            raise UnfitMessage("impossible", f"{self.name} has asked nothing that {message} answers")
+            raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
 
     def _say(self, message: p.From) -> None:
         self._emit(FromWorker(self.name, self._incarnation, self._said, p.encode(message)))

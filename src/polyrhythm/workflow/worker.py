@@ -106,6 +106,11 @@ class Worker:
         return rank
 
 
+def is_public(kind: type[Worker], method: str) -> bool:
+    """Whether the driver may call this method: one of the subclass's own, without a leading underscore."""
+    return not method.startswith("_") and not hasattr(Worker, method) and callable(getattr(kind, method, None))
+
+
 @dataclass(slots=True)
 class WorkerPort:
     """A worker's port. reach: asks the exchange and waits for its answer."""

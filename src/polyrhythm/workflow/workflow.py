@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import re
 import sys
@@ -21,7 +22,7 @@ from polyrhythm.workflow.controller import Clock, Controller, Result
 from polyrhythm.workflow.errors import WorkflowError
 from polyrhythm.workflow.group import WorkerGroup, station_name
 from polyrhythm.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
-from polyrhythm.workflow.protocol import Answer, Request
+from polyrhythm.workflow.protocol import Answer, Denied, Request
 from polyrhythm.workflow.queues import Order
 from polyrhythm.workflow.running import ControllerThread, DriverTurns, Running
 from polyrhythm.workflow.station import WorkerFactory
@@ -70,7 +71,7 @@ class Workflow:
     # ------------------------------------------------------------ what is declared
 
     def group(
-        self, name: str, worker: type[Worker], seats: int | Sequence[Resources] = 1, *arguments: Any, **named: Any
+        self, name: str, worker: type[Worker], seats: int | Sequence[Resources] = 1, /, *arguments: Any, **named: Any
     ) -> WorkerGroup:
         """A group of workers of this class, a rank for each seat. seats: how many, on the CPU, or the seat of each
         (`seats`). The other arguments are for the class's constructor, in every rank."""
@@ -142,6 +143,7 @@ class Workflow:
             controller.exchange.open(*declared)
         self._running = ControllerThread(controller, opened.waker()) if opened.waker else DriverTurns(controller)
         self._controller = controller
+        atexit.register(self.close)
 
     def _stations(self) -> Iterator[tuple[WorkerFactory, Resources]]:
         sizes = {group: len(places) for group, (_, places, _) in self._groups.items()}
@@ -162,6 +164,7 @@ class Workflow:
         """End all workers; nothing of them is left, and handles that have not returned raise `WorkflowOver`. A second
         call does nothing."""
         self._closed = True
+        atexit.unregister(self.close)
         try:
             if self._running is not None:
                 self._running.close()
@@ -195,7 +198,10 @@ class Workflow:
         controller = self._started()
         future = self._run(lambda: controller.ask(request))
         self.wait([future], math.inf)  # the exchange keeps the deadline
-        return future.result()
+        answer = future.result()
+        if isinstance(answer, Denied) and answer.reason == "over" and controller.failure is not None:
+            raise controller.failure
+        return answer
 
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> None:
         """Until all are set, or one to an error. WaitTimeout: not in time."""
