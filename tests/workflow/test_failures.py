@@ -46,6 +46,25 @@ def test_a_worker_that_is_killed_from_outside_is_noticed_while_the_driver_waits_
 
 
 @isolated
+def test_a_worker_that_dies_while_it_is_made_is_named(make: Make) -> None:
+    work = make()
+    work.group("good", Echo)
+    work.group("bad", Echo, 2, dies=True)
+    with work, pytest.raises(WorkerFailed, match=r"^worker bad rank [01]: was ended by SIGKILL$"):
+        work.start()
+
+
+def test_an_interrupt_while_workers_are_made_leaves_nothing() -> None:
+    with Workflow("local") as work:
+        work.group("slow", Echo, 2, sleeps=3600.0)
+        threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            work.start()
+    assert not children()
+    assert not orphaned_folders()
+
+
+@isolated
 def test_items_of_a_killed_workflow_leave_nothing_in_shared_memory(make: Make) -> None:
     """The fixture looks; here a producer has large items under way when the consumer is killed."""
     with make() as work:

@@ -15,9 +15,12 @@ from polyrhythm.workflow import Channel, Worker
 class Echo(Worker):
     """Does what each test needs of one worker."""
 
-    def __init__(self, base: int = 0, *, raises: bool = False) -> None:
+    def __init__(self, base: int = 0, *, raises: bool = False, dies: bool = False, sleeps: float = 0.0) -> None:
         if raises:
             raise ValueError("told to raise")
+        if dies:
+            self.die()
+        time.sleep(sleeps)
         self.base = base + self.rank
 
     def where(self) -> tuple[str, int, int, str]:

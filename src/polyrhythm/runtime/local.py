@@ -112,11 +112,14 @@ class LocalHosting:
     def start(self) -> list[Joined]:
         """Start all stations and wait until each is ready; their announcements, in the order of the stations.
 
-        Those that are joined are waited for if they are needed. RunHalted: one of the others cannot be started.
+        Those that are joined are waited for if they are needed. RunHalted: one of the others cannot be started, or a
+        `waker` ended it.
         """
         self._manager.start(time.monotonic())
         while not self._manager.complete:
             self._wait(_LOOK_S)
+            if self._woken:
+                raise RunHalted("the start was interrupted")
         self._events.clear()
         ready = {name: group for name, group in self._manager.groups.items() if group.present}
         self._known = {name: group.incarnation for name, group in ready.items()}
@@ -158,7 +161,7 @@ class LocalHosting:
         return self._pass_on(self._events.popleft()) if self._events else None
 
     def waker(self) -> Callable[[], None]:
-        """What other threads call to end the `receive` that waits, or the next one that would."""
+        """What other threads call to end the `receive` or `start` that waits, or the next one that would."""
         outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.Wake())
         return lambda: outbox.send(message)
 

@@ -84,11 +84,15 @@ class Controller:
         try:
             self._hosting.start()
         except RunHalted as halted:
-            station, _, why = str(halted).partition(": ")
-            if station not in self._workers:
-                raise
-            group, rank = self._workers[station]
-            raise WorkerFailed(group, rank, why.removeprefix(f"worker {group} rank {rank}: ")) from halted
+            raise self._as_failed(halted) from halted
+
+    def _as_failed(self, halted: RunHalted) -> PolyrhythmError:
+        """The error with the worker that it is about, if it is about one."""
+        if halted.station not in self._workers:
+            return halted
+        group, rank = self._workers[halted.station]
+        own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # it said why itself
+        return WorkerFailed(group, rank, own.replace("supervision.", ""))
 
     # ------------------------------------------------------------ what the driver does
 
@@ -181,7 +185,7 @@ class Controller:
                 self._handle(event)
         except RunHalted:
             pass
-        self.end(halted)
+        self.end(self._as_failed(halted))
 
     def _answer(self, answers: Answers) -> None:
         for (who, number), answer in answers:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from polyrhythm.workflow.carrier import Parcel
 from polyrhythm.workflow.channel import Port
 from polyrhythm.workflow.controller import Result
+from polyrhythm.workflow.errors import WorkflowError
 from polyrhythm.workflow.worker import Worker, is_public
 
 Reduce = Literal["mean", "min", "max"]
@@ -47,7 +48,10 @@ class Handle:
         """
         if self._results is None:
             results = self._wait(timeout_s)
-            self._results = [self._driver.carrier.unpack(result.parcel) for result in results]
+            try:
+                self._results = [self._driver.carrier.unpack(result.parcel) for result in results]
+            except LookupError as error:
+                raise WorkflowError(f"what {self._method} returned cannot be had: {error}") from error
         return self._results
 
     def seconds(self, timer: str | None = None, reduce: Reduce = "mean") -> float:

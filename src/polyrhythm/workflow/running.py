@@ -46,10 +46,11 @@ class ControllerThread:
         self._actions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._lock, self._over, self._leaving = threading.Lock(), False, False
         self._error: PolyrhythmError | None = None
+        self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="workflow", daemon=True)
         self._thread.start()
         try:
-            self.do(controller.start)
+            self._started.result()
         except BaseException:
             self.close()
             raise
@@ -83,6 +84,7 @@ class ControllerThread:
         Produces: what they lead to. Ends with the first failure, or with `close`; the workers end before it does."""
         controller = self._controller
         try:
+            self._start()
             while not self._leaving and controller.failure is None:
                 while self._actions:
                     action, future = self._actions.popleft()
@@ -100,6 +102,16 @@ class ControllerThread:
                 controller.close()
             except PolyrhythmError as error:
                 self._error = error
+
+    def _start(self) -> None:
+        """Start the workers, or say why not."""
+        try:
+            self._controller.start()
+        except BaseException as error:  # noqa: BLE001 - whoever made this object is told
+            self._leaving = True
+            self._started.set_exception(error)
+        else:
+            self._started.set_result(None)
 
     def _end(self) -> None:
         """Take no more actions; those that wait are denied."""

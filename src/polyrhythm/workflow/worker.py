@@ -70,8 +70,8 @@ class Worker:
         return value
 
     def broadcast(self, value: Any = None, source: int = 0, *, timeout_s: float | None = None) -> Any:
-        """The value that rank `source` gives, in all ranks of this group; every rank calls it. Rank `source` sends it
-        once per host, and gets its own object back."""
+        """The value that rank `source` gives, in all ranks of this group; every rank calls it. Rank `source` keeps it
+        once for all of them, and gets its own object back."""
         port, others = self._place.port, [rank for rank in range(self.size) if rank != self.rank]
         if self.rank != self._known(source, self.group):
             return self.recv(source, timeout_s=timeout_s)

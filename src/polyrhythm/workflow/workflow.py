@@ -7,6 +7,7 @@ import math
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -63,7 +64,7 @@ class Workflow:
         self._logs = Path(logs) if logs is not None else None
         self._groups: dict[str, tuple[str, Sequence[Resources], Parcel]] = {}
         self._declared: list[tuple[str, int, int, Order | None]] = []
-        self._undo, self._closed = ExitStack(), False
+        self._undo, self._closed, self._starting = ExitStack(), False, threading.RLock()
         self._controller: Controller | None = None
         self._running: Running | None = None
         self._carrier: Carrier | None = None
@@ -116,18 +117,19 @@ class Workflow:
         self._started()
 
     def _started(self) -> Controller:
-        if self._controller is None:
-            if self._closed:
-                raise WorkflowError("the workflow is closed; make another one")
-            if not self._groups:
-                raise WorkflowError("the workflow has no workers; declare a group first")
-            try:
-                self._start()
-            except BaseException:
-                self.close()
-                raise
-        assert self._controller is not None
-        return self._controller
+        with self._starting:
+            if self._controller is None:
+                if self._closed:
+                    raise WorkflowError("the workflow is closed; make another one")
+                if not self._groups:
+                    raise WorkflowError("the workflow has no workers; declare a group first")
+                try:
+                    self._start()
+                except BaseException:
+                    self.close()
+                    raise
+            assert self._controller is not None
+            return self._controller
 
     def _start(self) -> None:
         workers = {
@@ -217,7 +219,7 @@ class Workflow:
         return self._run(self._started().processes)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Counters of each worker, as it last told: calls, parcels received by way, seconds at work."""
+        """Counters of each worker, as it last told: calls, parcels received by way, seconds within calls (`busy_s`)."""
         return self._run(self._started().statistics)
 
 

@@ -199,12 +199,12 @@ class ProcessManager:
         if group.departed is not None:
             return "its place is open again"
         if group.fatal:
-            return RunHalted(f"{name}: {reason}")
+            return RunHalted(f"{name}: {reason}", name, reason)
         self._failures.count(group.failure(self.updates), now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
             file = log_file(self._logs, name, group.incarnation, group.culprit.rank if group.culprit else 0)
-            return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}")
+            return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}", name, reason)
         return f"starting it again (failure {self._failures.total})"
 
     def start_next(self, group: RankGroup, now: float) -> None:
