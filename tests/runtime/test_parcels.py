@@ -38,7 +38,7 @@ def test_a_parcel_of_another_host_comes_in_parts_and_once(tmp_path: Path) -> Non
     taken = here.take("there", name, len(CONTENT))
     assert bytes(taken) == CONTENT
     assert not taken.readonly
-    assert len(client.asked) == 3
+    assert len(client.asked) == 4, "three parts, and that it is taken"
     assert not list((tmp_path / "parcels").iterdir())
     with pytest.raises(LookupError, match="is gone"):
         here.take("there", name, len(CONTENT))
@@ -51,6 +51,7 @@ def test_a_parcel_of_another_host_comes_in_parts_and_once(tmp_path: Path) -> Non
     [
         q.Parcel("../secret", 0, 1, True),
         q.Parcel("", 0, 1, True),
+        q.Parcel("here~sender~0", 0, 1, True),
         q.Parcel("sender-0", -1, 1, True),
         q.Parcel("sender-0", 0, 0, True),
         q.Parcel("sender-0", 0, q.PART_BYTES + 1, True),
@@ -65,6 +66,30 @@ def test_what_is_no_part_of_a_parcel_is_refused_and_changes_nothing(question: q.
         Client(tmp_path).ask(question)
     assert (tmp_path / "secret").exists()
     assert (tmp_path / "parcels" / "sender-0").stat().st_size == len(CONTENT)
+
+
+def test_what_several_of_one_host_receive_crosses_once(tmp_path: Path) -> None:
+    sender = SharedParcels(tmp_path, "sender", "there")
+    client = Client(tmp_path)
+    (tmp_path / "here").mkdir()
+    receivers = [SharedParcels(tmp_path / "here", f"r{i}", "here", {"there": client}) for i in range(3)]
+    names = sender.keep([CONTENT], 3)
+    found = [each.take("there", name, len(CONTENT)) for each, name in zip(receivers, names, strict=True)]
+    assert len(client.asked) == 3 + 3, "three parts, and three times that it is taken"
+    found[0][0] = 255
+    assert [bytes(view[:1]) for view in found] == [b"\xff", b"\x00", b"\x00"]
+    assert bytes(found[1]) == CONTENT
+    assert not list((tmp_path / "parcels").iterdir())
+    # The next one takes its place; a receiver that is late with the one before fetches it itself.
+    first, second = sender.keep([b"abc"], 2), sender.keep([b"de"], 2)
+    assert bytes(receivers[0].take("there", first[0], 3)) == b"abc"
+    assert bytes(receivers[0].take("there", second[0], 2)) == b"de"
+    assert bytes(receivers[1].take("there", first[1], 3)) == b"abc"
+    assert bytes(receivers[1].take("there", second[1], 2)) == b"de"
+    kept = [path.name for path in (tmp_path / "here" / "parcels").iterdir() if path.stat().st_size]
+    assert kept == ["there~sender~2"]
+    with pytest.raises(LookupError, match="is gone"):
+        receivers[1].take("there", second[1], 2)
 
 
 def test_a_server_without_parcels_gives_none() -> None:

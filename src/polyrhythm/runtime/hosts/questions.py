@@ -69,7 +69,7 @@ class Part(msgspec.Struct, frozen=True, tag=3):
 
 
 class Parcel(msgspec.Struct, frozen=True, tag=4):
-    """Bytes of a parcel of a workflow; with the last of them it is taken."""
+    """Bytes of a parcel of a workflow. last: its reader has it now."""
 
     name: str
     begin: int
