@@ -22,7 +22,8 @@ def load(name: str, launcher: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
 
 
 def settings(launcher: str) -> dict[str, Any]:
-    return {"ray": {"cpus_per_station": 0.25}} if launcher == "ray" else {}
+    """On Ray the example's folder goes to the nodes, as a user's would."""
+    return {"ray": {"cpus_per_station": 0.25, "working_dir": str(FOLDER)}} if launcher == "ray" else {}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
