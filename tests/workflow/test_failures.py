@@ -54,6 +54,15 @@ def test_a_worker_that_dies_while_it_is_made_is_named(make: Make) -> None:
         work.start()
 
 
+def test_an_order_that_uses_its_own_workflow_is_refused() -> None:
+    with Workflow("local") as work:
+        work.group("echo", Echo)
+        inner = work.channel("inner", 1)
+        items = work.channel("items", 1, order=lambda entry: inner.get())
+        with pytest.raises(WorkflowError, match="the order of channel 'items' raised WorkflowError: the order of a"):
+            items.put(1)
+
+
 def test_an_interrupt_while_workers_are_made_leaves_nothing() -> None:
     with Workflow("local") as work:
         work.group("slow", Echo, 2, sleeps=3600.0)

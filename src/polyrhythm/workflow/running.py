@@ -57,6 +57,8 @@ class ControllerThread:
 
     def do(self, action: Callable[[], T]) -> T:
         future: Future[T] = Future()
+        if threading.current_thread() is self._thread:
+            raise WorkflowError("the order of a channel cannot use the workflow that calls it")
         with self._lock:
             if self._over:
                 raise self._controller.failure or WorkflowOver("the workflow was closed")

@@ -139,6 +139,7 @@ class Workflow:
         }
         opened = self._open([*self._stations()])
         self._undo.push(opened.undo)
+        self._undo.callback(opened.hosting.close)
         self._carrier = Carrier(opened.parcels, self._channel)
         controller = Controller(opened.hosting, workers, Clock())
         for declared in self._declared:
