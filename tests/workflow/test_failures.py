@@ -133,8 +133,12 @@ def test_an_interrupt_of_the_driver_leaves_nothing() -> None:
     assert not orphaned_folders()
 
 
-def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path) -> None:
-    """Its workers die with it; its folder in shared memory is removed by the next start."""
+def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers die with it; its folder in shared memory is removed by the next start. In a memory of its own, as
+    other sessions would take the folder for theirs."""
+    shared = tmp_path / "memory"
+    shared.mkdir()
+    monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(shared))
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent("""
@@ -159,9 +163,11 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < until
         time.sleep(0.05)
+    (left,) = shared.iterdir()
     with Workflow("local") as work:
         assert work.group("echo", Echo).where().wait() == [("echo", 0, 1, "cpu")]
-        assert not orphaned_folders()
+        assert not left.exists()
+    assert not list(shared.iterdir())
 
 
 def test_what_workers_print_is_in_the_logs_that_were_asked_for(tmp_path: Path) -> None:
