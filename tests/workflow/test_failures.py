@@ -146,7 +146,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, monkeypatch:
         from polyrhythm.workflow import Workflow
 
         if __name__ == "__main__":
-            work = Workflow("local")
+            work = Workflow("local", logs="logs")
             echo, items = work.group("echo", Echo, 2), work.channel("items", 1)
             handle = echo.take(items)
             print(*work.processes().values(), flush=True)
@@ -154,7 +154,9 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, monkeypatch:
         """)
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    ) as driver:
         assert driver.stdout is not None
         workers = [int(pid) for pid in driver.stdout.readline().split()]
         driver.kill()
