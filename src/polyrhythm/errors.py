@@ -59,7 +59,11 @@ class EnvLost(BaseException):
 
 
 class RunHalted(PolyrhythmError):
-    """The run ended early, for the reason in the message."""
+    """The run ended early, for the reason in the message. station, reason: whose failure it was and why, if one's."""
+
+    def __init__(self, message: str, station: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.station, self.reason = station, reason
 
 
 class RunDistrusted(RunHalted):

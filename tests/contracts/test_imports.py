@@ -156,6 +156,19 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "polyrhythm.errors",
             ),
         ),
+        (
+            "workflow",
+            (
+                "msgspec",
+                "numpy",
+                "torch",
+                "polyrhythm.config",
+                "polyrhythm.errors",
+                "polyrhythm.runtime",
+                "polyrhythm.scheduler",
+                "polyrhythm.specs",
+            ),
+        ),
         ("cli", ("polyrhythm",)),
     ],
 )
@@ -164,7 +177,7 @@ def test_a_package_imports_only_what_it_may(package: str, allowed: tuple[str, ..
     assert _strangers(package, allowed) == []
 
 
-@pytest.mark.parametrize("package", ["stations", "runtime"])
+@pytest.mark.parametrize("package", ["stations", "runtime", "workflow"])
 def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str) -> None:
     known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.padding"}
     for path in sorted((PACKAGE / package).rglob("*.py")):
@@ -190,6 +203,13 @@ def test_sockets_are_known_where_processes_talk() -> None:
 def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
     standard = {"__future__", "collections", "collections.abc", "dataclasses", "heapq", "math", "typing"}
     assert set(_imports(PACKAGE / "runtime" / f"{name}.py")) <= {*standard, "polyrhythm.scheduler.records"}
+
+
+@pytest.mark.parametrize("name", ["exchange", "queues"])
+def test_channels_decide_without_io(name: str) -> None:
+    own = {f"polyrhythm.workflow.{module}" for module in ("carrier", "protocol", "queues")}
+    for found in _imports(PACKAGE / "workflow" / f"{name}.py"):
+        assert found in own or found.partition(".")[0] in STANDARD - {"time", "threading"}
 
 
 def _calls(name: str) -> Iterator[tuple[str, dict[str, object]]]:
@@ -240,6 +260,7 @@ def _modules_after(statement: str) -> set[str]:
         "import polyrhythm.runtime.local",
         "import polyrhythm.clustersim",
         "import polyrhythm.envs.base",
+        "import polyrhythm.workflow, polyrhythm.workflow.station",
     ],
 )
 def test_a_simulators_process_holds_no_torch(statement: str) -> None:

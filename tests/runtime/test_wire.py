@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, Report, Spans, StartRowsInBlocks
+from polyrhythm.runtime.messages import (
+    ACTIONS,
+    VERSION,
+    FromWorker,
+    Reply,
+    Report,
+    Spans,
+    StartRowsInBlocks,
+    ToWorker,
+    WorkerJoined,
+)
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -52,6 +62,7 @@ MESSAGES = [
     *(r.SampleScored("c", 0, 9, 7, -0.5), r.SampleScored("c", 0, 9, 7, 1.0, success=True)),
     r.ScoringFailed("c", 0, 9, 7, "own:judge: ValueError: no", "task a, seed 3"),
     *(r.DeviceTaken("t", 0, -1, 0.25), r.DeviceYielded("g", 2, 3, 2**40, 1.5)),
+    *(WorkerJoined("w-0", 0), ToWorker("w-0", b"\x00\xff"), FromWorker("w-0", 0, 7, b""), wire.Wake()),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)
 

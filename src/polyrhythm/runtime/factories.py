@@ -16,14 +16,14 @@ import msgspec
 
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.ways import Ends
-from polyrhythm.runtime.messages import Channels, Station
-from polyrhythm.scheduler import records
+from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.parcels import Parcels
     from polyrhythm.runtime.memory.weights import Weights
 
 
-Announcement = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined
+Announcement = Joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
     station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet.
+    parcels: where values for other workers are kept, and theirs taken.
     offload: where to put what is on a leased device while the station is off it, a folder ("": the system's temporary
     one); None: it leases none."""
 
@@ -59,6 +60,7 @@ class StationContext:
     ranks: int = 1
     rendezvous: Path | None = None
     offload: str | None = None
+    parcels: Parcels | None = None
 
 
 @dataclass(frozen=True, slots=True)

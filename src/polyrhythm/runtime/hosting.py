@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from polyrhythm.runtime.messages import Order, Report, Spans
-from polyrhythm.scheduler import records
-
-Joined = records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined
+from polyrhythm.runtime.messages import Event, Joined, Order, Report, Spans
 
 
 class Hosting(Protocol):
@@ -37,7 +34,7 @@ class Hosting(Protocol):
         is sent: what it was to do comes back with its `StationLost`."""
         ...
 
-    def receive(self, timeout: float) -> records.Event | None:
+    def receive(self, timeout: float) -> Event | None:
         """The next event, or None after `timeout` seconds; with 0, None only if nothing that has come is an event.
 
         Never waits for a station that is being ended. RunHalted: failures of stations end the run.

@@ -15,10 +15,21 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationContext, StationFactory, StationList
-from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Channels, Departed, Order, Reply, Report, Spans, Station
+from polyrhythm.runtime.memory.parcels import KeptParcels
+from polyrhythm.runtime.messages import (
+    Channels,
+    Departed,
+    Event,
+    Joined,
+    Order,
+    Reply,
+    Report,
+    Spans,
+    Station,
+    merge_joined,
+)
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DROPPED
 from polyrhythm.runtime.transport.sockets import wait_for
@@ -47,6 +58,7 @@ class InlineHosting:
         joining: Joining = NOBODY_JOINS,
     ) -> None:
         self._clock, self._arena, self._weights, self._joining = clock, arena, weights, joining
+        self.parcels = KeptParcels()
         self._stations = list(stations)
         self._awaiting: dict[str, _Part] = {}  # parts that nobody has joined yet, by station
         self._attended: list[_Part] = []  # those that somebody has
@@ -57,7 +69,7 @@ class InlineHosting:
         self._by_name: dict[str, Station] = {}
         self._by_slot: dict[str, Station] = {}
         self._turns: deque[_Part] = deque()
-        self._events: deque[records.Event] = deque()
+        self._events: deque[Event] = deque()
         self._reports: list[Report] = []
         self._channels = Channels(self._events.append, self._deliver, self._reports.append)
         self._measuring = self._closed = False
@@ -71,9 +83,7 @@ class InlineHosting:
             if factory.name in self._joining.stations:
                 self._awaiting[factory.name] = next(made)
                 continue
-            together = records.merge_joined([self._host(part) for part in made])
-            assert isinstance(together, Joined)
-            joined.append(together)
+            joined.append(merge_joined([self._host(part) for part in made]))
         while len(self._attended) < self._joining.needed:
             self._wait(_ATTEND_S)
             joined += self._admit()
@@ -85,7 +95,9 @@ class InlineHosting:
     def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
         """Makes the parts of an incarnation of a station, one after another."""
         offload = seat.offload if seat.leases else None
-        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device, offload=offload)
+        context = StationContext(
+            self._arena, lambda: self._weights, self._channels, seat.device, offload=offload, parcels=self.parcels
+        )
         return (make() for _, make in make_parts(factory, context, incarnation, seat))
 
     # ------------------------------------------------------------ stations that are joined
@@ -159,7 +171,7 @@ class InlineHosting:
             return
         (self._by_slot[slot] if slot else self._by_name[station]).handle(command)
 
-    def receive(self, timeout: float) -> records.Event | None:
+    def receive(self, timeout: float) -> Event | None:
         """The next event, or None after `timeout` seconds.
 
         Consumes: station turns, one unit of work each, round robin. Waits for: an event.
@@ -170,7 +182,7 @@ class InlineHosting:
             self._work(self._clock() + timeout)
         return self._tell(events.popleft()) if events else None
 
-    def _tell(self, event: records.Event) -> records.Event:
+    def _tell(self, event: Event) -> Event:
         """Note what is about to be known of a station that is joined."""
         if isinstance(event, records.SimulatorJoined):
             self._known[event.simulator] = event.incarnation

@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
-from polyrhythm.runtime.hosting import Hosting, Joined
+from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks
+from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks, WorkerJoined
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler import records
@@ -54,9 +54,10 @@ class Launcher:
         """Where memory and sockets of the run lie; None in one process."""
         return self._folder.folder if self._folder is not None else None
 
-    def start(self) -> list[Joined]:
+    def start(self) -> list[records.StationJoined]:
         """Start all stations; their announcements, in order. RunHalted: one of them cannot be started."""
-        return self.hosting.start()
+        joined = self.hosting.start()
+        return [station for station in joined if not isinstance(station, WorkerJoined)]  # a pipeline has no workers
 
     def send(self, command: records.Command) -> None:
         """Hand a command to the station that it addresses; `ReleasePayloads` frees blocks."""
@@ -92,7 +93,7 @@ class Launcher:
         """The next event, or None after `timeout` seconds. RunHalted: failures of stations end the run."""
         if lost := self.payloads.take_lost():
             return lost
-        event = self.hosting.receive(timeout)
+        event = cast("records.Event | None", self.hosting.receive(timeout))
         if event is not None:
             self.payloads.hear(event)
         return event

@@ -27,10 +27,9 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
-from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Order, Report, Spans, rank_name, sender_of
+from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.manager import ProcessManager
 from polyrhythm.runtime.processes.process import Spawn, start_child
@@ -104,19 +103,23 @@ class LocalHosting:
         )
         self._replacements = Replacements(self._manager)
         self._known: dict[str, int] = {}
-        self._events: deque[records.Event] = deque()
+        self._events: deque[Event] = deque()
         self._reports: list[Report] = []
         self._spans: list[Spans] = []
         self._looked = time.monotonic()
+        self._woken = False
 
     def start(self) -> list[Joined]:
         """Start all stations and wait until each is ready; their announcements, in the order of the stations.
 
-        Those that are joined are waited for if they are needed. RunHalted: one of the others cannot be started.
+        Those that are joined are waited for if they are needed. RunHalted: one of the others cannot be started, or a
+        `waker` ended it.
         """
         self._manager.start(time.monotonic())
         while not self._manager.complete:
             self._wait(_LOOK_S)
+            if self._woken:
+                raise RunHalted("the start was interrupted")
         self._events.clear()
         ready = {name: group for name, group in self._manager.groups.items() if group.present}
         self._known = {name: group.incarnation for name, group in ready.items()}
@@ -141,21 +144,28 @@ class LocalHosting:
 
     # ------------------------------------------------------------ what comes in
 
-    def receive(self, timeout: float) -> records.Event | None:
+    def receive(self, timeout: float) -> Event | None:
         """The next event, or None after `timeout` seconds; with 0, None only if nothing that has come is an event.
 
         Consumes: messages to main, ends of processes. Waits for: either, or the next deadline of a station.
-        Unblocked by: these. Produces: an event. RunHalted: failures end the run.
+        Unblocked by: these, or a `waker`, which ends it without an event. Produces: an event. RunHalted: failures end
+        the run.
         """
         until = time.monotonic() + timeout
-        while not self._events:
+        while not self._events and not self._woken:
             rest = until - time.monotonic()
             heard = self._wait(min(max(rest, 0.0), _LOOK_S))
             if rest <= 0 and not heard:
                 break
+        self._woken = False
         return self._pass_on(self._events.popleft()) if self._events else None
 
-    def _pass_on(self, event: records.Event) -> records.Event:
+    def waker(self) -> Callable[[], None]:
+        """What other threads call to end the `receive` or `start` that waits, or the next one that would."""
+        outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.Wake())
+        return lambda: outbox.send(message)
+
+    def _pass_on(self, event: Event) -> Event:
         """Note what the conductor is about to know of the stations."""
         if isinstance(event, records.StationLost):
             del self._known[event.station]
@@ -194,7 +204,8 @@ class LocalHosting:
         """Take one message. UnfitMessage: it cannot be true; then nothing has changed."""
         sender = sender_of(message)
         if sender is None:
-            raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
+            self._accept_unsigned(message)
+            return
         self._manager.check_sender(*sender)
         match message:
             case records.RequestArrived() | records.BatchDone() | records.StreamDone():  # first: the most frequent
@@ -224,6 +235,11 @@ class LocalHosting:
                 self._manager.updates += isinstance(message, records.UpdateDone)
                 self._events.append(message)  # type: ignore[arg-type]
 
+    def _accept_unsigned(self, message: object) -> None:
+        if not isinstance(message, wire.Wake):
+            raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
+        self._woken = True
+
     def _greet(self, hello: wire.Hello) -> None:
         """A rank of a station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
         group = self._manager.groups[hello.station]
@@ -247,7 +263,7 @@ class LocalHosting:
 
     def _with_host(self, joined: Joined) -> Joined:
         """The announcement with where the station works, where there are several hosts."""
-        if self._hosts is None or isinstance(joined, records.TrainerJoined):
+        if self._hosts is None or isinstance(joined, records.TrainerJoined | WorkerJoined):
             return joined
         name, _ = sender_of(joined) or ("", 0)
         return replace(joined, host=self._hosts.host_of(name))

@@ -65,14 +65,54 @@ class Spans:
     lost: int
 
 
-Order = records.Command | StartRowsInBlocks
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker of a workflow of one's own is ready."""
+
+    station: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """To a worker: a call, or the answer to what it asked, as `polyrhythm.workflow.protocol` encodes it."""
+
+    station: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """What a worker asks, or the result of a call, encoded in the same way. number: counts what it has said."""
+
+    station: str
+    incarnation: int
+    number: int
+    content: bytes
+
+
+#: How a station announces itself; what a station or its hosting says.
+Joined = records.StationJoined | WorkerJoined
+Event = records.Event | WorkerJoined | FromWorker
+Order = records.Command | StartRowsInBlocks | ToWorker
 #: The orders that reach stations.
 ORDERS = (
     *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes),
     *(records.Serve, records.StartStream, records.AbortStream, records.ApplyWeights),
     *(records.StartUpdate, records.PublishWeights, records.SaveTrainer, records.ScoreSample),
-    *(records.TakeDevice, records.YieldDevice),
+    *(records.TakeDevice, records.YieldDevice, ToWorker),
 )
+
+
+def merge_joined(parts: Sequence[Joined]) -> Joined:
+    """One announcement of all parts of a station."""
+    first, *others = parts
+    if isinstance(first, WorkerJoined):
+        assert not others, "a worker in several parts"
+        return first
+    merged = records.merge_joined([part for part in parts if not isinstance(part, WorkerJoined)])
+    assert isinstance(merged, Joined)
+    return merged
 
 
 class Station(Protocol):
@@ -93,9 +133,7 @@ class Station(Protocol):
         """What the last unit of work, from begin to end, was for; asked after `work`, and only for a timeline."""
         ...
 
-    def joined(
-        self,
-    ) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined:
+    def joined(self) -> Joined:
         """The event that announces it."""
         ...
 
@@ -119,7 +157,7 @@ class Station(Protocol):
 
 
 @runtime_checkable
-class Listening(Protocol):
+class Patient(Protocol):
     """A station that hears nothing while it waits for its device, and would do more beside it if it were told to."""
 
     def patience(self) -> float:
@@ -152,6 +190,20 @@ class Attended(Protocol):
         ...
 
 
+@runtime_checkable
+class Listening(Protocol):
+    """A station whose unit of work may wait for messages, as a worker's method does."""
+
+    def listen_by(self, hear: Callable[[float], None]) -> None:
+        """From now on `hear` sends what was said, then has the station `handle` what comes within so many seconds; it
+        is called within `work`. StopWork, out of it: the station is to leave."""
+        ...
+
+
+class StopWork(BaseException):
+    """A unit of work that waits is to end, because the station is told to leave."""
+
+
 class Departed(Exception):
     """Who had joined a station is gone. blame: the episodes that it had count as attempts."""
 
@@ -167,7 +219,7 @@ class Channels:
     What a station's thread says in one unit of work is sent at the end of that unit, in one message to each process.
     """
 
-    emit: Callable[[records.Event], None]
+    emit: Callable[[records.Event | FromWorker], None]
     reply: Callable[[Sequence[Reply]], None]
     report: Callable[[Report], None]
 

@@ -219,7 +219,11 @@ class ScorerJoined:
     host: str = ""
 
 
-def merge_joined(parts: Sequence[SimulatorJoined | GeneratorJoined | TrainerJoined | ScorerJoined]) -> Event:
+#: How a station of a run announces itself.
+StationJoined = SimulatorJoined | GeneratorJoined | TrainerJoined | ScorerJoined
+
+
+def merge_joined(parts: Sequence[StationJoined]) -> Event:
     """One announcement of all parts of a station: a simulator has one for each env batch, others have one part."""
     first = parts[0]
     if isinstance(first, SimulatorJoined):

@@ -98,7 +98,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None]:
     published = None
     if spec.host in spec.publishers:
         published = PublishedMemory(spec.weights, memoryview(open_segment(folder, WEIGHTS)), folder)
-    return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published)
+    return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published, folder)
 
 
 def _note_stranger() -> None:

@@ -89,7 +89,19 @@ class _Hosts:
         return found
 
 
-def build_hosts_launcher(
+@dataclass(frozen=True, slots=True)
+class HostedStations:
+    """Stations on their nodes, before their start. memory: main's, of what all hosts hold; undo: closed after the
+    hosting, before the folder goes."""
+
+    folder: SharedRunFolder
+    directory: HostDirectory
+    hosting: LocalHosting
+    memory: HostMemory
+    undo: ExitStack
+
+
+def open_hosts(
     stations: StationList,
     layout: ArenaLayout,
     weights: WeightsLayout,
@@ -98,11 +110,8 @@ def build_hosts_launcher(
     places: Places,
     check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
     joining: Joining = NOBODY_JOINS,
-) -> Launcher:
-    """Each station in a process on its node; what a host holds is fetched from there over tcp, once for each host.
-
-    check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
-    """
+) -> HostedStations:
+    """The hosts of the run, and who hosts its stations there. The arguments and errors of `build_hosts_launcher`."""
     keys, names = make_keys(), [factory.name for factory, *_ in stations]
     with ExitStack() as undo:
         agents = undo.enter_context(ExitStack())
@@ -132,10 +141,33 @@ def build_hosts_launcher(
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
         directory.clients = memory.clients
-        payloads = HostedPayloads(memory.arena(), MAIN, directory)
-        channel = memory.weights("cpu", None)
         undo.pop_all()
-    return Launcher(hosting, payloads, channel, folder=folder, undo=agents)
+    return HostedStations(folder, directory, hosting, memory, agents)
+
+
+def build_hosts_launcher(
+    stations: StationList,
+    layout: ArenaLayout,
+    weights: WeightsLayout,
+    limits: SupervisionLimits,
+    logs: Path,
+    places: Places,
+    check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    joining: Joining = NOBODY_JOINS,
+) -> Launcher:
+    """Each station in a process on its node; what a host holds is fetched from there over tcp, once for each host.
+
+    check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
+    """
+    hosts = open_hosts(stations, layout, weights, limits, logs, places, check_report, joining)
+    with ExitStack() as undo:
+        undo.callback(hosts.folder.remove)
+        undo.callback(hosts.undo.close)
+        undo.callback(hosts.hosting.close)
+        payloads = HostedPayloads(hosts.memory.arena(), MAIN, hosts.directory)
+        channel = hosts.memory.weights("cpu", None)
+        undo.pop_all()
+    return Launcher(hosts.hosting, payloads, channel, folder=hosts.folder, undo=hosts.undo)
 
 
 def _find_hosts(

@@ -17,6 +17,7 @@ from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.pieces import largest_answer
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
+from polyrhythm.runtime.memory.parcels import SharedParcels
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -91,6 +92,10 @@ class HostMemory:
         mirror = SharedWeights(self._weights, memoryview(open_segment(folder, MIRROR)), locks)
         others = [self.clients[host] for host in dict.fromkeys(view.publishers) if host != view.own]
         return HostWeights(own, others, mirror, locks)
+
+    def parcels(self, owner: str) -> SharedParcels:
+        """This process's end of the parcels. owner: its name."""
+        return SharedParcels(self._folder, owner, self._view.own if self._view is not None else "", self.clients)
 
     def close(self) -> None:
         """End the connections."""

@@ -68,7 +68,16 @@ class Part(msgspec.Struct, frozen=True, tag=3):
     length: int
 
 
-Question = Posted | Sample | Held | Part
+class Parcel(msgspec.Struct, frozen=True, tag=4):
+    """Bytes of a parcel of a workflow. last: its reader has it now."""
+
+    name: str
+    begin: int
+    length: int
+    last: bool
+
+
+Question = Posted | Sample | Held | Part | Parcel
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 

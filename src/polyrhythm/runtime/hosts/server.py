@@ -1,16 +1,19 @@
 """Serves what a host holds to the processes of the run's other hosts: requests, finished samples, published weights.
 
-It only reads. Whoever asks has proven the run's keys; a question that cannot be decoded or answered gets the reason.
+It only reads, but a parcel is given once. Whoever asks has proven the run's keys; a question that cannot be decoded or
+answered gets the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.pieces import pieces_of_request, pieces_of_sample
 from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.parcels import read_part
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.transport.drops import DropCounter, DropKind
 from polyrhythm.runtime.transport.exchange import AnsweringEnd
@@ -20,10 +23,13 @@ _REASON_CHARS = 500
 
 
 class DataServer:
-    """Answers at `end`. weights: what is published on this host; None if nothing is."""
+    """Answers at `end`. weights: what is published on this host; None if nothing is. folder: of the run on this host,
+    with parcels; None if there are none."""
 
-    def __init__(self, end: AnsweringEnd, arena: Arena, weights: PublishedMemory | None) -> None:
-        self._end, self._arena, self._weights = end, arena, weights
+    def __init__(
+        self, end: AnsweringEnd, arena: Arena, weights: PublishedMemory | None, folder: Path | None = None
+    ) -> None:
+        self._end, self._arena, self._weights, self._folder = end, arena, weights, folder
         self._drops = DropCounter("the host's server")
 
     def serve(self, seconds: float) -> None:
@@ -49,14 +55,13 @@ class DataServer:
         layout = self._arena.layout
         match question:
             case q.Posted(slots):
-                for slot, rows in slots:
-                    if not 0 < rows <= layout.slots.get(slot, 0):
-                        raise LookupError(f"slot {slot} has no request of {rows} rows")
-                    yield from pieces_of_request(self._arena, slot, rows)
+                yield from self._requests(slots)
             case q.Sample(block):
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
                 yield from pieces_of_sample(self._arena, block)
+            case q.Parcel() if self._folder is not None:
+                yield read_part(self._folder, question)
             case q.Held():
                 yield q.encode(self._weights.held() if self._weights is not None else {})
             case q.Part(version, number, begin, length):
@@ -65,3 +70,11 @@ class DataServer:
                 part = self._weights.read_part(version, number, slice(begin, begin + length))
                 if part is not None:
                     yield part
+            case _:
+                raise LookupError(f"{type(question).__name__} is not answered here")
+
+    def _requests(self, slots: Iterable[tuple[str, int]]) -> Iterator[Any]:
+        for slot, rows in slots:
+            if not 0 < rows <= self._arena.layout.slots.get(slot, 0):
+                raise LookupError(f"slot {slot} has no request of {rows} rows")
+            yield from pieces_of_request(self._arena, slot, rows)

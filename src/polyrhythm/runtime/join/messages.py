@@ -1,11 +1,5 @@
-"""What a simulator that joins and the run that it joins say to each other, and how it is packed.
-
-A frame is one message and the arrays that go with it:
-
-    length of the head (4 bytes), head, padding, piece, padding, piece, padding, ...
-
-The head is MessagePack of (message, bytes of each piece). Nothing is executed by receiving one, and nothing is
-allocated by what it claims: the pieces lie in the frame itself.
+"""What a simulator that joins and the run that it joins say to each other. A frame (`runtime.transport.frames`) is one
+message and the arrays that go with it.
 """
 
 from __future__ import annotations
@@ -19,8 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.transport import wire
-from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.runtime.transport import frames, wire
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
 
@@ -126,18 +119,15 @@ FromSimulator = Hello | Beat | Said | Leave
 FromRun = Welcome | Resumed | Refused | Told | Alive | Over
 Message = FromSimulator | FromRun
 
-Piece = bytes | memoryview
 Settings = TypeVar("Settings")
-#: Bytes of the head's length; alignment of head and pieces.
-_LENGTH, _ALIGNMENT = 4, 64
 #: Bytes that a head and the fields beside the arrays may take; of what a simulator receives (a reply, or the layout).
 HEAD_BYTES, LARGEST_TOLD = 2**16, 64 * 2**20
 #: Bytes of a spec; the head that it comes in has some more.
 LARGEST_SPEC = HEAD_BYTES - 4096
 _encode = msgspec.msgpack.Encoder().encode
-_decoders = {
-    "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]).decode,
-    "run": msgspec.msgpack.Decoder(tuple[FromRun, tuple[int, ...]]).decode,
+_decoders: dict[str, Any] = {
+    "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]),
+    "run": msgspec.msgpack.Decoder(tuple[FromRun, tuple[int, ...]]),
 }
 
 
@@ -151,33 +141,14 @@ def decode_settings(content: bytes, kind: type[Settings]) -> Settings:
     return msgspec.msgpack.decode(content, type=kind)
 
 
-def pack(message: Message, pieces: Sequence[Piece] = ()) -> bytes:
+def pack(message: Message, pieces: Sequence[frames.Piece] = ()) -> bytes:
     """The frame of a message."""
-    head = _encode((message, [len(piece) for piece in pieces]))
-    parts: list[Piece] = [len(head).to_bytes(_LENGTH, "little"), head, bytes(-(_LENGTH + len(head)) % _ALIGNMENT)]
-    for piece in pieces:
-        parts += (piece, bytes(-len(piece) % _ALIGNMENT))
-    return b"".join(parts)
+    return frames.pack(message, pieces)
 
 
 def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tuple[Any, list[memoryview]]:
     """The message and its pieces, in place. UnfitMessage: this is none that `sender` could send."""
-    view = memoryview(frame)
-    begin = _LENGTH + int.from_bytes(view[:_LENGTH], "little")
-    try:
-        message, lengths = _decoders[sender](view[_LENGTH:begin])
-    except (ValueError, RecursionError) as error:
-        raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes has no head ({error})") from error
-    pieces = []
-    for length in lengths:
-        begin += -begin % _ALIGNMENT
-        if length < 0 or begin + length > len(view):
-            raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes cannot hold a piece of {length}")
-        pieces.append(view[begin : begin + length])
-        begin += length
-    if begin + -begin % _ALIGNMENT != len(view):
-        raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes; its pieces end at {begin}")
-    return message, pieces
+    return frames.unpack(frame, _decoders[sender])
 
 
 @cache

@@ -26,7 +26,7 @@ from polyrhythm.runtime.hosts.questions import HostView
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Channels, Departed, Spans, process_address, rank_name
+from polyrhythm.runtime.messages import Channels, Departed, Spans, merge_joined, process_address, rank_name
 from polyrhythm.runtime.processes.outgoing import Outgoing
 from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
@@ -34,7 +34,6 @@ from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets, Transport
-from polyrhythm.scheduler import records
 from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
@@ -110,6 +109,7 @@ class StationProcess:
             ranks=spec.ranks,
             rendezvous=folder / f"{process_address(spec.station, spec.incarnation)}.ranks",
             offload=resources.offload if resources.leases else None,
+            parcels=self._memory.parcels(self._name()),
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inboxes = self._open_inbox(len(parts))
@@ -198,7 +198,7 @@ class StationProcess:
     def _announce(self) -> None:
         spec = self._spec
         addresses = tuple(part.address for part in self._parts)
-        joined = wire.encode(records.merge_joined([part.joined() for part in self._parts]))
+        joined = wire.encode(merge_joined([part.joined() for part in self._parts]))
         self._outgoing.send(wire.Hello(spec.station, spec.incarnation, self._endpoint, addresses, joined, spec.rank))
 
     def _beat(self, *, pending_work: bool = False) -> None:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyrhythm.runtime import spans as kinds
-from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks, sender_of
+from polyrhythm.runtime.messages import FromWorker, Joined, Report, Spans, StartRowsInBlocks, WorkerJoined, sender_of
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
@@ -36,7 +35,7 @@ class _Station:
     samples: under way by ticket and attempt; passes: batches that it serves, in their order; streams: that it answers,
     with whether it was told to abort them; scores: (number, ticket) of samples that it scores; applying: (version,
     pinned) that it was told to apply; switches: devices to take (True) or to leave; update: that it works on, -1 for
-    none; publishing: versions; updates: most that it can have done."""
+    none; publishing: versions; updates: most that it can have done; said: messages of a worker."""
 
     joined: Joined
     addresses: Collection[str]
@@ -51,6 +50,7 @@ class _Station:
     update: int = -1
     publishing: set[int] = field(default_factory=set)
     updates: int = 0
+    said: int = 0
 
 
 class ExpectedEvents:
@@ -93,6 +93,8 @@ class ExpectedEvents:
                 return self._why_not_slots(name, station.rows, before)
             case records.TrainerJoined(updates=updates):
                 return "" if 0 <= updates <= station.updates else f"{updates} updates; at most {station.updates}"
+            case WorkerJoined():
+                return ""
             case records.GeneratorJoined(version=version, depth=depth):
                 if depth not in (1, 2):
                     return f"{depth} batches at once; 1 or 2"
@@ -307,6 +309,13 @@ class ExpectedEvents:
         switches.remove(due)
         return True
 
+    def _accept_worker(self, event: FromWorker) -> bool:
+        station = self._station(event.station, event.incarnation)
+        if not isinstance(station.joined, WorkerJoined) or event.number != station.said:
+            return False
+        station.said += 1
+        return True
+
     def _accept_checkpoint(self, event: records.Checkpointed) -> bool:
         station = self._station(event.trainer, event.incarnation)
         joined = station.joined
@@ -335,6 +344,7 @@ _ACCEPTING: dict[type, Callable[[ExpectedEvents, Any], bool]] = {
     records.Checkpointed: ExpectedEvents._accept_checkpoint,
     records.WeightsApplied: ExpectedEvents._accept_weights,
     **dict.fromkeys((records.DeviceTaken, records.DeviceYielded), ExpectedEvents._accept_switch),
+    FromWorker: ExpectedEvents._accept_worker,
 }
 
 
@@ -346,6 +356,7 @@ _KINDS: dict[type, frozenset[str]] = {
     records.GeneratorJoined: frozenset((kinds.PASS, kinds.APPLY, kinds.IN_BATCH)) | _SWITCHES,
     records.TrainerJoined: frozenset((kinds.UPDATE, kinds.PUBLISH, kinds.SAVE)) | _SWITCHES,
     records.ScorerJoined: frozenset((kinds.SCORE,)),
+    WorkerJoined: frozenset(),
 }
 
 

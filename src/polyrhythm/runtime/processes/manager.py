@@ -12,10 +12,9 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pack
-from polyrhythm.runtime.hosting import Joined
 from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import process_address
+from polyrhythm.runtime.messages import Joined, process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
@@ -200,12 +199,12 @@ class ProcessManager:
         if group.departed is not None:
             return "its place is open again"
         if group.fatal:
-            return RunHalted(f"{name}: {reason}")
+            return RunHalted(f"{name}: {reason}", name, reason)
         self._failures.count(group.failure(self.updates), now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
             file = log_file(self._logs, name, group.incarnation, group.culprit.rank if group.culprit else 0)
-            return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}")
+            return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}", name, reason)
         return f"starting it again (failure {self._failures.total})"
 
     def start_next(self, group: RankGroup, now: float) -> None:

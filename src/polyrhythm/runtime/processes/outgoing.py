@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from polyrhythm.runtime.messages import Reply, Report, split_address
+from polyrhythm.runtime.messages import FromWorker, Reply, Report, split_address
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Outbox, Sockets
@@ -35,7 +35,7 @@ class Outgoing:
         """Collect from now on what this thread says to main, until it calls `flush`."""
         self._collected[threading.get_ident()] = []
 
-    def say(self, message: records.Event | Report) -> None:
+    def say(self, message: records.Event | FromWorker | Report) -> None:
         """To main: now, or with all else that this thread says in its unit of work."""
         content = wire.encode(message)
         collected = self._collected.get(threading.get_ident())

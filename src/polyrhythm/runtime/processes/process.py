@@ -13,8 +13,7 @@ from typing import IO, Protocol
 
 import msgspec
 
-from polyrhythm.runtime.hosting import Joined
-from polyrhythm.runtime.messages import process_address, rank_name
+from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.supervision import LivenessMonitor
 from polyrhythm.runtime.transport import wire

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from polyrhythm.runtime.hosting import Joined
+from polyrhythm.runtime.messages import Joined
 from polyrhythm.runtime.processes.process import ChildProcess
 from polyrhythm.runtime.processes.supervision import Failure, SupervisionLimits
 from polyrhythm.runtime.transport import wire

@@ -8,12 +8,22 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import ORDERS, Attended, Departed, Listening, Order, Reply, Station
+from polyrhythm.runtime.messages import (
+    ORDERS,
+    Attended,
+    Departed,
+    Joined,
+    Listening,
+    Order,
+    Patient,
+    Reply,
+    Station,
+    StopWork,
+)
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.wire import Connect, Content, MeasureSpans, Ping, Stop, decode, largest_message
-from polyrhythm.scheduler import records
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0
@@ -72,9 +82,7 @@ class StationThread:
     def start(self) -> None:
         self._thread.start()
 
-    def joined(
-        self,
-    ) -> records.SimulatorJoined | records.GeneratorJoined | records.TrainerJoined | records.ScorerJoined:
+    def joined(self) -> Joined:
         """The announcement of a part that is ready."""
         assert self.station is not None
         return self.station.joined()
@@ -86,6 +94,8 @@ class StationThread:
             self.station = self._make()
             if isinstance(self.station, Attended):
                 self._await_somebody(self.station)
+            if isinstance(self.station, Listening):
+                self.station.listen_by(self._hear)
             self.ready.set()
             self._host.notify()
             try:
@@ -115,7 +125,7 @@ class StationThread:
         """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`, or the patience of a
         station whose device works meanwhile. Produces: what the station says. Ends with `Stop`."""
         patience, socket = 0.0, station.socket if isinstance(station, Attended) else None
-        listening = station if isinstance(station, Listening) else None
+        patient = station if isinstance(station, Patient) else None
         end, beside = 0.0, False  # of the last unit of work; whether the device has worked since
         while True:
             content = inbox.receive(patience, socket)
@@ -124,7 +134,10 @@ class StationThread:
                     return
                 content = inbox.receive()
             begin = end if beside else time.monotonic()
-            worked = station.work()
+            try:
+                worked = station.work()
+            except StopWork:
+                return
             self._host.flush()  # also without work: a station may say something while it hears a message
             patience, beside = _WAIT_S, False
             if worked:
@@ -133,8 +146,19 @@ class StationThread:
                 self.busy_s += end - begin
                 if self.spans.on:
                     self.spans.add(station.spans(begin, end))
-                patience = listening.patience() if listening is not None else 0.0
+                patience = patient.patience() if patient is not None else 0.0
                 beside = patience > 0.0
+
+    def _hear(self, seconds: float) -> None:
+        """For a station that waits within its work: send what it has said, then obey what comes within `seconds`.
+        StopWork: it is told to leave."""
+        self._host.flush()
+        assert self.station is not None
+        content = self._inbox.receive(seconds)
+        while content is not None:
+            if not self._obey(self.station, content):
+                raise StopWork
+            content = self._inbox.receive()
 
     def _obey(self, station: Station, content: Content) -> bool:
         """One message; False if it is the last. What is not for the station, or cannot be, is dropped."""

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, Spans, StartRowsInBlocks
+from polyrhythm.runtime.messages import FromWorker, Reply, Report, Spans, StartRowsInBlocks, ToWorker, WorkerJoined
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
@@ -113,6 +113,11 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Wake:
+    """From main to itself: another of its threads has something for the one that receives."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyHead:
     """The part of a reply before its records."""
 
@@ -124,6 +129,7 @@ class ReplyHead:
 Message = (
     records.Event | records.Command | StartRowsInBlocks | Report | Spans
     | Hello | Heartbeat | Connect | Failed | Refused | Ping | MeasureSpans | Stop
+    | WorkerJoined | ToWorker | FromWorker | Wake
 )  # fmt: skip
 
 #: The order is the protocol: every process of a run has the same code.
@@ -151,6 +157,7 @@ _TYPES: tuple[type, ...] = (
     *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
     *(records.StartStream, records.AbortStream, records.StreamDone),
     *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
+    *(WorkerJoined, ToWorker, FromWorker, Wake),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"

@@ -1,0 +1,141 @@
+"""Nested values as MessagePack and pieces of memory, and back: arrays and tensors are never encoded.
+
+A value is None, a bool, a number, text, bytes, a numpy array or scalar, a torch tensor, a `Channel`, or a list, tuple
+or dict of such values. Everything else is refused by the sender, with its place in the value: nothing is pickled. What
+comes out is equal to what went in, and is the receiver's own: it may be written to. A tensor comes without its
+gradient; one that was on a device goes to the receiver's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from polyrhythm.runtime.transport.drops import UnfitMessage
+
+if TYPE_CHECKING:
+    import torch
+
+#: Codes of what MessagePack has no type for.
+_TUPLE, _ARRAY, _TENSOR, _CHANNEL = range(1, 5)
+#: dtypes without Python objects in them, as numpy writes them.
+_DTYPE = re.compile(r"[<>|=][biufcSUMm][0-9]{1,5}(\[[0-9a-zA-Z]{1,8}\])?")
+_TENSOR_DTYPES = frozenset(
+    [
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+_encode = msgspec.msgpack.Encoder().encode
+_Ext = msgspec.msgpack.Ext
+#: Of an array or tensor: its piece, dtype, shape; whether it is a scalar, or was on a device.
+_decode_array = msgspec.msgpack.Decoder(tuple[int, str, tuple[int, ...], bool]).decode
+
+
+def encode(value: Any, what: str) -> tuple[bytes, list[memoryview]]:
+    """The structure, and the memory of its arrays and tensors. what: it is, for errors. TypeError: part of it cannot be
+    sent."""
+    pieces: list[memoryview] = []
+    try:
+        return _encode(_node(value, what, pieces)), pieces
+    except RecursionError:
+        raise TypeError(f"{what}: it contains itself, or is nested too deeply") from None
+    except OverflowError:
+        raise TypeError(f"{what}: an integer in it has more than 64 bits") from None
+
+
+def _node(value: Any, path: str, pieces: list[memoryview]) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list:
+        return [_node(item, f"{path}[{place}]", pieces) for place, item in enumerate(value)]
+    if kind is dict:
+        if odd := next((key for key in value if type(key) not in (str, int)), None):
+            raise TypeError(f"{path}: a key of a dict is {odd!r}; keys are text or integers")
+        return {key: _node(item, f"{path}[{key!r}]", pieces) for key, item in value.items()}
+    if kind is tuple:
+        return _Ext(_TUPLE, _encode([_node(item, f"{path}[{place}]", pieces) for place, item in enumerate(value)]))
+    if isinstance(value, np.ndarray | np.generic):
+        return _array_node(value, path, pieces)
+    if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "untyped_storage"):
+        return _tensor_node(value, path, pieces)
+    if (name := getattr(value, "channel_name", None)) is not None:
+        return _Ext(_CHANNEL, name.encode())
+    raise TypeError(
+        f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be sent; send None, numbers, text, bytes, arrays, "
+        "tensors, channels, and lists, tuples and dicts of these"
+    )
+
+
+def _array_node(array: Any, path: str, pieces: list[memoryview]) -> msgspec.msgpack.Ext:
+    dtype = array.dtype.str
+    if not _DTYPE.fullmatch(dtype) or not array.dtype.itemsize:
+        raise TypeError(f"{path}: an array of dtype {array.dtype} cannot be sent; convert it to numbers or text")
+    pieces.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return _Ext(_ARRAY, _encode((len(pieces) - 1, dtype, array.shape, isinstance(array, np.generic))))
+
+
+def _tensor_node(tensor: torch.Tensor, path: str, pieces: list[memoryview]) -> msgspec.msgpack.Ext:
+    from polyrhythm.runtime.memory.tensors import as_bytes
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _TENSOR_DTYPES or str(tensor.layout) != "torch.strided":
+        raise TypeError(f"{path}: a tensor of {tensor.dtype}, {tensor.layout}, cannot be sent; make it dense numbers")
+    held = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    pieces.append(as_bytes(held).numpy().data)
+    return _Ext(_TENSOR, _encode((len(pieces) - 1, dtype, tuple(tensor.shape), tensor.device.type != "cpu")))
+
+
+def decode(content: bytes, pieces: Sequence[memoryview], channel: Callable[[str], Any], device: str = "cpu") -> Any:
+    """The value. pieces: memory that is the receiver's own; channel: makes the channel of this name; device: where
+    tensors go that were on one. UnfitMessage: it was not made by `encode`."""
+
+    def extension(code: int, data: memoryview) -> Any:
+        if code == _TUPLE:
+            return tuple(decoder.decode(data))
+        if code == _CHANNEL:
+            return channel(bytes(data).decode())
+        index, dtype, shape, flag = _decode_array(data)
+        if not 0 <= index < len(pieces) or any(extent < 0 for extent in shape):
+            raise ValueError(f"it has no piece {index} of shape {shape}")
+        if code == _TENSOR:
+            return _tensor(pieces[index], dtype, shape, device if flag else "cpu")
+        if code != _ARRAY or not _DTYPE.fullmatch(dtype):
+            raise ValueError(f"there are no arrays of {dtype!r}, code {code}")
+        array = np.frombuffer(pieces[index], np.dtype(dtype)).reshape(shape)
+        return array[()] if flag else array
+
+    decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=extension)
+    try:
+        return msgspec.msgpack.decode(content, ext_hook=extension)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnfitMessage("undecodable", f"a value of {len(content)} bytes cannot be decoded ({error})") from error
+
+
+def _tensor(piece: memoryview, dtype: str, shape: tuple[int, ...], device: str) -> torch.Tensor:
+    import torch
+
+    if dtype not in _TENSOR_DTYPES:
+        raise ValueError(f"{dtype!r} is no dtype of tensors that are sent")
+    kind = getattr(torch, dtype)
+    if math.prod(shape) * kind.itemsize != len(piece):
+        raise ValueError(f"{len(piece)} bytes are no tensor of {dtype}, {shape}")
+    tensor = torch.frombuffer(piece, dtype=kind) if len(piece) else torch.empty(0, dtype=kind)
+    return tensor.reshape(shape).to(device)

@@ -1,0 +1,69 @@
+"""The examples of docs/workflows.md do what they promise, with every launcher the same."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.process.runs import ROOT, children, orphaned_folders
+
+FOLDER = ROOT / "examples" / "own_workflow"
+LAUNCHERS = ["inline", "local", pytest.param("ray", marks=pytest.mark.slow)]
+
+
+def load(name: str, launcher: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if launcher == "ray":
+        pytest.importorskip("ray", reason="the ray extra is not installed")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module(name)
+
+
+def settings(launcher: str) -> dict[str, Any]:
+    """On Ray the example's folder goes to the nodes, as a user's would."""
+    return {"ray": {"cpus_per_station": 0.25, "working_dir": str(FOLDER)}} if launcher == "ray" else {}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_pipeline_learns_and_equally_everywhere(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load("pipeline", launcher, monkeypatch)
+    history = example.run(launcher, **settings(launcher))
+    assert len(history) == example.ROUNDS
+    assert history == pytest.approx(example.run("inline"))
+    assert history[-1] > history[0] + 1.5
+    assert not children()
+    assert not orphaned_folders()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_reward_model_scores_every_answer_and_equally_everywhere(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("reward_model", launcher, monkeypatch)
+    advantages = example.run(launcher, **settings(launcher))
+    told = capsys.readouterr().out
+    written, read = (sum(map(int, part.strip("[]").split(", "))) for part in words(told))
+    assert written == read > example.PROMPTS * example.ANSWERS
+    assert sorted(advantages) == list(range(example.PROMPTS))
+    expected = example.run("inline")
+    for prompt, own in advantages.items():
+        assert len(own) == example.ANSWERS
+        assert own == pytest.approx(expected[prompt])
+        assert sum(own) == pytest.approx(0.0, abs=1e-5)
+    assert not children()
+    assert not orphaned_folders()
+
+
+def words(told: str) -> list[str]:
+    """The two lists in `words written: [1, 2], read: [2, 1]`."""
+    _, written, read = told.splitlines()[0].split(": ")
+    return [written.removesuffix(", read"), read]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+def test_the_examples_are_short(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert 0 < len(lines) < 100
+    assert max(map(len, lines)) <= 120
