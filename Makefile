@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
 # named to pytest, or is among its testpaths, is not ignored.
-WAITING := tests/process tests/workflow tests/cli bench/tests
+WAITING := tests/process tests/workflow tests/cli
 
 .PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
 .DEFAULT_GOAL := setup
@@ -48,7 +48,7 @@ check-waiting: setup
 	$(BIN)/pytest $(WAITING)
 
 check-computing: setup
-	$(BIN)/pytest tests $(addprefix --ignore=,$(WAITING))
+	$(BIN)/pytest tests bench/tests $(addprefix --ignore=,$(WAITING))
 
 # By itself: measuring makes the conductor's tests four times as slow.
 coverage: setup
