@@ -28,7 +28,7 @@ from tests.runtime.scripted import (
 from polyrhythm.config.sections.running import RaySettings, SupervisionSettings
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import Hosting
-from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -65,7 +65,8 @@ def hosts(folder: Path) -> Launcher:
     """Each station on a host of its own."""
     stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
     nodes = dict(zip(STATIONS, apart_by_setting(folder / "memory", 2), strict=True))
-    return build_hosts_launcher(stations, LAYOUT, NO_WEIGHTS, limits_of(), folder, Places(LOOPBACK, nodes, {}))
+    places = Places(LOOPBACK, nodes, {})
+    return build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits_of(), folder, places))
 
 
 def ray(folder: Path) -> Launcher:

@@ -195,15 +195,19 @@ class Resumed:
         return self.conductor.deadline()
 
 
-@few_examples
-@given(randoms)
-def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
-    cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
+def check_restored(cluster_settings: ClusterSettings, rng: random.Random) -> None:
+    """A conductor that is saved and restored at any event of a run decides as the one that was not."""
     cluster = Cluster(cluster_settings, record=True)
     cluster.run()
     before = rng.randint(1, len(cluster.driver.steps))
     resumed = Resumed(Conductor(cluster_settings.scheduler), before)
     assert first_difference(resumed, cluster.driver.steps) is None
+
+
+@few_examples
+@given(randoms)
+def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
+    check_restored(arbitrary_cluster(rng, redundant=rng.random() < 0.5), rng)
 
 
 @few_examples

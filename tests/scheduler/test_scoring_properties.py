@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_scored
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
-from tests.oracles.replay import first_difference
-from tests.scheduler.test_properties import Resumed
+from tests.scheduler.test_properties import check_restored
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
@@ -49,11 +48,7 @@ def test_samples_of_lost_hosts_run_again_scored_or_not(rng: random.Random) -> No
 @settings(examples, max_examples=40)
 @given(randoms)
 def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
-    cluster_settings = arbitrary_scored(rng)
-    cluster = Cluster(cluster_settings, record=True)
-    cluster.run()
-    resumed = Resumed(Conductor(cluster_settings.scheduler), rng.randint(1, len(cluster.driver.steps)))
-    assert first_difference(resumed, cluster.driver.steps) is None
+    check_restored(arbitrary_scored(rng), rng)
 
 
 @settings(examples, max_examples=40)

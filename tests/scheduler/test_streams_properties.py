@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
-from tests.oracles.replay import first_difference
-from tests.scheduler.test_properties import Resumed
+from tests.scheduler.test_properties import check_restored
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
@@ -30,8 +29,4 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
 @settings(examples, max_examples=30)
 @given(randoms)
 def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Random) -> None:
-    cluster_settings = arbitrary_streams(rng)
-    cluster = Cluster(cluster_settings, record=True)
-    cluster.run()
-    resumed = Resumed(Conductor(cluster_settings.scheduler), rng.randint(1, len(cluster.driver.steps)))
-    assert first_difference(resumed, cluster.driver.steps) is None
+    check_restored(arbitrary_streams(rng), rng)

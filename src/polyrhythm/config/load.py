@@ -110,9 +110,11 @@ def _merge_value(old: Any, new: Any) -> Any:
     old = expand(old)
     if not isinstance(old, dict):
         return merge({}, new)
-    if "type" in new and "type" in old and new["type"] != old["type"]:
-        return merge({}, new)
-    return merge(old, new)
+    return merge({}, new) if _changes_type(old, new) else merge(old, new)
+
+
+def _changes_type(old: Tree, new: Tree) -> bool:
+    return "type" in old and "type" in new and new["type"] != old["type"]
 
 
 def parse_override(text: str) -> Tree:
@@ -158,10 +160,9 @@ def _tell_replaced(tree: Tree, changes: Tree) -> None:
     """Warn of settings of the recipe that go because a section gets another type."""
     for name, change in changes.items():
         old = tree.get(name)
-        if not (isinstance(old, dict) and isinstance(change, dict) and "type" in old and "type" in change):
+        if not (isinstance(old, dict) and isinstance(change, dict) and _changes_type(old, change)):
             continue
-        gone = [key for key in old if key not in change]
-        if change["type"] != old["type"] and gone:
+        if gone := [key for key in old if key not in change]:
             log.warning(
                 "%s.type = %s, the recipe has %s: its settings %s go with it; give what is to stay, as in %s.%s=...",
                 *(name, change["type"], old["type"], ", ".join(gone), name, gone[0]),

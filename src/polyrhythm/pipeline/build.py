@@ -40,7 +40,7 @@ from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import describe_seat
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
-from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.hosts.nodes import Node
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -308,9 +308,8 @@ def _launcher(
         )
     if nodes:
         places = Places(nodes[0].address, spread_over(nodes, stations), slots_of(stations), TRAINER)
-        return build_hosts_launcher(
-            stations, layout, weights, config.supervision, logs, places, check_report=check_metrics, joining=joining
-        )
+        hosts = open_hosts(stations, layout, weights, config.supervision, logs, places, check_metrics, joining)
+        return build_hosts_launcher(hosts)
     return build_local_launcher(
         stations, layout, weights, config.supervision, logs, transport, check_report=check_metrics, joining=joining
     )

@@ -71,7 +71,7 @@ def plan_actions(
 
 def _check_statistics(statistics: RobotStatistics, size: int, form: InputForm) -> None:
     """ConfigError: they are of more entries than the network predicts, or of fewer although it does not pad."""
-    if size > form.action_dim or (size < form.action_dim and form.architecture == "openvla_oft"):
+    if size > form.action_dim or (size < form.action_dim and not form.pads):
         whose = f" of {statistics.key}" if statistics.key else ""
         raise ConfigError(
             f"{statistics.origin} has statistics of {size} action entries{whose}, the network predicts "

@@ -58,6 +58,11 @@ class InputForm:
     crop: bool = False
     embodiments: int = 0
 
+    @property
+    def pads(self) -> bool:
+        """Whether the network's state and actions may have more entries than the robot's."""
+        return self.architecture != "openvla_oft"
+
     def __post_init__(self) -> None:
         if not self.words:
             object.__setattr__(self, "words", self.vocabulary)

@@ -158,8 +158,7 @@ def _plan_state(
             f"of floats, the environment shows {_shown(env_spec)}; name one of them"
         )
     (width,) = spec.shape
-    pads = form.architecture != "openvla_oft"
-    if form.state_dim and (width > form.state_dim or (width < form.state_dim and not pads)):
+    if form.state_dim and (width > form.state_dim or (width < form.state_dim and not form.pads)):
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries, the network takes {form.state_dim}; choose "
             "another array or checkpoint"

@@ -111,7 +111,10 @@ def open_hosts(
     check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
     joining: Joining = NOBODY_JOINS,
 ) -> HostedStations:
-    """The hosts of the run, and who hosts its stations there. The arguments and errors of `build_hosts_launcher`."""
+    """The hosts of the run, and who hosts its stations there, each in a process on its node.
+
+    check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
+    """
     keys, names = make_keys(), [factory.name for factory, *_ in stations]
     with ExitStack() as undo:
         agents = undo.enter_context(ExitStack())
@@ -145,21 +148,8 @@ def open_hosts(
     return HostedStations(folder, directory, hosting, memory, agents)
 
 
-def build_hosts_launcher(
-    stations: StationList,
-    layout: ArenaLayout,
-    weights: WeightsLayout,
-    limits: SupervisionLimits,
-    logs: Path,
-    places: Places,
-    check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
-    joining: Joining = NOBODY_JOINS,
-) -> Launcher:
-    """Each station in a process on its node; what a host holds is fetched from there over tcp, once for each host.
-
-    check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
-    """
-    hosts = open_hosts(stations, layout, weights, limits, logs, places, check_report, joining)
+def build_hosts_launcher(hosts: HostedStations) -> Launcher:
+    """A run's launcher on these hosts; what a host holds is fetched from there over tcp, once for each host."""
     with ExitStack() as undo:
         undo.callback(hosts.folder.remove)
         undo.callback(hosts.undo.close)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
-from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -36,4 +36,4 @@ def build_ray_launcher(  # noqa: PLR0913 - as the other launchers, and the clust
     here = LocalNode("the driver's machine", cluster.address)
     nodes: dict[str, Node] = {**cluster.nodes, **dict.fromkeys(joining.stations, here)}
     places = Places(cluster.address, nodes, slots, trainer, cluster.close)
-    return build_hosts_launcher(stations, layout, weights, limits, logs, places, check_report, joining)
+    return build_hosts_launcher(open_hosts(stations, layout, weights, limits, logs, places, check_report, joining))

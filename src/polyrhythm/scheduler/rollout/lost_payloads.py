@@ -29,8 +29,8 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
     for sample in lost:
         if sample.state is SampleState.SCORING:
             rollout.scoring.give_up(sample.ticket.number, "")  # it is released here
-        if sample.ticket.evaluation:
-            _wait_again(rollout, sample)
+        if sample.ticket.evaluation:  # it was to be scored
+            rollout.end_evaluated(sample).waiting.append(sample.ticket)
         else:
             _reissue(rollout, sample)
     # They have the attempt that they had, whose deadline was that of the run that is lost.
@@ -48,14 +48,5 @@ def _reissue(rollout: RolloutScheduler, sample: Sample) -> None:
         group.finished -= 1
         group.returns -= sample.episode_return
     sample.payload_id, sample.oldest = "", -1
-    rollout.ledger.move(sample.state, SampleState.REISSUING)
-    sample.state = SampleState.REISSUING
+    rollout.move(sample, SampleState.REISSUING)
     rollout.admission.give_back(sample, blame=False)
-
-
-def _wait_again(rollout: RolloutScheduler, sample: Sample) -> None:
-    """An evaluation's sample, which was to be scored."""
-    del rollout.samples[sample.ticket.number]
-    evaluation = rollout.evaluations.find(sample.ticket)
-    evaluation.running -= 1
-    evaluation.waiting.append(sample.ticket)

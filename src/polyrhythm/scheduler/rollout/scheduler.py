@@ -170,7 +170,7 @@ class RolloutScheduler:
         sample.success, sample.metrics = event.success, event.metrics
         if self.settings.scoring is None:
             return self.complete(sample, now)
-        self._move(sample, SampleState.SCORING)
+        self.move(sample, SampleState.SCORING)
         self.scoring.add(sample.ticket.number)
         return []
 
@@ -178,13 +178,14 @@ class RolloutScheduler:
         """A finished sample has its return: its group counts it, or its evaluation."""
         if sample.ticket.evaluation:
             return self._finish_evaluation(sample)
-        self._move(sample, SampleState.BUFFERED)
+        self.move(sample, SampleState.BUFFERED)
         group = self.admission.groups[sample.ticket.group]
         group.finished += 1
         group.returns += sample.episode_return
         return self._complete(group, now) if group.complete else []
 
-    def _move(self, sample: Sample, state: SampleState) -> None:
+    def move(self, sample: Sample, state: SampleState) -> None:
+        """A sample has another state; the ledger has none of evaluations."""
         if not sample.ticket.evaluation:
             self.ledger.move(sample.state, state)
         sample.state = state
@@ -213,10 +214,7 @@ class RolloutScheduler:
 
     def _finish_evaluation(self, sample: Sample) -> list[Command]:
         ticket = sample.ticket
-        del self.samples[ticket.number]
-        evaluation = self.evaluations.find(ticket)
-        evaluation.running -= 1
-        evaluation.finished += 1
+        self.end_evaluated(sample).finished += 1
         result = SampleEvaluated(
             ticket.evaluation,
             ticket.task,
@@ -230,6 +228,13 @@ class RolloutScheduler:
             sample.env_steps,
         )
         return [result, ReleasePayloads((sample.payload_id,))]
+
+    def end_evaluated(self, sample: Sample) -> EvaluationState:
+        """A sample of an evaluation is no longer under way; the evaluation, which is to count why."""
+        del self.samples[sample.ticket.number]
+        evaluation = self.evaluations.find(sample.ticket)
+        evaluation.running -= 1
+        return evaluation
 
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
@@ -369,9 +374,7 @@ class RolloutScheduler:
         set_aside = sample.ticket.start in self._quarantine_of(sample.ticket).set_aside
         exhausted = set_aside or (blame and sample.ticket.attempt >= self.settings.max_attempts)
         if sample.ticket.evaluation:
-            del self.samples[sample.ticket.number]
-            evaluation = self.evaluations.find(sample.ticket)
-            evaluation.running -= 1
+            evaluation = self.end_evaluated(sample)
             if exhausted:
                 evaluation.dropped += 1
             else:
@@ -379,7 +382,7 @@ class RolloutScheduler:
             return []
         if exhausted:
             return self.drop_sample(sample, reason, now, whole_group=set_aside)
-        self._move(sample, SampleState.REISSUING)
+        self.move(sample, SampleState.REISSUING)
         self.admission.give_back(sample, blame=blame)
         return []
 

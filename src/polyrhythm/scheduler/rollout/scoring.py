@@ -103,10 +103,7 @@ def _drop(rollout: RolloutScheduler, sample: Sample, reason: DropReason, now: fl
     if not sample.ticket.evaluation:
         assert sample.state is SampleState.SCORING, f"{sample} is dropped unscored"
         return rollout.drop_sample(sample, reason, now)
-    del rollout.samples[sample.ticket.number]
-    evaluation = rollout.evaluations.find(sample.ticket)
-    evaluation.running -= 1
-    evaluation.dropped += 1
+    rollout.end_evaluated(sample).dropped += 1
     return [ReleasePayloads((sample.payload_id,))]
 
 
