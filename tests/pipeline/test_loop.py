@@ -72,7 +72,7 @@ def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is
     passes = partial(DevicePasses, capture=None)
     monkeypatch.setattr(generator, "passes_on", lambda device, layout, rows, _graphs: passes(device, layout, rows))
     one = {**ASYNCHRONOUS["rollout"], "generators": 1, "sharding": "even:6"}
-    loaded = {**ASYNCHRONOUS, "rollout": one, "batching": {"type": "dynamic", "max_rows": 2, "max_wait_ms": 1}}
+    loaded = {**ASYNCHRONOUS, "rollout": one, "batching": {"type": "dynamic", "max_rows": 1, "max_wait_ms": 1}}
     pipeline = build_pipeline(config(**loaded), record=True)
     pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
     pipeline.loop.train_until(3)
