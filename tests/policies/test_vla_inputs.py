@@ -208,6 +208,19 @@ def test_cameras_that_the_folder_has_and_the_environment_lacks_are_told(
     assert caplog.records == []
 
 
+def test_a_form_beside_a_folder_is_told_to_be_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Sized(VlaSettings):
+        size: int = 3
+
+    source = folder_of(tmp_path)
+    for size in (3, 4, 4):
+        plan_inputs(Sized(size=size), SPEC, PI0, source)
+    plan_inputs(Sized(size=4), SPEC, PI0, None)
+    (record,) = caplog.records
+    told = f"policy.size is not used: checkpoint = {tmp_path} has a network of its own; leave policy.size out"
+    assert record.getMessage() == told
+
+
 def test_a_state_that_only_the_value_reads_may_be_left_out(tmp_path: Path) -> None:
     stats = {"arm": {"proprio": ENDS, "action": {name: ends[:3] for name, ends in ENDS.items()}}}
     narrow = replace(OFT, action_dim=3)

@@ -55,6 +55,8 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
     choices: Mapping[str, Any] = source.config.get(CHOICES) or {} if source is not None else {}
     statistics = None
     robot = settings.robot or choices.get("robot", "")
+    if source is not None and _says_size(settings):
+        _warn(f"policy.size is not used: checkpoint = {source.folder} has a network of its own; leave policy.size out")
     if source is not None and robot != BOUNDS:
         statistics = robot_statistics(source, form.architecture, robot)
     state, state_scaling = _plan_state(settings, env_spec, form, statistics)
@@ -71,6 +73,12 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
         prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size),
         embodiment=_embodiment(settings, form, statistics),
     )
+
+
+def _says_size(settings: VlaSettings) -> bool:
+    """Whether they give a network's form. Saved settings have the default's, which says nothing."""
+    own = type(settings).model_fields.get("size")
+    return own is not None and getattr(settings, "size") != own.default  # noqa: B009 - an architecture's own field
 
 
 def _plan_cameras(
