@@ -19,8 +19,9 @@ from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.policies.base import as_settings
 from polyrhythm.policies.form import published_state
 from polyrhythm.policies.vla.architectures import architecture
-from polyrhythm.policies.vla.building import NETWORK, load_network, weights_on_meta
+from polyrhythm.policies.vla.building import NETWORK, load_network
 from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.training.checkpoint import save_state
 
 #: Numbers in the released checkpoints.

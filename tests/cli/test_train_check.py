@@ -22,7 +22,7 @@ from polyrhythm.pipeline.validation import room
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.vla.architectures import architecture
-from polyrhythm.policies.vla.building import weights_on_meta
+from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.training.checkpoint import save_state
 
 WALK = "env={type: 'tests.envs.broken_envs:WalkSettings', defect: '%s'}"

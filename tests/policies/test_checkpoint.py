@@ -16,15 +16,10 @@ from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_st
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla.architectures import architecture
-from polyrhythm.policies.vla.building import (
-    fit,
-    load_network,
-    load_ours,
-    random_network,
-    released_size,
-    weights_on_meta,
-)
+from polyrhythm.policies.vla.building import load_network, load_ours, random_network
 from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.fitting import fit, released_size
+from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 

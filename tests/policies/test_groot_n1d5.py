@@ -17,8 +17,8 @@ from polyrhythm.policies.groot_n1d5.network import GROOT_N1D5, GrootNetwork
 from polyrhythm.policies.groot_n1d5.size import GrootSize, StackSize, config_from_size, size_from_config
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.adapting import trained_names
-from polyrhythm.policies.vla.building import weights_on_meta
 from polyrhythm.policies.vla.flow_network import repeated, restored, stored
+from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.policies.vla.precision import Precision, cast
 from polyrhythm.specs.weights import weight_specs
 

@@ -29,7 +29,7 @@ from polyrhythm.policies.openvla_oft.settings import OpenVlaOftSettings, SizeSet
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, size_from_config
 from polyrhythm.policies.openvla_oft.tokens import TokenDistribution, centres, rows_of, rows_of_ids
 from polyrhythm.policies.openvla_oft.value import ValueHead
-from polyrhythm.policies.vla.building import weights_on_meta
+from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,8 +17,8 @@ from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.pi0.network import PI0, PI05, Pi0Network, dead_tensors
 from polyrhythm.policies.pi0.size import VARIANTS, Pi0Size, config_from_size, size_from_config
 from polyrhythm.policies.vla.adapting import trained_names
-from polyrhythm.policies.vla.building import weights_on_meta
 from polyrhythm.policies.vla.flow_network import repeated, restored, stored
+from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.specs.weights import weight_specs
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -119,7 +119,7 @@ def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
     from polyrhythm.cli.export import open_base, tell
     from polyrhythm.policies.causal_lm.network import open_config
     from polyrhythm.policies.vla.adapters import Adapters, merge
-    from polyrhythm.policies.vla.building import check_whole
+    from polyrhythm.policies.vla.fitting import check_whole
 
     adapters = Adapters.open(folder)
     if not (base := arguments.base or adapters.base):

@@ -11,8 +11,8 @@ from polyrhythm.policies.groot_n1d5.network import GROOT_N1D5
 from polyrhythm.policies.groot_n1d5.size import QWEN3, GrootSize, StackSize
 from polyrhythm.policies.layers.siglip import SiglipSize
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.fitting import released_size
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
 from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.size_settings import InputSizeSettings, OwnOrReleased

@@ -17,8 +17,8 @@ from polyrhythm.policies.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dea
 from polyrhythm.policies.openvla_oft.policy import OpenVlaOftPolicy, Sampling
 from polyrhythm.policies.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
 from polyrhythm.policies.vla.blueprint import Blueprint
-from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.fitting import released_size
 from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.precision import Precision

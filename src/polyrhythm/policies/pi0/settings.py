@@ -13,8 +13,8 @@ from polyrhythm.policies.layers.siglip import SiglipSize
 from polyrhythm.policies.pi0.network import PI0, PI05, dead_tensors
 from polyrhythm.policies.pi0.size import Pi0Size
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.building import released_size
 from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.fitting import released_size
 from polyrhythm.policies.vla.flow_settings import FlowVlaSettings
 from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.size_settings import InputSizeSettings, OwnOrReleased

@@ -12,14 +12,9 @@ from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.adapting import Adaptation, AdaptedPolicy, draw_adapters
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.building import (
-    check_fit,
-    load_network,
-    load_ours,
-    random_network,
-    unfilled_network,
-)
+from polyrhythm.policies.vla.building import load_network, load_ours, random_network, unfilled_network
 from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.fitting import check_fit
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.policies.vla.unread import UnreadTensors

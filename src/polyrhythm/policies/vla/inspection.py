@@ -18,9 +18,10 @@ from torch import nn
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.vla.adapting import Adaptation, adapted_layers
 from polyrhythm.policies.vla.architectures import Architecture, architecture
-from polyrhythm.policies.vla.building import fit, misfit, released_size, weights_on_meta, without_config
 from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.policies.vla.fitting import fit, misfit, released_size, without_config
 from polyrhythm.policies.vla.folder_files import CHOICES, read_json
+from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import LoraSettings, TrainedPart
 from polyrhythm.policies.vla.statistics import BOUNDS, openpi_key

@@ -21,8 +21,9 @@ from torch import Tensor
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import name_in_errors
 from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.building import NETWORK, fit
+from polyrhythm.policies.vla.building import NETWORK
 from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
+from polyrhythm.policies.vla.fitting import fit
 from polyrhythm.policies.vla.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
 from polyrhythm.policies.vla.safetensors_headers import read_header
 from polyrhythm.specs.weights import weight_specs

@@ -14,7 +14,7 @@ from polyrhythm.policies.vla.checkpoint import Checkpoint
 
 
 class UnreadTensors:
-    """What a network lacks still. found: a tensor's name without adapters -> the folder's (`building.fit`)."""
+    """What a network lacks still. found: a tensor's name without adapters -> the folder's (`fitting.fit`)."""
 
     def __init__(self, checkpoint: Checkpoint, found: dict[str, str]) -> None:
         self._checkpoint, self._left = checkpoint, dict(found)
