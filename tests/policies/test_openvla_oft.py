@@ -19,7 +19,7 @@ from torch import Tensor
 
 import polyrhythm
 from polyrhythm.conformance import run_checks
-from polyrhythm.pipeline.validation.check import learns_from_rewards
+from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample
 from polyrhythm.policies.mlp import seeded

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.build import env_settings
     from polyrhythm.pipeline.memory.plan import Planner
     from polyrhythm.pipeline.memory.remedies import find_remedies
-    from polyrhythm.pipeline.validation.check import check_rollout
+    from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 
     if arguments.run is None:
         raise ConfigError("plan --memory needs a recipe; name one, or the path of a YAML file")

@@ -41,6 +41,7 @@ from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm_bench.harness import resources
@@ -168,7 +169,7 @@ def _checked(config: RunConfig, policy: Policy, form: PolicyForm) -> ValidatedRu
     if callable(check := getattr(env, "check", None)):
         check()  # that images can be drawn
     spec = env.spec()
-    checking.check_rollout(config, spec)
+    check_rollout(config, spec)
     checking.check_processes(config, spec)
     checking.check_memory(config, spec, form)
     return ValidatedRun(config, spec, policy)

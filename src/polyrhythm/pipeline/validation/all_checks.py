@@ -21,15 +21,15 @@ from polyrhythm.pipeline.validation.check import (
     check_build,
     check_devices,
     check_form_first,
-    check_learning,
     check_memory,
     check_processes,
-    check_rollout,
     check_start,
     installed_env,
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
+from polyrhythm.pipeline.validation.learning_checks import check_learning
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks

@@ -29,19 +29,16 @@ from polyrhythm.pipeline.validation.check import (
     check_build,
     check_devices,
     check_form,
-    check_learning,
     check_processes,
-    check_rollout,
     check_start,
-    check_tokens,
-    check_trainable,
-    check_value,
-    errors_of,
     refuse_swapping,
     shared_sizes,
 )
+from polyrhythm.pipeline.validation.config_errors import errors_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_spec
+from polyrhythm.pipeline.validation.learning_checks import check_learning, check_tokens, check_trainable, check_value
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, PolicySettings

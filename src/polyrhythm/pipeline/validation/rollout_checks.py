@@ -1,0 +1,93 @@
+"""Checks that rows, slots, batches and the user's functions of the rollout fit the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
+from polyrhythm.conformance import raised
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.array_specs import bucket_sizes
+from polyrhythm.pipeline.build import scheduler_settings
+from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.validation.config_errors import errors_of
+from polyrhythm.scheduler.records import EnvBatchInfo, Request
+from polyrhythm.scheduler.user_functions import load_function
+from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.reward_function import load_reward
+from polyrhythm.stations.simulator.env_host import refuse_segments
+
+
+def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
+    """Check rows, slots and batches against the environment's abilities."""
+    with errors_of("config"):
+        scheduler_settings(config, spec)
+    _check_engine(config)
+    infos = env_batch_infos(config, spec)
+    bucket_sizes(config, infos)  # raises if they do not fit
+    _check_slots(config, infos)
+    with errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
+        refuse_segments(spec, config.rollout.segment_steps)
+    if spec.chunk and config.rollout.action_repeat > 1:
+        raise ConfigError(
+            f"rollout.action_repeat = {config.rollout.action_repeat}: a step of this environment takes a whole chunk, "
+            "of which no action can be held; leave it out"
+        )
+    if spec.splits and config.rollout.reset_ahead:
+        raise ConfigError(
+            f"rollout.reset_ahead = {config.rollout.reset_ahead}: this environment draws evaluations apart from "
+            "training, which resets ahead do not know; set it to 0"
+        )
+    with errors_of("rollout"):
+        _try_key(config.rollout.queue_key)
+    if config.scoring is not None:
+        load_reward(config.scoring.function, config.scoring.options)
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Raise ConfigError if an engine that holds one version of the weights would have to hold several."""
+    engine = getattr(config.policy, "one_engine", "")
+    if not engine:
+        return
+    if not isinstance(config.batching, StreamsBatching):
+        raise ConfigError(f"batching.type = {config.batching.type}: {engine} answers streams; set it to streams")
+    if config.rollout.generators > 1:
+        count = config.rollout.generators
+        raise ConfigError(f"rollout.generators = {count}: {engine} has the weights of one of them; set it to 1")
+    if config.evaluation.reserved_rows:
+        raise ConfigError(
+            f"evaluation.weights = {config.evaluation.weights}: {engine} has one version of the weights; set it to "
+            "pause, or evaluation.every to 0"
+        )
+
+
+def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> None:
+    """Raise ConfigError if a slot of a custom sharding function exceeds the batch limit."""
+    if not isinstance(config.batching, LimitedBatching | StreamsBatching):
+        return
+    largest = max(slot.rows for own in infos for info in own if not info.reserved for slot in info.slots)
+    if largest > config.batching.max_rows:
+        raise ConfigError(
+            f"batching.max_rows = {config.batching.max_rows}: a request is never split and {config.rollout.sharding} "
+            f"makes a slot of {largest} rows; raise this, or make smaller slots"
+        )
+
+
+def _try_key(path: str) -> None:
+    """Raise ValueError if the queue key function, if there is one, raises or returns keys that have no order."""
+    if not path:
+        return
+    key = load_function(path, "queue_key")
+    first, second = (Request(f"e/{slot}", "simulator-0", 0, 1, 0, "", float(slot)) for slot in range(2))
+    try:
+        keys = key(first), key(second)
+    except Exception as error:
+        raise ValueError(f"queue_key {path!r} {raised(error)}; fix it there") from error
+    if not all(map(_is_plain, keys)):
+        raise ValueError(f"queue_key {path!r} returned {keys[0]!r}; return a number, a string, or a tuple of these")
+
+
+def _is_plain(key: object) -> bool:
+    """Whether the key can be ordered and saved in a checkpoint."""
+    return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
