@@ -74,6 +74,20 @@ def test_a_missing_package_for_a_video_is_installed_with_this_python(
     assert f"{pip_install('')}" in capsys.readouterr().err
 
 
+def test_a_best_policy_measured_in_the_episodes_that_chose_it_is_told_to_be_biased(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    best = _saved(tmp_path, LampSettings().model_dump(), policy={"type": "gaussian", "hidden": 8}).rename(
+        tmp_path / "best.pt"
+    )
+    for seed, biased in (((), True), (("--seed", "1"), False)):
+        caplog.clear()
+        assert main(["eval", str(best), "--episodes", "1", *seed]) == 0
+        assert ("biased upward; for an unbiased one give another --seed" in caplog.text) == biased
+    assert main(["export", str(best), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert '"exported": "policy"' in capsys.readouterr().out
+
+
 def test_a_missing_best_policy_says_what_keeps_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _saved(tmp_path, LampSettings().model_dump(), policy={"type": "gaussian", "hidden": 8})
     assert main(["eval", str(tmp_path / "best.pt")]) == 2
