@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--episodes", type=count, metavar="N", help="episodes over all tasks (default: the run's evaluation, else 128)"
     )
-    parser.add_argument("--seed", type=whole, metavar="S", help="seed of the held-out episodes (default: the run's; another for best.pt)")
+    parser.add_argument("--seed", type=whole, metavar="S", help="seed of the held-out episodes (default: the run's)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--greedy", action="store_true", default=True, help="act without noise (default)")
     mode.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")

@@ -27,7 +27,10 @@ MODEL_FILE, SETTINGS_FILE = "model.safetensors", "policy.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", type=Path, metavar="RUN", help="folder of a run (its newest weights), its best.pt or policy.pt, one of its checkpoints/run-* or trainer-*"
+        "path",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, its best.pt or policy.pt, one of its checkpoints/run-* or trainer-*",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the new folder")
     parser.add_argument(
