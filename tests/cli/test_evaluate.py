@@ -56,9 +56,7 @@ def test_where_success_is_not_reported_it_is_null(tmp_path: Path, capsys: pytest
     assert first.endswith(", 3 episodes; the environment does not report success")
 
 
-def test_where_success_may_be_reported_a_rate_of_zero_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_success_may_be_reported_a_rate_of_zero_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _saved(tmp_path, LampSettings().model_dump(), policy={"type": "gaussian", "hidden": 8})
     assert main(["eval", str(file), "--episodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rate"] == 0.0

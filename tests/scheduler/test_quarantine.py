@@ -130,6 +130,7 @@ def test_an_evaluation_loses_the_start_that_hangs_alone() -> None:
     assert [one.seed for one in found] == [6]
     assert not script.conductor.rollout.evaluations.queue, "it ended"
     assert script.conductor.rollout.quarantine.failures == {}
+    assert script.conductor.rollout.suspects.order == {}, "it ended"
 
 
 def test_a_group_that_is_dropped_leaves_no_count() -> None:

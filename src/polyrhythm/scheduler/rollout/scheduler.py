@@ -292,11 +292,13 @@ class RolloutScheduler:
         ended = [evaluation for evaluation in self.evaluations.under_way if evaluation.done]
         for evaluation in ended:
             self.evaluations.end(evaluation)
+            self.suspects.end(evaluation.name)
         return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped) for evaluation in ended]
 
     def give_up(self, evaluation: EvaluationState) -> list[Command]:
         """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""
         self.evaluations.end(evaluation)
+        self.suspects.end(evaluation.name)
         running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
         commands: list[Command] = []
         for sample in running:

@@ -44,6 +44,10 @@ class Suspects:
         """An episode of this task and seed finished."""
         self.order.pop(_suspect(ticket), None)
 
+    def end(self, evaluation: str) -> None:
+        """This evaluation is over."""
+        self.order = {known: None for known in self.order if known[0] != evaluation}
+
     def holds(self, ticket: Ticket, waiting: Iterable[Ticket], samples: Mapping[int, Sample]) -> bool:
         """Whether this ticket has to wait for another suspect. waiting: tickets of its evaluation that do not run."""
         own = _suspect(ticket)
