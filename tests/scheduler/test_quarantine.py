@@ -126,7 +126,7 @@ def test_an_evaluation_loses_the_start_that_hangs_alone() -> None:
     script = Script(slots=4, max_lag=0, batch_size=4, max_attempts=3, quarantine_after=3, target=0)
     episodes = [r.Episode(0, 0, seed, greedy=greedy) for greedy in (True, False) for seed in (5, 6, 7)]
     script.say(r.Evaluate("one", tuple(episodes)))
-    found, ran = hangs(script, (0, 6))
+    found, _ = hangs(script, (0, 6))
     assert [one.seed for one in found] == [6]
     assert not script.conductor.rollout.evaluations.queue, "it ended"
     assert script.conductor.rollout.quarantine.failures == {}

@@ -142,7 +142,9 @@ def test_a_failed_reset_fails_its_row_alone_and_once(ahead: ResetAhead, inner: G
     assert seen(ahead, [2]) == [[8, 0, 0]]
 
 
-def test_a_row_that_fails_has_its_own_number(ahead: ResetAhead, inner: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_fails_has_its_own_number(
+    ahead: ResetAhead, inner: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ahead.prepare([(0, 8)], [])
     settle(ahead, (0, 8))
     ahead.reset([0], [0], [8])

@@ -47,7 +47,9 @@ class Stand:
         self.said: list[Any] = []
         channels = Channels(self.said.append, self.said.extend, self.said.append)
         served = policy(9)
-        self.station = StreamGenerator("g", 0, served, self.arena, self.weights, channels, places=5, resumes=resumes)
+        self.station = StreamGenerator(
+            "g", 0, served, self.arena, self.weights, channels, places=5, resumes=resumes
+        )
         self.weights.publish(0, self.policy.state_dict())
         self.do(ApplyWeights("g", 0))
 

@@ -40,7 +40,9 @@ def test_a_process_grows_by_what_is_estimated(policy: str) -> None:
     words = [sys.executable, "-m", "tests.pipeline.memory.micro_batch", policy, str(rows)]
     path = os.pathsep.join([str(ROOT), *sys.path])
     environment = {**os.environ, **_ALLOCATOR, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=150)
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=150
+    )
     measured = json.loads(done.stdout)
     estimate = estimated(policy).training(rows)
     assert estimate + measured["gradients"] == pytest.approx(measured["held"], rel=FACTOR - 1)
