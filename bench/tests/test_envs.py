@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from polyrhythm.cli.main import main
+from polyrhythm.config import catalog
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.specs import ActionSpec
@@ -19,12 +20,18 @@ PENDULUM = {"type": "gymnasium", "id": "Pendulum-v1"}
 def test_environments_that_are_installed(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(envs, "CELL_S", 0.1)
     monkeypatch.setattr(envs, "GRID", ((1, 1, 1), (2, 2, 2)))
-    monkeypatch.setattr(envs, "need", lambda package: type("Found", (), {"found": package != "mani_skill"}))
-    names = "cartpole,cartpole_vector,maniskill"
+    monkeypatch.setattr(
+        catalog, "need", lambda package: catalog.Need(package, package not in ("mani_skill", "libero"), "")
+    )
+    names = "cartpole,cartpole_vector,maniskill,libero"
     assert main(["bench", "envs", "--only", names, "--steps", "60", "--repeats", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["modes"]) == list(found["parts"]) == ["cartpole", "cartpole_vector"]
-    assert found["left_out"] == ["maniskill: the package mani_skill is not installed here"]
+    maniskill, libero = found["left_out"]
+    assert maniskill.startswith("maniskill: the package mani_skill is not installed here; run: ")
+    assert maniskill.endswith("envs setup maniskill, with --pythons maniskill=maniskill here")
+    for part in ("package libero is not", "polyrhythm[libero]", "--pythons libero=libero", "~/.cache/libero/assets"):
+        assert part in libero
     for name, mode in found["modes"].items():
         times = found["parts"][name]["modes"]
         assert set(times) == {"step", "observe", "reset", "bare", "bare_reset"}

@@ -56,9 +56,7 @@ def test_where_success_is_not_reported_it_is_null(tmp_path: Path, capsys: pytest
     assert first.endswith(", 3 episodes; the environment does not report success")
 
 
-def test_where_success_may_be_reported_a_rate_of_zero_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_success_may_be_reported_a_rate_of_zero_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _saved(tmp_path, LampSettings().model_dump(), policy={"type": "gaussian", "hidden": 8})
     assert main(["eval", str(file), "--episodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rate"] == 0.0
@@ -72,6 +70,20 @@ def test_a_missing_package_for_a_video_is_installed_with_this_python(
     file = _saved(tmp_path, "gymnasium:CartPole-v1", policy={"type": "categorical"})
     assert main(["eval", str(file), "--episodes", "2", "--video", str(tmp_path / "shown.gif")]) == 2
     assert f"{pip_install('')}" in capsys.readouterr().err
+
+
+def test_a_best_policy_measured_in_the_episodes_that_chose_it_is_told_to_be_biased(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    best = _saved(tmp_path, LampSettings().model_dump(), policy={"type": "gaussian", "hidden": 8}).rename(
+        tmp_path / "best.pt"
+    )
+    for seed, biased in (((), True), (("--seed", "1"), False)):
+        caplog.clear()
+        assert main(["eval", str(best), "--episodes", "1", *seed]) == 0
+        assert ("biased upward; for an unbiased one give another --seed" in caplog.text) == biased
+    assert main(["export", str(best), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert '"exported": "policy"' in capsys.readouterr().out
 
 
 def test_a_missing_best_policy_says_what_keeps_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

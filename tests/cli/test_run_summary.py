@@ -5,6 +5,13 @@ from __future__ import annotations
 from polyrhythm.cli.run_summary import lines
 
 
+def test_the_best_policy_is_named_with_its_bias() -> None:
+    tally = {"rate": 0.5, "low": 0.3, "high": 0.7, "successes": 8, "episodes": 16, "mean_return": 0.5}
+    shown = lines({"wall_s": {"total": 1.0}, "best": {"version": 40, "greedy": tally}})
+    assert "best.pt  version 40: 50% [30, 70], 8 of 16 episodes, mean return 0.5; chosen by this result" in shown
+    assert "biased upward" in shown
+
+
 def test_stations_that_leased_a_device_are_named_with_their_switches() -> None:
     summary = {
         "wall_s": {"total": 1.0, "rl": 1.0},

@@ -19,12 +19,12 @@ from polyrhythm.envs.maniskill import drivers
 from polyrhythm.envs.maniskill.batch import CpuBatch, GpuBatch
 from polyrhythm.envs.maniskill.probe import probe
 from polyrhythm.envs.maniskill.settings import ManiSkillSettings
-from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, instruction_of
+from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of
 from polyrhythm.envs.maniskill.world import Outcome, World
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import ActionSpec, ArraySpec
 
-PICK, PUSH = "PickCube-v1", "PushCube-v1"
+PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
 #: Tasks that need no assets besides those in ManiSkill's package.
 SHIPPED = (PICK, PUSH, "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1", "PegInsertionSide-v1")
 Build = Callable[..., EnvBatch]
@@ -55,6 +55,18 @@ def actions(batch: EnvBatch, *numbers: float) -> np.ndarray:
     return np.array([numbers], np.float32).reshape(1, batch.spec.action.dim)
 
 
+def differing(settings: ManiSkillSettings, variant: str) -> dict[str, np.ndarray]:
+    """The first observation of two episodes in this variant of the settings."""
+    changes = settings.variants()[variant].settings if variant else {}
+    batch = CpuBatch(settings.model_validate({**settings.model_dump(), **changes}), 1)
+    seen = []
+    for seed in (5, 6):
+        batch.reset([0], [0], [seed])
+        seen.append(observe(batch, [0]))
+    batch.close()
+    return {name: np.concatenate([one[name] for one in seen]) for name in seen[0]}
+
+
 # ------------------------------------------------------------ without the simulator
 
 
@@ -75,11 +87,30 @@ def test_settings_need_no_simulator():
         ({"tasks": (PICK,), "instructions": {PUSH: "push"}}, f"instructions has '{PUSH}', which is not among tasks"),
         ({"tasks": (PICK, PUSH), "backend": "gpu"}, "backend = gpu simulates one task, and tasks has 2"),
         ({"tasks": (PICK,), "metrics": ["is grasped"]}, "a metric's name"),
+        ({"tasks": (PICK,), "appearance": {"camera_shift": 5}}, "observation: state has no pictures"),
+        ({"tasks": (PICK,), "observation": "rgb", "appearance": {"colour_change": 0.5}}, "colours cannot be changed"),
+        ({"tasks": (PICK, "StackCube-v1"), "placement": "beyond"}, "StackCube-v1 has no known range; only LiftPeg"),
+        ({"tasks": (PICK,), "placement": "beyond", "backend": "gpu"}, "needs rows that are simulated alone; set cpu"),
     ],
 )
 def test_bad_settings_are_refused(settings, problem):
     with pytest.raises(ValidationError, match=problem):
         ManiSkillSettings(**settings)
+
+
+def test_only_what_a_policy_can_notice_and_the_simulator_can_change_is_a_variant():
+    assert OTHER_WORDS.keys() == INSTRUCTIONS.keys()
+    assert not set(OTHER_WORDS.values()) & set(INSTRUCTIONS.values())
+    seen = ManiSkillSettings(tasks=(PICK, PUSH), observation="rgb")
+    assert [*seen.variants()] == ["camera", "lighting", "position", "instruction"]
+    words = seen.variants()["instruction"].settings["instructions"]
+    assert ManiSkillSettings(tasks=(PICK, PUSH), instructions=words).instruction(PUSH) == OTHER_WORDS[PUSH]
+    assert [*ManiSkillSettings(tasks=(PICK,)).variants()] == ["position", "instruction"]
+    assert [*ManiSkillSettings(tasks=("StackCube-v1",), observation="rgb").variants()] == [
+        *("camera", "lighting", "instruction")
+    ]
+    assert [*ManiSkillSettings(tasks=(PICK,), observation="rgb", backend="gpu").variants()] == ["instruction"]
+    assert not ManiSkillSettings(tasks=("own:Mine-v1",)).variants()
 
 
 def test_an_instruction_is_the_users_else_ours_else_the_words_of_the_id():
@@ -314,6 +345,67 @@ def test_an_image_is_that_of_maniskill_and_depth_is_in_metres(build):
     assert np.allclose(seen["depth"], camera["depth"].numpy() / 1000.0)
     assert 0.3 < np.median(seen["depth"]) < 3
     bare.close()
+
+
+@pytest.mark.sim
+def test_another_camera_and_other_lights_change_the_picture_alone(maniskill):
+    settings = ManiSkillSettings(tasks=(PUSH,), observation="rgb", image_size=32)
+    usual = differing(settings, "")
+    for variant in ("camera", "lighting"):
+        varied = differing(settings, variant)
+        assert np.array_equal(varied["proprio"], usual["proprio"])
+        change = np.abs(varied["image"].astype(int) - usual["image"]).mean(axis=(1, 2, 3))
+        assert (change > 3).all(), f"{variant}: {change}"
+        assert all(np.array_equal(x, varied[name]) for name, x in differing(settings, variant).items())
+    mean = varied["image"].mean(axis=(1, 2, 3)) / usual["image"].mean(axis=(1, 2, 3))
+    assert (np.abs(mean - 1) > 0.1).all(), f"brighter or darker: {mean}"
+
+
+@pytest.mark.sim
+def test_a_camera_that_is_elsewhere_is_so_for_each_episode_anew(maniskill):
+    """Ten degrees from the usual place, not from that of the episode before."""
+    settings = ManiSkillSettings(
+        tasks=(PUSH,), observation="rgb", image_size=32, appearance={"camera_shift": 10, "light_change": 0.5}
+    )
+    world = World(settings, PUSH, 1)
+    sensor = world._env._sensors["base_camera"]
+    usual, places = sensor.config.pose.sp.to_transformation_matrix(), []
+    for seed in (1, 2, 3, 4, 1):
+        world.reset(0, seed)
+        found = sensor.camera.get_local_pose().sp.to_transformation_matrix()
+        assert np.degrees(np.arccos(usual[:3, 0] @ found[:3, 0])) == pytest.approx(10, abs=0.05)
+        assert np.allclose(found[:3, :3].T @ found[:3, :3], np.eye(3), atol=1e-5)
+        places.append((found, np.array(world._env.scene.sub_scenes[0].ambient_light)))
+    assert np.array_equal(places[0][0], places[4][0])
+    assert not np.array_equal(places[0][0], places[1][0])
+    assert all(np.isclose(light[0], (0.15, 0.45), atol=1e-3).any() for _, light in places)
+    world.close()
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("task", "names"), [(PICK, ("cube", "goal_site")), (PUSH, ("obj",)), (PULL, ("obj",)), (LIFT, ("peg",))]
+)
+def test_objects_are_placed_around_maniskills_range(maniskill, task, names):
+    worlds = [World(ManiSkillSettings(tasks=(task,), placement=where), task, 1) for where in ("usual", "beyond")]
+    for seed in range(6):
+        for world in worlds:
+            world.reset(0, seed)
+        for name in names:
+            inside, out = (getattr(world._env, name).pose.p[0].numpy() for world in worlds)
+            assert abs(inside[:2]).max() <= 0.1 + 1e-5
+            assert 0.1 < abs(out[:2]).max() <= 0.15 + 1e-5
+            assert out[2] == inside[2]
+        before, after = (world.observe()["state"] for world in worlds)
+        assert before.shape == after.shape
+        assert not np.array_equal(before, after), "the policy sees it"
+        assert np.array_equal(before[0, :9], after[0, :9]), "the robot is where it was"
+    if task == PUSH:
+        env = worlds[1]._env
+        assert np.allclose((env.goal_region.pose.p - env.obj.pose.p)[0, :2].numpy(), (0.2, 0.0), atol=1e-5)
+        assert not worlds[1].step(np.zeros((1, worlds[1].action.dim), np.float32)).success[0]
+    for world in worlds:
+        world.close()
 
 
 @pytest.mark.sim

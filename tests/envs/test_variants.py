@@ -54,7 +54,7 @@ def angle_of_view(appearance: Appearance) -> float:
     down = np.radians(35)
     forward, up = np.array([np.cos(down), 0, -np.sin(down)]), np.array([np.sin(down), 0, np.cos(down)])
     camera = SimpleNamespace(pos=np.zeros(3), forward=forward.copy(), up=up)
-    appearance._turn(camera)
+    appearance.turn(camera)
     return float(np.arccos(np.clip(forward @ camera.forward, -1, 1)))
 
 

@@ -114,6 +114,32 @@ class FaultyBatch(GymnasiumBatch):
             os._exit(7)
 
 
+class HangingSettings(GymnasiumSettings):
+    """CartPole whose episodes of the seed `hangs` hang at their first step, with all rows of that call."""
+
+    type: Literal["tests.process.settings:HangingSettings"] = "tests.process.settings:HangingSettings"
+    hangs: int = -1
+
+    def build(self, rows: int) -> HangingBatch:
+        return HangingBatch(self, rows)
+
+
+class HangingBatch(GymnasiumBatch):
+    def __init__(self, settings: HangingSettings, rows: int) -> None:
+        super().__init__(settings, rows)
+        self._hangs, self._seeds = settings.hangs, [-1] * rows
+
+    def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
+        super().reset(rows, tasks, seeds)
+        for row, seed in zip(rows, seeds, strict=True):
+            self._seeds[int(row)] = int(seed)
+
+    def step(self, rows: Any, actions: Any) -> Any:
+        if self._hangs in [self._seeds[int(row)] for row in rows]:
+            time.sleep(3600)
+        return super().step(rows, actions)
+
+
 class DivergingSettings(GymnasiumSettings):
     """CartPole: an episode whose seed leaves 0 when divided by `reward_of` earns NaN at its third step; by `shown_of`,
     shows infinity from then on."""

@@ -88,6 +88,51 @@ def test_an_episode_whose_simulator_is_lost_each_time_is_set_aside() -> None:
     assert len(notices(script.say(r.StationLost("sim", 1, "killed")))) == 1
 
 
+def hangs(script: Script, bad: tuple[int, int]) -> tuple[list[r.EpisodeSetAside], list[list[tuple[int, int]]]]:
+    """One simulator of four rows: whenever the bad start runs, it is lost before any other episode ends; else the
+    episodes that run finish. What is set aside, and what ran in each life of the simulator."""
+    said, ran, incarnation = [*script.said], [], 0
+    for _ in range(40):
+        running = [s for s in script.conductor.rollout.samples.values() if s.state == "running"]
+        ran.append([sample.ticket.start for sample in running])
+        if bad in ran[-1]:
+            said += script.say(r.StationLost("sim", incarnation, "hangs"))
+            incarnation += 1
+            said += script.join_simulator(4, 1, incarnation)
+        else:
+            for sample in running:
+                ticket = sample.ticket
+                said += script.say(
+                    r.SampleFinished(
+                        *("sim", incarnation, ticket.number, ticket.attempt, f"p{ticket.number}"),
+                        *(r.SampleEnd.TERMINATED, 1, 1, ticket.version, ticket.version, True, 1.0),
+                    )
+                )
+        if not script.conductor.rollout.rows.live:
+            break
+    return notices(said), ran
+
+
+def test_a_start_that_hangs_is_set_aside_without_those_that_ran_beside_it() -> None:
+    script = Script(slots=4, max_lag=0, batch_size=4, max_attempts=3, quarantine_after=3, target=1)
+    bad = script.tickets[1].start
+    found, ran = hangs(script, bad)
+    assert [(one.task, one.seed) for one in found] == [bad]
+    assert script.conductor.ledger.dropped == {"simulator lost": 1}
+    assert [len(starts) for starts in ran[:3]] == [4, 4, 1], "in its last attempt each suspect runs alone"
+
+
+def test_an_evaluation_loses_the_start_that_hangs_alone() -> None:
+    script = Script(slots=4, max_lag=0, batch_size=4, max_attempts=3, quarantine_after=3, target=0)
+    episodes = [r.Episode(0, 0, seed, greedy=greedy) for greedy in (True, False) for seed in (5, 6, 7)]
+    script.say(r.Evaluate("one", tuple(episodes)))
+    found, _ = hangs(script, (0, 6))
+    assert [one.seed for one in found] == [6]
+    assert not script.conductor.rollout.evaluations.queue, "it ended"
+    assert script.conductor.rollout.quarantine.failures == {}
+    assert script.conductor.rollout.suspects.order == {}, "it ended"
+
+
 def test_a_group_that_is_dropped_leaves_no_count() -> None:
     script = Script(slots=1, max_lag=0, batch_size=1, max_attempts=1, quarantine_after=3)
     fails(script, 0)

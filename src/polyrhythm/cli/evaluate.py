@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         type=Path,
         metavar="RUN_OR_CHECKPOINT",
-        help="folder of a run (its newest weights), one of its checkpoints/run-*, or a policy.pt",
+        help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*",
     )
     parser.add_argument(
         "folders",

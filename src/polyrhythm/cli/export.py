@@ -2,8 +2,8 @@
 
 A policy with a released layout (the published VLA policies, a language model from a folder) is written in that layout,
 or as adapters of its base; any other as model.safetensors, with the tensors by their names in the policy, and
-policy.json, with its settings and the form of its environment. The weights are the newest of the run; those of a saved
-run or of a trainer's state, sharded over ranks or not, where that is named.
+policy.json, with its settings and the form of its environment. The weights are the newest of the run; those of its
+best.pt, of a saved run or of a trainer's state, sharded over ranks or not, where that is named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ MODEL_FILE, SETTINGS_FILE = "model.safetensors", "policy.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", type=Path, metavar="RUN", help="folder of a run, one of its checkpoints/run-* or trainer-*, a policy.pt"
+        "path",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, its best.pt or policy.pt, one of its checkpoints/run-* or trainer-*",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the new folder")
     parser.add_argument(

@@ -53,7 +53,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _best(entry: Mapping[str, Any], *, succeeded: bool) -> str:
     tally = deciding(entry)
-    return f"version {entry['version']}: {show.rate(tally) if succeeded else show.mean_return(tally)}"
+    result = show.rate(tally) if succeeded else show.mean_return(tally)
+    return f"version {entry['version']}: {result}; chosen by this result, which is therefore biased upward"
 
 
 def _time(wall_s: Mapping[str, float]) -> str:

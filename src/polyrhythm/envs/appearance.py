@@ -91,7 +91,7 @@ class Appearance:
         """Change a scene that was just updated. background: geoms that take the colour (`background_of`)."""
         if moves_camera and self.shift:
             for camera in scene.camera:
-                self._turn(camera)
+                self.turn(camera)
         if self.brightness != 1.0:
             for light in scene.lights[: scene.nlight]:
                 light.ambient[:] *= self.brightness
@@ -99,8 +99,8 @@ class Appearance:
         if self.share:
             self._paint(scene, background)
 
-    def _turn(self, camera: Any) -> None:
-        """Move one of the scene's cameras on its sphere."""
+    def turn(self, camera: Any) -> None:
+        """Move a camera, arrays [3] `pos`, `forward` and `up`, on its sphere, in place."""
         position, forward, up = (np.array(part, np.float64) for part in (camera.pos, camera.forward, camera.up))
         centre = position + _AHEAD * forward
         across = math.cos(self.direction) * up + math.sin(self.direction) * np.cross(forward, up)

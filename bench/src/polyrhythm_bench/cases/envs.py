@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from polyrhythm.config.catalog import need
-from polyrhythm.config.registry import settings_class
+from polyrhythm.config.catalog import adapter
+from polyrhythm.envs.libero.library import DOWNLOAD
 from polyrhythm.envs.separate.settings import find_python
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm_bench.harness.worker import Worker
@@ -39,12 +39,13 @@ AHEAD_ROWS, THINK_S = 2, 0.05
 
 class Case(NamedTuple):
     """env: its section; bare: function of `bare_envs` and its arguments; rows: of the batch whose calls are timed;
-    ahead: settings laid over env for `reset_ahead`, None to leave it out."""
+    ahead: settings laid over env for `reset_ahead`, None to leave it out; besides: what it needs besides packages."""
 
     env: dict[str, Any]
     bare: list[Any] | None = None
     rows: int = 1
     ahead: dict[str, Any] | None = None
+    besides: str = ""
 
 
 _REACH = {"type": "metaworld", "tasks": ["reach-v3"], "end_on_success": False}
@@ -64,6 +65,7 @@ CASES: dict[str, Case] = {
         {"type": "libero", "tasks": [_BOWL], "end_on_success": False, "image_size": 128},
         ["libero", _BOWL],
         ahead={},
+        besides=f"; then its meshes, if they are not there: {DOWNLOAD}",
     ),
 }
 
@@ -81,10 +83,8 @@ def run(
     for name in only or CASES:
         case = CASES[name]
         python = (pythons or {}).get(case.env["type"])
-        needs = getattr(settings_class("env", case.env["type"]), "needs", ())
-        lacking = [package for package in needs if not python and not need(package).found]
-        if lacking:
-            left_out.append(f"{name}: the package {lacking[0]} is not installed here")
+        if not python and (sentence := _lacking(case)):
+            left_out.append(f"{name}: {sentence}")
             continue
         log.info("envs: %s", name)
         try:
@@ -104,6 +104,19 @@ def run(
         "parts": parts,
         "left_out": left_out,
     }
+
+
+def _lacking(case: Case) -> str:
+    """Which package is missing and how to get it; empty if none is."""
+    kind = case.env["type"]
+    known = adapter("env", kind)
+    missing = [need.package for need in known.needs if not need.found]
+    if not missing:
+        return ""
+    return (
+        f"the package {missing[0]} is not installed here; run: {known.install}; or polyrhythm envs setup {kind}, with "
+        f"--pythons {kind}={kind} here{case.besides}"
+    )
 
 
 def _measure(case: Case, steps: int, repeats: int, python: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,10 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from polyrhythm.config.base import InvalidSetting
 from polyrhythm.conformance import Finding
+from polyrhythm.envs.appearance import VISION, AppearanceSettings
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.envs.maniskill.drivers import count_gpus
-from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, instruction_of
+from polyrhythm.envs.maniskill.placement import PLACED
+from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, instruction_of, other_words_of
+from polyrhythm.envs.variants import Variant
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.spaces import Aggregate, check_metrics
 
@@ -68,9 +72,13 @@ class ManiSkillSettings(BaseModel):
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(_as_aggregates)] = Field(default_factory=dict)
     """Flags and numbers of ManiSkill's `info` to report as env/metrics/NAME: {is_grasped: max}; a list: last."""
     backend: Literal["cpu", "gpu", "auto"] = "cpu"
-    """Where physics is computed. `auto`: gpu with one task and an NVIDIA GPU, else cpu."""
+    """Where physics is computed. `auto`: gpu with one task, an NVIDIA GPU, usual placement and appearance, else cpu."""
     renderer: Literal["auto", "cpu", "gpu"] = "auto"
     """The Vulkan device. `auto`: gpu if there is an NVIDIA GPU, else cpu."""
+    placement: Literal["usual", "beyond"] = "usual"
+    """Positions of objects and goals: ManiSkill's range, or a shell around it, for tasks that have room there."""
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones: camera and light; colours cannot be changed."""
 
     @field_validator("metrics")
     @classmethod
@@ -91,11 +99,45 @@ class ManiSkillSettings(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_differ(self) -> ManiSkillSettings:
+        if self.observation == "state":
+            self.appearance.refuse_unseen()
+        if self.appearance.colour_change:
+            why = "ManiSkill's colours cannot be changed; leave it out"
+            raise InvalidSetting("appearance.colour_change", self.appearance.colour_change, why)
+        crowded = [task for task in self.tasks if task not in PLACED] if self.placement == "beyond" else []
+        if crowded:
+            known = ", ".join(sorted(PLACED))
+            raise InvalidSetting("placement", "beyond", f"{crowded[0]} has no known range; only {known} have")
+        if self.backend == "gpu" and not self._is_usual:
+            why = "another placement or appearance needs rows that are simulated alone; set cpu, or leave those out"
+            raise InvalidSetting("backend", "gpu", why)
+        return self
+
+    @property
+    def _is_usual(self) -> bool:
+        return self.placement == "usual" and self.appearance.is_usual
+
+    def variants(self) -> dict[str, Variant]:
+        """Variants for an evaluation out of distribution: of pictures where the policy sees any, of positions where all
+        tasks have room, and of the wording of known tasks that have no instruction of the recipe's own."""
+        found: dict[str, Variant] = {}
+        if self.backend != "gpu" and self.observation != "state":
+            found |= {name: VISION[name] for name in ("camera", "lighting")}
+        if self.backend != "gpu" and all(task in PLACED for task in self.tasks):
+            what = "objects and goals around ManiSkill's range"
+            found["position"] = Variant("position", what, {"placement": "beyond"})
+        usual = [task for task in self.tasks if task not in self.instructions]
+        if words := {task: other for task in usual if (other := other_words_of(task))}:
+            found["instruction"] = Variant("semantic", "instructions in other words", {"instructions": words})
+        return found
+
     @property
     def simulates_on_gpu(self) -> bool:
         """Whether physics is computed on a GPU."""
         if self.backend == "auto":
-            return len(self.tasks) == 1 and count_gpus() > 0
+            return len(self.tasks) == 1 and self._is_usual and count_gpus() > 0
         return self.backend == "gpu"
 
     @property
@@ -118,7 +160,7 @@ class ManiSkillSettings(BaseModel):
         Raises ConfigError or MissingError as `check` does."""
         from polyrhythm.envs.maniskill.probe import probe
 
-        return probe(self).spec
+        return probe(self.model_copy(update={"placement": "usual", "appearance": AppearanceSettings()})).spec
 
     def rendering(self) -> ManiSkillSettings:
         """Every batch can render its rows for a video."""

@@ -27,6 +27,33 @@ INSTRUCTIONS: dict[str, str] = {
     "PutOnPlateInScene25Main-v3": "put the object on the plate",
 }
 
+#: The same tasks in other words, for an evaluation out of distribution.
+OTHER_WORDS: dict[str, str] = {
+    "PickCube-v1": "grasp the small cube and carry it to the target point",
+    "PushCube-v1": "slide the cube ahead into the circle",
+    "StackCube-v1": "place one cube on the other: red above green, then release",
+    "PullCube-v1": "drag the cube towards you into the circle",
+    "LiftPegUpright-v1": "raise the lying rod so that it is vertical",
+    "PegInsertionSide-v1": "grab the rod and insert its orange tip in the opening of the block",
+    "PokeCube-v1": "use the rod to nudge the block into the circle",
+    "PlaceSphere-v1": "drop the sphere in the box",
+    "RollBall-v1": "let the sphere roll across the table into the circle",
+    "PullCubeTool-v1": "use the tool to bring the block closer",
+    "StackPyramid-v1": "set two cubes side by side and put the blue one across them",
+    "PlugCharger-v1": "grab the adapter and insert it in the outlet",
+    "PushT-v1": "move the T shape until it covers its drawing",
+    "PickSingleYCB-v1": "grasp the thing and carry it to the target point",
+    "TurnFaucet-v1": "open the tap by its lever",
+    "OpenCabinetDrawer-v1": "slide out the drawer",
+    "OpenCabinetDoor-v1": "swing open the cupboard",
+    "PutOnPlateInScene25Main-v3": "set the thing down on the dish",
+}
+
+
+def other_words_of(task: str) -> str | None:
+    """The task's instruction in other words; None for a task that is not listed."""
+    return OTHER_WORDS.get(task.rpartition(":")[2])
+
 
 def instruction_of(task: str) -> str:
     """The task's instruction; for a task that is not listed, the words of its id: `RotateValveLevel0-v1` gives

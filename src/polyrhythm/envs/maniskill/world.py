@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.appearance import Appearance
+from polyrhythm.envs.maniskill.appearance import Scene
 from polyrhythm.envs.maniskill.construction import episode_steps, make_env
+from polyrhythm.envs.maniskill.placement import place_beyond
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec
 
@@ -48,6 +51,7 @@ class World:
         self._camera = "" if settings.observation == "state" else self._find_camera()
         if self._camera:  # its own get_obs, which step and reset call, would draw
             self._env.get_obs = self._observe_numbers
+        self._scene = Scene(self._env, self._camera)
         self._numbers = np.zeros((rows, 0), np.float32)
         self._reset(list(range(rows)), 0)
         self.action = self._action_spec()
@@ -59,6 +63,11 @@ class World:
         own: ManiSkill draws the states of all rows that are reset together from the seed of the first.
         """
         self._reset([row], int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        if self.settings.placement == "beyond":  # with one row, as another appearance
+            place_beyond(self._env, self.task, seed)
+            self._numbers = self._to_numbers(self._env.get_obs(self._env.get_info()))
+        if appearance := Appearance.draw(self.settings.appearance, seed):
+            self._scene.show(appearance)
 
     def step(self, actions: NDArray[np.generic]) -> Outcome:
         """One step of all rows; actions [rows,A], clipped to the bounds."""

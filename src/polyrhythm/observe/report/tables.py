@@ -187,7 +187,7 @@ def tiles(run: Run) -> str:
             found.append(_tile(words, summary[name], success=run.measures_success))
     if "best" in summary:
         _, value, unit = _tile("", deciding(summary["best"]), success=run.measures_success)
-        found.append((f"best, version {summary['best']['version']}", value, unit))
+        found.append((f"best.pt, version {summary['best']['version']}", value, f"{unit}; chosen by it: biased upward"))
     if "transitions_per_s" in summary:
         found.append(("throughput", f"{summary['transitions_per_s']:,.0f}", "transitions/s"))
     if "lag" in summary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -22,13 +23,15 @@ from polyrhythm.pipeline.evaluation.episodes import held_out, per_episode, tally
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.variants import with_variants
 from polyrhythm.pipeline.observers.live import LiveDisplay
-from polyrhythm.pipeline.persistence.checkpoints import load_policy
+from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
 from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders, with_moved_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
+
+log = logging.getLogger(__name__)
 
 #: Maximum number of pictures of an episode in a video, not counting the last.
 _PICTURES = 200
@@ -87,6 +90,12 @@ def evaluate(
             take_file(video.of_variant(name).file)
     seed = config.evaluation.seed if seed is None else seed
     count = episodes or config.evaluation.episodes or EPISODES
+    if path.name == BEST_FILE and seed == config.evaluation.seed:
+        log.warning(
+            "%s was chosen by its success in these episodes (seed %d), so the result is biased upward; for an unbiased "
+            "one give another --seed",
+            *(BEST_FILE, seed),
+        )
 
     def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
         choice = _Choice(count, seed, greedy, swap)

@@ -46,6 +46,7 @@ from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
 from polyrhythm.scheduler.samples.quarantine import Quarantine
 from polyrhythm.scheduler.samples.scoring import ScoringQueue
 from polyrhythm.scheduler.samples.selection_bias import SelectionStats
+from polyrhythm.scheduler.samples.suspects import Suspects
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
@@ -63,6 +64,7 @@ class RolloutScheduler:
     filter: ReturnFilter
     quarantine: Quarantine = field(default_factory=Quarantine)
     background_quarantine: Quarantine = field(default_factory=lambda: Quarantine(background=True))
+    suspects: Suspects = field(default_factory=Suspects)
     selection: SelectionStats = field(default_factory=SelectionStats)
     scoring: ScoringQueue = field(default_factory=ScoringQueue)
     samples: dict[int, Sample] = field(default_factory=dict)
@@ -122,13 +124,14 @@ class RolloutScheduler:
         rules = self.settings.scoring
         if rules and sum(each.running for each in self.evaluations.under_way) >= rules.max_evaluations:
             return None  # their samples lie in blocks until they are scored
-        if not evaluation.waiting:
+        ticket = self.suspects.take(evaluation.waiting, self.samples)
+        if ticket is None:
             return None
         evaluation.running += 1
-        return replace(evaluation.waiting.popleft(), version=version)
+        return replace(ticket, version=version)
 
     def _next(self, version: int) -> Ticket | None:
-        ticket = self.admission.next(version, self.samples)
+        ticket = self.admission.next(version, self.samples, lambda lost: self.suspects.holds(lost, (), self.samples))
         return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
 
     def _deal(
@@ -145,6 +148,7 @@ class RolloutScheduler:
                 self._run(ticket, slot, row, now)
                 resume = idle.parked and not ticket.evaluation
                 grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
+            self.suspects.dealt.clear()
         return [StartRows(self.rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
 
     def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
@@ -165,6 +169,7 @@ class RolloutScheduler:
         if sample is None:
             return [ReleasePayloads((event.payload_id,))]
         self._quarantine_of(sample.ticket).forget(sample.ticket.start)
+        self.suspects.forget(sample.ticket)
         sample.payload_id, sample.oldest, sample.episode_return = event.payload_id, event.oldest, event.episode_return
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
         sample.success, sample.metrics = event.success, event.metrics
@@ -287,11 +292,13 @@ class RolloutScheduler:
         ended = [evaluation for evaluation in self.evaluations.under_way if evaluation.done]
         for evaluation in ended:
             self.evaluations.end(evaluation)
+            self.suspects.end(evaluation.name)
         return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped) for evaluation in ended]
 
     def give_up(self, evaluation: EvaluationState) -> list[Command]:
         """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""
         self.evaluations.end(evaluation)
+        self.suspects.end(evaluation.name)
         running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
         commands: list[Command] = []
         for sample in running:
@@ -373,6 +380,8 @@ class RolloutScheduler:
         """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
         set_aside = sample.ticket.start in self._quarantine_of(sample.ticket).set_aside
         exhausted = set_aside or (blame and sample.ticket.attempt >= self.settings.max_attempts)
+        if blame and not exhausted and reason is DropReason.SIMULATOR_LOST:
+            self.suspects.note_loss(sample.ticket, self.settings)
         if sample.ticket.evaluation:
             evaluation = self.end_evaluated(sample)
             if exhausted:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyrhythm.scheduler.codec import UNSAVED
@@ -76,12 +76,24 @@ class Admission:
         """Whether `next` has no ticket to give."""
         return self.open_group is None and not self.lost and self.room(version) < self.settings.group_size
 
-    def next(self, version: int, samples: Mapping[int, Sample]) -> Ticket | None:
-        """The next ticket to grant: a lost one, a member of the group begun, or a new group's; None if none is due."""
-        while self.lost:
-            sample = samples.get(heapq.heappop(self.lost))
-            if sample is not None:
-                return sample.ticket
+    def next(
+        self, version: int, samples: Mapping[int, Sample], held: Callable[[Ticket], bool] = lambda _: False
+    ) -> Ticket | None:
+        """The next ticket to grant: a lost one, a member of the group begun, or a new group's; None if none is due.
+        held: lost tickets that have to wait; others go before them."""
+        waiting: list[int] = []
+        found = None
+        while self.lost and found is None:
+            number = heapq.heappop(self.lost)
+            sample = samples.get(number)
+            if sample is not None and held(sample.ticket):
+                waiting.append(number)
+            elif sample is not None:
+                found = sample.ticket
+        for number in waiting:
+            heapq.heappush(self.lost, number)
+        if found is not None:
+            return found
         group = None if self.open_group is None else self.groups[self.open_group]
         if group is None:
             if self.room(version) < self.settings.group_size:
