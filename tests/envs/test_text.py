@@ -13,15 +13,21 @@ from tests.policies.small_tokenizer import write_tokenizer
 
 from polyrhythm.envs.base import Expert, RowsFailed
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.text import Reply, TextSettings
+from polyrhythm.envs.sandbox.tool import SandboxSettings
+from polyrhythm.envs.text import Demonstrates, Reply, TextSettings
 from polyrhythm.envs.text.batch import TextBatch
 from polyrhythm.envs.text.chains import ChainsSettings, calculate
 from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
 from polyrhythm.envs.text.reasoning_gym_tasks import ReasoningGymSettings, extract
+from polyrhythm.envs.text.with_python import with_python
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import split_seed
 
 TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}
+
+#: Accepts what isolation there is, so that its tests run anywhere; that of the sandbox is in test_sandbox.
+SANDBOX = {"may_lack": ("namespaces", "landlock", "seccomp"), "wall_s": 20.0}
+PYTHON = {**TOOL, "tool": "python", "sandbox": SANDBOX}
 
 
 class EchoSettings(TextSettings):
@@ -69,8 +75,14 @@ def messages(batch: TextBatch, *texts: str) -> Any:
 
 @pytest.mark.parametrize(
     "settings",
-    [ChainsSettings(), ChainsSettings(**TOOL), EchoSettings(max_prompt_tokens=40), FrozenLakeSettings(slippery=True)],
-    ids=["chains", "tool", "echo", "frozen_lake"],
+    [
+        ChainsSettings(),
+        ChainsSettings(**TOOL),
+        ChainsSettings(**PYTHON),
+        EchoSettings(max_prompt_tokens=40),
+        FrozenLakeSettings(slippery=True),
+    ],
+    ids=["chains", "tool", "python", "echo", "frozen_lake"],
 )
 def test_text_environments_keep_the_contract(settings: TextSettings) -> None:
     findings = list(check_contract(settings, 4, lambda _: None))
@@ -186,6 +198,82 @@ def test_the_teacher_with_tool_is_always_right_and_seldom_calls() -> None:
 )
 def test_the_calculator(call: str, result: str) -> None:
     assert calculate(call) == result
+
+
+def test_python_answers_the_teacher_as_the_calculator_does() -> None:
+    assert play(ChainsSettings(**PYTHON), 40) == play(ChainsSettings(**TOOL), 40)
+
+
+def test_python_computes_whole_expressions_in_a_chain() -> None:
+    chain = ChainsSettings(**PYTHON).conversation()
+    chain.begin(0, 1)
+    for call, told in (("<1+2-3+40>", "40"), ("<007>", "?"), ("<->", "?"), ("<1;2>", "2"), ("<#>", "?"), ("<>", "?")):
+        assert chain.reply(call) == Reply(f"{told};", done=False)
+    chain.close()
+
+
+class Guess:
+    """Asks for a number, in one message."""
+
+    closed = False
+
+    def begin(self, task: int, seed: int) -> str:
+        return "2**64?\n"
+
+    def reply(self, message: str) -> Reply:
+        return Reply(reward=1.0, success=message == "18446744073709551616")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_code_in_a_message_is_run_and_its_output_is_the_reply() -> None:
+    inner = Guess()
+    found = with_python(inner, SandboxSettings(**SANDBOX))
+    assert not isinstance(found, Demonstrates), "the inner one has no teacher"
+    assert found.begin(0, 0) == "2**64?\n"
+    message = "<python>1</python> or\n<python>\nx = 64\n2**x\n</python>"
+    shown = Reply("<output>\n18446744073709551616\n</output>\n", done=False)
+    found.prepare(message)
+    assert found.reply(message) == shown == found.reply(message), "prepared or not"
+    found.prepare("<python>import time; time.sleep(99)</python>")
+    found.begin(0, 1)  # the call is given up
+    assert found.reply("18446744073709551616").success
+    assert "ZeroDivisionError" in found.reply("<python>1/0</python>").text
+    found.close()
+    assert inner.closed
+
+
+class PrepareSettings(EchoSettings):
+    """Notes when it was told to prepare; `!` raises then."""
+
+    def conversation(self) -> Any:
+        class Preparing(Echo):
+            def prepare(self, message: str) -> None:
+                told.append(f"prepare {message}")
+                if message == "!":
+                    raise RuntimeError("no sandbox")
+
+            def reply(self, message: str) -> Reply:
+                told.append(f"reply {message}")
+                return super().reply(message)
+
+        return Preparing()
+
+
+told: list[str] = []
+
+
+def test_all_rows_prepare_before_the_first_replies() -> None:
+    told.clear()
+    batch = PrepareSettings().build(4)
+    batch.reset(range(4), [0] * 4, [0] * 4)
+    with pytest.raises(RowsFailed) as raised:
+        batch.step(range(4), messages(batch, "a$", "!$", "x$", "aaaa"))
+    assert told == ["prepare a", "prepare !", "prepare x", "reply a", "reply x"]
+    assert list(raised.value.errors) == [1]
+    assert raised.value.result is not None
+    assert raised.value.result.success.tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
