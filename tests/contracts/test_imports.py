@@ -76,6 +76,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "mani_skill",
                 "metaworld",
                 "reasoning_gym",
+                "gem",
                 "mujoco",
                 "OpenGL",
                 "robosuite",

@@ -231,12 +231,12 @@ def test_an_endless_loop_ends_at_its_cpu_time(tool: PythonTool) -> None:
 
 
 def test_calls_that_hang_end_at_their_wall_time_all_at_once() -> None:
-    hanging = opened((), QUICK.model_copy(update={"wall_s": 0.3, "at_a_time": 16}))
+    hanging = opened((), QUICK.model_copy(update={"wall_s": 1.0, "at_a_time": 16}))
     began = time.monotonic()
     calls = [hanging.start("import time\nprint('begun')\ntime.sleep(99)") for _ in range(16)]
     quick = hanging.start("1")
     outcomes = [hanging.finish(call) for call in calls]
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < sum(found.wall_s for found in outcomes) / 2
     assert all(found == outcome("begun\n", "time") for found in outcomes)
     assert outcomes[0].text == "begun\n[stopped: it took too long]\n"
     assert hanging.finish(quick).output == "1\n", "it had waited for a place"

@@ -19,6 +19,7 @@ from polyrhythm.envs.text.batch import TextBatch
 from polyrhythm.envs.text.chains import ChainsSettings, calculate
 from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
 from polyrhythm.envs.text.reasoning_gym_tasks import ReasoningGymSettings, extract
+from polyrhythm.envs.text.sokoban import Sokoban, SokobanSettings, search
 from polyrhythm.envs.text.with_python import with_python
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import split_seed
@@ -81,8 +82,9 @@ def messages(batch: TextBatch, *texts: str) -> Any:
         ChainsSettings(**PYTHON),
         EchoSettings(max_prompt_tokens=40),
         FrozenLakeSettings(slippery=True),
+        SokobanSettings(boxes=2),
     ],
-    ids=["chains", "tool", "python", "echo", "frozen_lake"],
+    ids=["chains", "tool", "python", "echo", "frozen_lake", "sokoban"],
 )
 def test_text_environments_keep_the_contract(settings: TextSettings) -> None:
     findings = list(check_contract(settings, 4, lambda _: None))
@@ -201,7 +203,7 @@ def test_the_calculator(call: str, result: str) -> None:
 
 
 def test_python_answers_the_teacher_as_the_calculator_does() -> None:
-    assert play(ChainsSettings(**PYTHON), 40) == play(ChainsSettings(**TOOL), 40)
+    assert play(ChainsSettings(**PYTHON), 12) == play(ChainsSettings(**TOOL), 12)
 
 
 def test_python_computes_whole_expressions_in_a_chain() -> None:
@@ -337,6 +339,87 @@ def test_a_hole_ends_the_walk() -> None:
         assert not any(reply.success for reply in replies)
     assert fell
     lake.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SokobanSettings(),
+        SokobanSettings(boxes=2, shortest=6),
+        SokobanSettings(size=7, boxes=3, walls=0.05, max_turns=60),
+    ],
+)
+def test_every_room_is_solved_by_its_teacher(settings: SokobanSettings) -> None:
+    rooms = set()
+    for seed in range(20):
+        room = settings.conversation()
+        own_seed = split_seed(settings.spec(), seed, held_out=seed % 2 == 0)
+        prompt = room.begin(0, own_seed)
+        rooms.add((prompt, seed % 2))
+        assert len(prompt) == settings.size * (settings.size + 1)
+        assert (prompt.count("$"), prompt.count("*")) == (settings.boxes, 0), "no box is on a goal at the beginning"
+        assert prompt.count(".") + prompt.count("+") == settings.boxes
+        assert prompt == settings.conversation().begin(0, own_seed)
+        moves = 0
+        answer = Reply(done=False)
+        while not answer.done:
+            assert not answer.reward
+            answer = room.reply(room.expert())
+            moves += 1
+        assert (answer.reward, answer.success) == (1.0, True)
+        assert settings.shortest <= moves <= settings.max_turns
+    assert not {room for room, side in rooms if side} & {room for room, side in rooms if not side}
+    assert len(rooms) > 15
+
+
+def sokoban(*lines: str) -> Sokoban:
+    """A conversation in a room that is drawn."""
+    found = SokobanSettings(size=5).conversation()
+    found.begin(0, 0)
+    cells = {(i, j): c for i, line in enumerate(lines) for j, c in enumerate(line)}
+    found._room = found._room._replace(
+        floor=frozenset(place for place, c in cells.items() if c != "#"),
+        goals=frozenset(place for place, c in cells.items() if c in ".*+"),
+    )
+    player = next(place for place, c in cells.items() if c in "@+")
+    found._position = type(found._position)(player, frozenset(place for place, c in cells.items() if c in "$*"))
+    found._plan.clear()
+    return found
+
+
+def test_boxes_are_pushed_one_at_a_time_and_never_through_walls() -> None:
+    room = sokoban("#####", "#@$-#", "#-$.#", "#-.-#", "#####")
+    assert room.reply("I go up").text == "#####\n#@$-#\n#-$.#\n#-.-#\n#####\n", "a wall"
+    assert room.reply("no word of a direction").text == room.reply("left\n").text
+    assert room.reply("up or right\n").text == "#####\n#-@$#\n#-$.#\n#-.-#\n#####\n"
+    assert room.reply("right\n").text == "#####\n#-@$#\n#-$.#\n#-.-#\n#####\n", "the wall is behind the box"
+    answer = room.reply("down\n")
+    assert (answer.text, answer.done) == ("#####\n#--$#\n#-@.#\n#-*-#\n#####\n", False)
+    assert search(room._room, room._position) == [], "a box in a corner"
+    assert room.expert() == "up\n"
+    assert room.reply("right\n").text.splitlines()[2] == "#--+#"
+    two = sokoban("######", "#@$$-#", "#-..-#", "#----#", "######")
+    assert two.reply("right\n").text.startswith("#####\n#@$$"), "two boxes in a row"
+
+
+def test_the_teacher_finds_its_way_back() -> None:
+    room = SokobanSettings(walls=0.0, size=7, max_turns=40).conversation()
+    room.begin(0, 3)
+    assert room.reply("up\n").done is room.reply("down\n").done is False
+    room._plan.clear()
+    answer = Reply(done=False)
+    for _ in range(60):
+        answer = room.reply(room.expert())
+        if answer.done:
+            break
+    assert answer.success
+
+
+def test_rooms_that_cannot_be_made_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"env\.boxes = 8: no room of 500 .* raise env\.size"):
+        SokobanSettings(size=5, boxes=8).conversation().begin(0, 0)
+    with pytest.raises(ValueError, match="shortest = 30: it is more than max_turns"):
+        SokobanSettings(shortest=30)
 
 
 def test_problems_of_reasoning_gym_are_scored_by_their_data_sets() -> None:

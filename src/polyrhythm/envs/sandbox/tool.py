@@ -154,7 +154,12 @@ class PythonTool:
         finally:
             self.drop(call)
         text = written[:most].decode("utf-8", "replace")
-        return Outcome(text + "…" * (len(written) > most), _ended(told, self._settings), told["wall_s"], told["cpu_s"])
+        return Outcome(
+            text + "…" * (len(written) > most),
+            _ended(told, self._settings),
+            float(told["wall_s"]),
+            float(told["cpu_s"]),
+        )
 
     def drop(self, call: Call) -> None:
         """Give up a call: it is ended if it still runs."""
@@ -243,9 +248,10 @@ class PythonTool:
 
 def _readable(packages: Sequence[str]) -> list[str]:
     """Folders of Python and of shared libraries, none within another."""
-    standard = [sysconfig.get_path("stdlib"), str(sysconfig.get_config_var("DESTSHARED")), f"{sys.base_prefix}/lib"]
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix}
+    standard = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")] + [f"{sys.base_prefix}/lib"]
     folders = [*standard, "/lib", "/lib64", "/usr/lib", "/usr/lib64", *packages]
-    found = sorted({os.path.normpath(folder) for folder in folders if Path(folder).is_dir()})
+    found = sorted({os.path.normpath(folder) for folder in folders if os.access(folder, os.R_OK | os.X_OK)})
     return [folder for folder in found if not any(folder.startswith(f"{other}/") for other in found)]
 
 
