@@ -10,7 +10,7 @@ from collections.abc import Callable
 from polyrhythm.envs.sandbox.tool import PythonTool, SandboxSettings
 
 CODE = "print(sum(range(100)))"
-CALLS, ROUNDS = 500, 3
+CALLS, ROUNDS = 200, 3
 
 
 def median_ms(run: Callable[[], None], calls: int) -> float:

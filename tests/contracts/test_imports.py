@@ -77,6 +77,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "metaworld",
                 "reasoning_gym",
                 "gem",
+                "verifiers",
                 "mujoco",
                 "OpenGL",
                 "robosuite",
