@@ -47,7 +47,7 @@ def main() -> None:
 
     def new_python() -> None:
         for _ in range(20):
-            subprocess.run([sys.executable, "-I", "-c", CODE], check=True, capture_output=True)
+            subprocess.run([sys.executable, "-I", "-c", CODE], check=True, capture_output=True)  # noqa: S603
 
     print(f"| a new Python for each, without a sandbox | {median_ms(new_python, 20):.1f} | | |")
 

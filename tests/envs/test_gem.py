@@ -60,7 +60,9 @@ def test_a_number_is_guessed_and_depends_on_its_own_seed_alone() -> None:
 
 def test_an_environment_that_does_not_exist_is_told() -> None:
     pytest.importorskip("gem")
-    with pytest.raises(ConfigError, match=r"env\.id = game:Guess: GEM has no such environment; use one such as .*game:G"):
+    with pytest.raises(
+        ConfigError, match=r"env\.id = game:Guess: GEM has no such environment; use one such as .*game:G"
+    ):
         GemSettings(id="game:Guess").conversation()
     with pytest.raises(ConfigError, match=r"making it raised ValueError"):
         GemSettings(id="game:Sudoku-v0-easy", options={"clues": "x"}).conversation()

@@ -81,12 +81,12 @@ def _shown(observation: object, info: Mapping[str, Any]) -> str:
 
 
 def _states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()  # noqa: NPY002 - GEM's own generators
+    return random.getstate(), np.random.get_state()
 
 
 def _set_states(states: tuple[Any, Any]) -> None:
     random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
+    np.random.set_state(states[1])
 
 
 def _make(name: str, options: Mapping[str, Any]) -> Any:

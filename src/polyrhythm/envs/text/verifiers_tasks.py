@@ -22,7 +22,7 @@ from polyrhythm.errors import ConfigError, MissingError, pip_install
 
 
 class VerifiersSettings(TextSettings):
-    """A taskset of verifiers: the prompt is a task's, after its system prompt; the reward the weighted sum of its own."""
+    """A taskset of verifiers: the prompt is a task's, after its system prompt; the reward the sum of its own."""
 
     needs: ClassVar = ("verifiers",)
     extra: ClassVar = "verifiers"
