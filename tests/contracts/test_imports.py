@@ -76,6 +76,8 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "mani_skill",
                 "metaworld",
                 "reasoning_gym",
+                "gem",
+                "verifiers",
                 "mujoco",
                 "OpenGL",
                 "robosuite",

@@ -50,9 +50,7 @@ def batch(request: pytest.FixtureRequest) -> Iterator[EnvBatch]:
 
 
 def observed(batch: EnvBatch, rows: Any) -> dict[str, Any]:
-    out = {
-        name: np.zeros((len(rows), *array.shape), array.dtype) for name, array in batch.spec.observation.items()
-    }
+    out = {name: np.zeros((len(rows), *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
     batch.observe(rows, out)
     return out
 

@@ -13,15 +13,22 @@ from tests.policies.small_tokenizer import write_tokenizer
 
 from polyrhythm.envs.base import Expert, RowsFailed
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.text import Reply, TextSettings
+from polyrhythm.envs.sandbox.tool import SandboxSettings
+from polyrhythm.envs.text import Demonstrates, Reply, TextSettings
 from polyrhythm.envs.text.batch import TextBatch
 from polyrhythm.envs.text.chains import ChainsSettings, calculate
 from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
 from polyrhythm.envs.text.reasoning_gym_tasks import ReasoningGymSettings, extract
+from polyrhythm.envs.text.sokoban import Sokoban, SokobanSettings, search
+from polyrhythm.envs.text.with_python import with_python
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import split_seed
 
 TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}
+
+#: Accepts what isolation there is, so that its tests run anywhere; that of the sandbox is in test_sandbox.
+SANDBOX = {"may_lack": ("namespaces", "landlock", "seccomp"), "wall_s": 20.0}
+PYTHON = {**TOOL, "tool": "python", "sandbox": SANDBOX}
 
 
 class EchoSettings(TextSettings):
@@ -69,8 +76,15 @@ def messages(batch: TextBatch, *texts: str) -> Any:
 
 @pytest.mark.parametrize(
     "settings",
-    [ChainsSettings(), ChainsSettings(**TOOL), EchoSettings(max_prompt_tokens=40), FrozenLakeSettings(slippery=True)],
-    ids=["chains", "tool", "echo", "frozen_lake"],
+    [
+        ChainsSettings(),
+        ChainsSettings(**TOOL),
+        ChainsSettings(**PYTHON),
+        EchoSettings(max_prompt_tokens=40),
+        FrozenLakeSettings(slippery=True),
+        SokobanSettings(boxes=2),
+    ],
+    ids=["chains", "tool", "python", "echo", "frozen_lake", "sokoban"],
 )
 def test_text_environments_keep_the_contract(settings: TextSettings) -> None:
     findings = list(check_contract(settings, 4, lambda _: None))
@@ -188,6 +202,82 @@ def test_the_calculator(call: str, result: str) -> None:
     assert calculate(call) == result
 
 
+def test_python_answers_the_teacher_as_the_calculator_does() -> None:
+    assert play(ChainsSettings(**PYTHON), 12) == play(ChainsSettings(**TOOL), 12)
+
+
+def test_python_computes_whole_expressions_in_a_chain() -> None:
+    chain = ChainsSettings(**PYTHON).conversation()
+    chain.begin(0, 1)
+    for call, told in (("<1+2-3+40>", "40"), ("<007>", "?"), ("<->", "?"), ("<1;2>", "2"), ("<#>", "?"), ("<>", "?")):
+        assert chain.reply(call) == Reply(f"{told};", done=False)
+    chain.close()
+
+
+class Guess:
+    """Asks for a number, in one message."""
+
+    closed = False
+
+    def begin(self, task: int, seed: int) -> str:
+        return "2**64?\n"
+
+    def reply(self, message: str) -> Reply:
+        return Reply(reward=1.0, success=message == "18446744073709551616")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_code_in_a_message_is_run_and_its_output_is_the_reply() -> None:
+    inner = Guess()
+    found = with_python(inner, SandboxSettings(**SANDBOX))
+    assert not isinstance(found, Demonstrates), "the inner one has no teacher"
+    assert found.begin(0, 0) == "2**64?\n"
+    message = "<python>1</python> or\n<python>\nx = 64\n2**x\n</python>"
+    shown = Reply("<output>\n18446744073709551616\n</output>\n", done=False)
+    found.prepare(message)
+    assert found.reply(message) == shown == found.reply(message), "prepared or not"
+    found.prepare("<python>import time; time.sleep(99)</python>")
+    found.begin(0, 1)  # the call is given up
+    assert found.reply("18446744073709551616").success
+    assert "ZeroDivisionError" in found.reply("<python>1/0</python>").text
+    found.close()
+    assert inner.closed
+
+
+class PrepareSettings(EchoSettings):
+    """Notes when it was told to prepare; `!` raises then."""
+
+    def conversation(self) -> Any:
+        class Preparing(Echo):
+            def prepare(self, message: str) -> None:
+                told.append(f"prepare {message}")
+                if message == "!":
+                    raise RuntimeError("no sandbox")
+
+            def reply(self, message: str) -> Reply:
+                told.append(f"reply {message}")
+                return super().reply(message)
+
+        return Preparing()
+
+
+told: list[str] = []
+
+
+def test_all_rows_prepare_before_the_first_replies() -> None:
+    told.clear()
+    batch = PrepareSettings().build(4)
+    batch.reset(range(4), [0] * 4, [0] * 4)
+    with pytest.raises(RowsFailed) as raised:
+        batch.step(range(4), messages(batch, "a$", "!$", "x$", "aaaa"))
+    assert told == ["prepare a", "prepare !", "prepare x", "reply a", "reply x"]
+    assert list(raised.value.errors) == [1]
+    assert raised.value.result is not None
+    assert raised.value.result.success.tolist() == [False, False, True, False]
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [({"terms": (5, 3)}, "terms"), ({"tool": True}, "max_turns"), ({"max_turns": 3}, "max_turns")],
@@ -249,6 +339,87 @@ def test_a_hole_ends_the_walk() -> None:
         assert not any(reply.success for reply in replies)
     assert fell
     lake.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SokobanSettings(),
+        SokobanSettings(boxes=2, shortest=6),
+        SokobanSettings(size=7, boxes=3, walls=0.05, max_turns=60),
+    ],
+)
+def test_every_room_is_solved_by_its_teacher(settings: SokobanSettings) -> None:
+    rooms = set()
+    for seed in range(20):
+        room = settings.conversation()
+        own_seed = split_seed(settings.spec(), seed, held_out=seed % 2 == 0)
+        prompt = room.begin(0, own_seed)
+        rooms.add((prompt, seed % 2))
+        assert len(prompt) == settings.size * (settings.size + 1)
+        assert (prompt.count("$"), prompt.count("*")) == (settings.boxes, 0), "no box is on a goal at the beginning"
+        assert prompt.count(".") + prompt.count("+") == settings.boxes
+        assert prompt == settings.conversation().begin(0, own_seed)
+        moves = 0
+        answer = Reply(done=False)
+        while not answer.done:
+            assert not answer.reward
+            answer = room.reply(room.expert())
+            moves += 1
+        assert (answer.reward, answer.success) == (1.0, True)
+        assert settings.shortest <= moves <= settings.max_turns
+    assert not {room for room, side in rooms if side} & {room for room, side in rooms if not side}
+    assert len(rooms) > 15
+
+
+def sokoban(*lines: str) -> Sokoban:
+    """A conversation in a room that is drawn."""
+    found = SokobanSettings(size=5).conversation()
+    found.begin(0, 0)
+    cells = {(i, j): c for i, line in enumerate(lines) for j, c in enumerate(line)}
+    found._room = found._room._replace(
+        floor=frozenset(place for place, c in cells.items() if c != "#"),
+        goals=frozenset(place for place, c in cells.items() if c in ".*+"),
+    )
+    player = next(place for place, c in cells.items() if c in "@+")
+    found._position = type(found._position)(player, frozenset(place for place, c in cells.items() if c in "$*"))
+    found._plan.clear()
+    return found
+
+
+def test_boxes_are_pushed_one_at_a_time_and_never_through_walls() -> None:
+    room = sokoban("#####", "#@$-#", "#-$.#", "#-.-#", "#####")
+    assert room.reply("I go up").text == "#####\n#@$-#\n#-$.#\n#-.-#\n#####\n", "a wall"
+    assert room.reply("no word of a direction").text == room.reply("left\n").text
+    assert room.reply("up or right\n").text == "#####\n#-@$#\n#-$.#\n#-.-#\n#####\n"
+    assert room.reply("right\n").text == "#####\n#-@$#\n#-$.#\n#-.-#\n#####\n", "the wall is behind the box"
+    answer = room.reply("down\n")
+    assert (answer.text, answer.done) == ("#####\n#--$#\n#-@.#\n#-*-#\n#####\n", False)
+    assert search(room._room, room._position) == [], "a box in a corner"
+    assert room.expert() == "up\n"
+    assert room.reply("right\n").text.splitlines()[2] == "#--+#"
+    two = sokoban("######", "#@$$-#", "#-..-#", "#----#", "######")
+    assert two.reply("right\n").text.startswith("#####\n#@$$"), "two boxes in a row"
+
+
+def test_the_teacher_finds_its_way_back() -> None:
+    room = SokobanSettings(walls=0.0, size=7, max_turns=40).conversation()
+    room.begin(0, 3)
+    assert room.reply("up\n").done is room.reply("down\n").done is False
+    room._plan.clear()
+    answer = Reply(done=False)
+    for _ in range(60):
+        answer = room.reply(room.expert())
+        if answer.done:
+            break
+    assert answer.success
+
+
+def test_rooms_that_cannot_be_made_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"env\.boxes = 8: no room of 500 .* raise env\.size"):
+        SokobanSettings(size=5, boxes=8).conversation().begin(0, 0)
+    with pytest.raises(ValueError, match="shortest = 30: it is more than max_turns"):
+        SokobanSettings(shortest=30)
 
 
 def test_problems_of_reasoning_gym_are_scored_by_their_data_sets() -> None:

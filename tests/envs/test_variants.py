@@ -81,8 +81,11 @@ def test_only_what_a_policy_can_notice_is_a_variant() -> None:
     assert [*told.variants()] == ["position"]
     for settings in (MetaWorldSettings, RobosuiteSettings):
         with pytest.raises(ValueError, match="observation: state has no pictures"):
-            settings(tasks=("Lift",) if settings is RobosuiteSettings else TASKS, observation="state",
-                     appearance={"light_change": 0.5})
+            settings(
+                tasks=("Lift",) if settings is RobosuiteSettings else TASKS,
+                observation="state",
+                appearance={"light_change": 0.5},
+            )
 
 
 def test_an_environment_in_another_python_has_its_variants_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -296,6 +297,32 @@ def test_another_tokenizer_than_the_models_is_refused(folder: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"it has 408 tokens, the environment's tokenizer 9999; set env.tokenizer"):
         CausalLmSettings(checkpoint=str(folder)).form(larger)
+
+
+@pytest.mark.parametrize(
+    ("choices", "stops", "told"),
+    [
+        (
+            VOCABULARY - 50,
+            (1,),
+            r"its own tokenizer has \d+ tokens, the environment's 350; set env\.tokenizer to the same",
+        ),
+        (
+            0,
+            (7, 5),
+            r"its end of text is token 2, the environment's messages end at 5, 7; set env\.tokenizer to the same",
+        ),
+    ],
+    ids=["size", "end of text"],
+)
+def test_a_tokenizer_that_fits_and_is_not_the_models_is_refused(
+    folder: Path, choices: int, stops: tuple[int, ...], told: str
+) -> None:
+    spec = text_settings(folder).spec()
+    action = ActionSpec("discrete", 1, choices=choices or spec.action.choices, stops=stops)
+    with pytest.raises(ConfigError, match=told):
+        CausalLmSettings(checkpoint=str(folder)).form(replace(spec, action=action))
+    CausalLmSettings(checkpoint=str(folder)).form(spec)
 
 
 def test_an_environment_without_text_is_refused() -> None:

@@ -36,11 +36,25 @@ from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 #: Arguments of robosuite that settings of this adapter decide.
 _RESERVED = {
-    "robots", "controller_configs", "control_freq", "horizon",
-    "ignore_done", "hard_reset", "reward_shaping", "reward_scale",
-    "seed", "use_camera_obs", "use_object_obs", "has_renderer",
-    "has_offscreen_renderer", "renderer", "camera_names", "camera_heights",
-    "camera_widths", "camera_depths", "camera_segmentations",
+    "robots",
+    "controller_configs",
+    "control_freq",
+    "horizon",
+    "ignore_done",
+    "hard_reset",
+    "reward_shaping",
+    "reward_scale",
+    "seed",
+    "use_camera_obs",
+    "use_object_obs",
+    "has_renderer",
+    "has_offscreen_renderer",
+    "renderer",
+    "camera_names",
+    "camera_heights",
+    "camera_widths",
+    "camera_depths",
+    "camera_segmentations",
 }
 
 
@@ -73,9 +87,9 @@ class RobosuiteSettings(BaseModel):
     """Task → instruction, in place of the known one or of the words of its name."""
     robot: str = "Panda"
     """Robot of robosuite; tasks of two robots have two of it. RoboCasa's is `PandaOmron`."""
-    controller: Literal[
-        "OSC_POSE", "OSC_POSITION", "IK_POSE", "JOINT_POSITION", "JOINT_VELOCITY", "JOINT_TORQUE"
-    ] = "OSC_POSE"
+    controller: Literal["OSC_POSE", "OSC_POSITION", "IK_POSE", "JOINT_POSITION", "JOINT_VELOCITY", "JOINT_TORQUE"] = (
+        "OSC_POSE"
+    )
     """Controller of each arm; OSC_POSITION moves the hand without turning it."""
     control_freq: Annotated[int, Field(ge=1, le=500)] = 20
     """Env steps per simulated second."""

@@ -1,6 +1,6 @@
 """Text environments: prompts, messages and tools on top of the environment contract; they import neither torch nor
 transformers."""
 
-from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply, TextSettings, draw_apart
+from polyrhythm.envs.text.base import Conversation, Demonstrates, Prepares, Reply, TextSettings, draw_apart
 
-__all__ = ["Conversation", "Demonstrates", "Reply", "TextSettings", "draw_apart"]
+__all__ = ["Conversation", "Demonstrates", "Prepares", "Reply", "TextSettings", "draw_apart"]

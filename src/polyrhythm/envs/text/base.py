@@ -64,6 +64,15 @@ class Conversation(Protocol):
 
 
 @runtime_checkable
+class Prepares(Protocol):
+    """A conversation whose replies take long, such as those of a tool, and overlap with those of other rows."""
+
+    def prepare(self, message: str) -> None:
+        """Begin what `reply` will wait for; called for the messages of all rows before the first `reply`."""
+        ...
+
+
+@runtime_checkable
 class Demonstrates(Protocol):
     """A conversation with a scripted expert, for demonstrations."""
 

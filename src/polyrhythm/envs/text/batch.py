@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
-from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.envs.text.base import Conversation, Demonstrates, Prepares, Reply
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
 if TYPE_CHECKING:
@@ -74,10 +74,13 @@ class TextBatch:
         lengths = np.where(whole, stop.argmax(1) + 1, chunk)
         reward = np.zeros(n, np.float32)
         terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
-        errors: dict[int, Exception] = {}
+        said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
+        errors = self._prepare(said)
         for i, row in enumerate(map(int, rows)):
             self._turn[row] += 1
             message = ids[i, : lengths[i]]
+            if row in errors:
+                continue
             try:
                 reply = self._replied(row, message) if whole[i] else Reply(done=False)
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
@@ -98,6 +101,20 @@ class TextBatch:
         if errors:
             raise RowsFailed(errors, result)
         return result
+
+    def _prepare(self, said: Mapping[int, NDArray[Any]]) -> dict[int, Exception]:
+        """Tell conversations that prepare their messages; errors by row."""
+        errors: dict[int, Exception] = {}
+        for row, message in said.items():
+            conversation = self._conversations[row]
+            if isinstance(conversation, Prepares):
+                try:
+                    conversation.prepare(self._tokenizer.decode(message.tolist()))
+                except PolyrhythmError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - as in step
+                    errors[row] = error
+        return errors
 
     def _replied(self, row: int, message: NDArray[Any]) -> Reply:
         return self._conversations[row].reply(self._tokenizer.decode(message.tolist()))

@@ -1,4 +1,4 @@
-"""Chains of additions and subtractions, answered in one message or with a calculator.
+"""Chains of additions and subtractions, answered in one message, with a calculator, or with Python.
 
 The demonstrations are imperfect on purpose: in one of five the teacher goes all the way, otherwise it answers early.
 Imitation then leaves a way that works and is rarely taken, which reinforcement learning finds.
@@ -12,13 +12,17 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from polyrhythm.envs.sandbox.tool import SandboxSettings
 from polyrhythm.envs.text.base import Conversation, Count, Reply, TextSettings, draw_apart
+from polyrhythm.envs.text.with_python import PythonRunner
 
 #: One demonstration in so many goes all the way.
 _WHOLE = 5
 #: Probability with which the teacher of the others gives up after a step.
 _GIVES_UP = 0.7
 _CALL = re.compile(r"<(\d{1,4})([+-])(\d{1,4})>")
+#: What is shown of a call of Python: a number.
+_NUMBER = re.compile(r"-?\d{1,9}")
 #: Largest term of a chain.
 _LARGEST = 9
 
@@ -27,14 +31,16 @@ class ChainsSettings(TextSettings):
     """Chains such as `4+1-3=`, whose result the model has to give after `#`: `#2`. Reward 1 if it is right.
 
     Without tool the running total stays in 0..9, and steps may be written before: `+1=5,-3=2#2`. With tool it grows,
-    and a message `<4+1>` asks the calculator, which replies `5;`.
+    and a message `<4+1>` asks the calculator, which replies `5;`, or Python, which replies what any expression gives.
     """
 
     type: Literal["chains"] = "chains"
     terms: tuple[Count, Count] = (2, 16)
     """Fewest and most terms of a chain."""
-    tool: bool = False
-    """Whether the model may call the calculator, in several turns."""
+    tool: bool | Literal["python"] = False
+    """Whether the model may call a tool, in several turns: the calculator, or `python`, run in the sandbox."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """Limits of a call of `tool: python`."""
     max_new_tokens: Annotated[int, Field(ge=4)] = 128
     """Most tokens of a message; longer ones are cut, which ends the episode."""
     max_prompt_tokens: Count = 36
@@ -47,11 +53,13 @@ class ChainsSettings(TextSettings):
     def _in_order(self) -> ChainsSettings:
         if not 2 <= self.terms[0] <= self.terms[1]:
             raise ValueError(f"terms = {list(self.terms)}: the fewest are 2 or more, and not above the most")
-        if self.tool != (self.max_turns > 1):
+        if bool(self.tool) != (self.max_turns > 1):
             raise ValueError(f"max_turns = {self.max_turns}: a call takes a turn; use 1 without tool, more with it")
         return self
 
     def conversation(self) -> Conversation:
+        if self.tool == "python":
+            return PythonChain(self)
         return ToolChain(self) if self.tool else Chain(self)
 
 
@@ -143,6 +151,33 @@ class ToolChain(Chain):
         if not self._whole or self._calls == len(steps):
             return f"#{totals[-1]}"
         return f"<{totals[self._calls]}{steps[self._calls]:+d}>"
+
+
+class PythonChain(ToolChain):
+    """A chain whose calls are run as Python."""
+
+    def __init__(self, settings: ChainsSettings) -> None:
+        super().__init__(settings)
+        self._runner = PythonRunner(settings.sandbox)
+
+    def begin(self, task: int, seed: int) -> str:
+        self._runner.drop()
+        return super().begin(task, seed)
+
+    def prepare(self, message: str) -> None:
+        if message.startswith("<"):
+            self._runner.start(message.strip("<>"))
+
+    def reply(self, message: str) -> Reply:
+        if not message.startswith("<"):
+            return super().reply(message)
+        self._calls += 1
+        outcome = self._runner.finish(message.strip("<>"))
+        shown = outcome.output.strip() if outcome.ended == "done" else "?"
+        return Reply(text=f"{shown if _NUMBER.fullmatch(shown) else '?'};", done=False)
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 def calculate(call: str) -> str:

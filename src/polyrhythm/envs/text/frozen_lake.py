@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -10,10 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart
-
-#: Moves by Gymnasium's number, with rows and columns.
-_MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-_MOVE = re.compile("|".join(_MOVES))
+from polyrhythm.envs.text.moves import MOVES, last_move
 
 
 class FrozenLakeSettings(TextSettings):
@@ -80,10 +76,10 @@ class FrozenLake:
         return _Lake(_shown(fields, (0, 0)), fields)
 
     def reply(self, message: str) -> Reply:
-        words = _MOVE.findall(message)
-        if not words:
+        move = last_move(message)
+        if move is None:
             return Reply(_shown(self._fields, self._place), done=False)
-        state, reward, done, *_ = self._env.step(list(_MOVES).index(words[-1]))
+        state, reward, done, *_ = self._env.step(list(MOVES).index(move))
         self._place = divmod(int(state), self._settings.size)
         won = float(reward) > 0
         return Reply("" if done else _shown(self._fields, self._place), float(won), bool(done), won)
@@ -96,7 +92,7 @@ class FrozenLake:
             (row, column), first = ways.popleft()
             if self._fields[row][column] == "G":
                 return f"{first}\n"
-            for word, (down, right) in _MOVES.items():
+            for word, (down, right) in MOVES.items():
                 place = row + down, column + right
                 inside = all(0 <= x < self._settings.size for x in place)
                 if inside and place not in seen and self._fields[place[0]][place[1]] != "H":

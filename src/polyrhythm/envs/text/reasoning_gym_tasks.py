@@ -10,9 +10,11 @@ from functools import lru_cache
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart
+from polyrhythm.envs.sandbox.tool import SandboxSettings
+from polyrhythm.envs.text.base import Conversation, Count, Reply, TextSettings, draw_apart
+from polyrhythm.envs.text.with_python import INSTRUCTION, with_python
 from polyrhythm.errors import ConfigError, MissingError, pip_install
 from polyrhythm.specs import EnvSpec, Task
 
@@ -45,15 +47,25 @@ class ReasoningGymSettings(TextSettings):
     instruction: str = "Give the answer between <answer> and </answer>.\n"
     """What stands before the question."""
     max_prompt_tokens: Count = 512
-    """Most tokens of a prompt."""
+    """Most tokens before a message: the prompt and, with tool, everything said since."""
+    tool: Literal["python"] | None = None
+    """`python`: code between <python> and </python> is run in the sandbox and its output shown, in several turns."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """Limits of a call of the tool."""
+
+    @model_validator(mode="after")
+    def _has_turns(self) -> ReasoningGymSettings:
+        if bool(self.tool) != (self.max_turns > 1):
+            raise ValueError(f"max_turns = {self.max_turns}: a call takes a turn; use 1 without tool, more with it")
+        return self
 
     def spec(self) -> EnvSpec:
         for name, options in self.datasets.items():
             _dataset(name, json.dumps(options))
         return replace(super().spec(), tasks=tuple(Task(name, name) for name in self.datasets))
 
-    def conversation(self) -> Problem:
-        return Problem(self)
+    def conversation(self) -> Conversation:
+        return with_python(Problem(self), self.sandbox) if self.tool else Problem(self)
 
 
 class _Drawn(NamedTuple):
@@ -78,7 +90,8 @@ class Problem:
 
     def _draw(self, random: Random) -> _Drawn:
         entry = self._dataset[random.randrange(_PROBLEMS)]
-        return _Drawn(f"{self._settings.instruction}{entry['question']}\n", entry)
+        instruction = self._settings.instruction + (INSTRUCTION if self._settings.tool else "")
+        return _Drawn(f"{instruction}{entry['question']}\n", entry)
 
     @property
     def _dataset(self) -> Any:

@@ -157,6 +157,7 @@ class CausalLmSettings(BaseModel):
     def _config(self, env_spec: EnvSpec) -> Any:
         """The configuration of transformers, for an environment that it fits."""
         from polyrhythm.policies.causal_lm.network import check_context, open_config
+        from polyrhythm.policies.causal_lm.vocabulary import check_vocabulary
 
         _refuse_other_environment(env_spec)
         tokens = env_spec.observation[TOKENS].shape[0] + env_spec.chunk
@@ -169,6 +170,7 @@ class CausalLmSettings(BaseModel):
                 f"{what}: it has {config.vocab_size} tokens, the environment's tokenizer {env_spec.action.choices}; "
                 "set env.tokenizer to the same folder"
             )
+        check_vocabulary(self.checkpoint, env_spec.action, what)
         check_context(config, tokens, what)
         return config
 

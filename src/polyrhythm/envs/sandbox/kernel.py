@@ -1,0 +1,161 @@
+"""What confines a process on Linux without privileges: namespaces, Landlock, capabilities, by system calls.
+
+Each mechanism raises `Lacking` where the kernel does not give it. seccomp has a module of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+#: System calls that libc has no function for: the same numbers on all machines.
+_MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446
+#: By machine, as the numbers of older ones differ.
+_PIVOT_ROOT, _CAPSET = {"x86_64": (155, 126), "aarch64": (41, 91)}.get(platform.machine(), (-1, -1))
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+
+CLONE_NEWNS = 0x20000
+_CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = (
+    0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_MOUNT_RDONLY, _MOUNT_NOSUID, _MOUNT_NODEV = 1, 2, 4
+_AT_RECURSIVE = 0x8000
+
+#: The user that code runs as in its namespace.
+_NOBODY = 65534
+
+#: Landlock's rights to files, by bit, and how many of them each version of it knows.
+_READ_FILE, _READ_DIR, _TRUNCATE = 1 << 2, 1 << 3, 1 << 14
+_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+_RIGHTS_NOW = 16
+#: Of a working folder: write, remove, make folders and regular files.
+_WRITE = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | _TRUNCATE
+#: TCP (version 4); signals and abstract sockets (version 6): nothing of them is allowed.
+_TCP, _TCP_SINCE, _SCOPES, _SCOPES_SINCE = 3, 4, 3, 6
+_BENEATH = 1
+
+
+class Lacking(Exception):
+    """A mechanism that this machine does not give. mechanism: seccomp, landlock or namespaces."""
+
+    def __init__(self, mechanism: str, problem: str) -> None:
+        super().__init__(problem)
+        self.mechanism, self.problem = mechanism, problem
+
+
+def call(name: str, *arguments: object) -> int:
+    """A function of libc, or `syscall`; OSError as it fails."""
+    found: int = getattr(_LIBC, name)(*arguments)
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found
+
+
+def _long(*values: int) -> list[ctypes.c_long]:
+    return [ctypes.c_long(value) for value in values]
+
+
+def syscall(number: int, *arguments: object) -> int:
+    return call("syscall", ctypes.c_long(number), *arguments)
+
+
+def prctl(option: int, *arguments: int) -> None:
+    call("prctl", option, *_long(*arguments, *[0] * (4 - len(arguments))))
+
+
+def unshare_namespaces() -> None:
+    """User, mounts, processes, network, IPC and host name of its own for this process, which has one thread; its next
+    child is process 1. Lacking: the kernel, or whoever set it up, does not allow it."""
+    user, group = os.geteuid(), os.getegid()
+    every = _CLONE_NEWUSER | CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
+    try:
+        call("unshare", every)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{_NOBODY} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{_NOBODY} {group} 1")
+        call("sethostname", b"sandbox", 7)
+    except OSError as error:
+        raise Lacking("namespaces", f"unshare: {error.strerror}") from error
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
+
+
+def mount_folder(target: str, mib: int, files: int) -> None:
+    """An empty folder in memory, of so many MiB and files at most; in a mount namespace of this process's own."""
+    call("unshare", CLONE_NEWNS)
+    mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, f"size={mib}m,nr_inodes={files},mode=700")
+
+
+def change_root(readable: Iterable[str], work: str) -> None:
+    """A root with nothing but the folders `readable`, read-only, at their paths, and the empty folder `work`.
+
+    For process 1 of new namespaces. Lacking: mounting is not allowed there.
+    """
+    real = {path: os.path.realpath(path) for path in readable}
+    try:
+        mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+        mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")  # noqa: S108 - a place, no file
+        os.chdir("/tmp")  # noqa: S108
+        Path("old").mkdir()
+        syscall(_PIVOT_ROOT, b".", b"old")
+        os.chdir("/")
+        for path, source in real.items():
+            Path(path).mkdir(parents=True, exist_ok=True)
+            mount(f"/old{source}", path, "", _MS_BIND | _MS_REC)
+            _set_read_only(path, _AT_RECURSIVE)
+        call("umount2", b"/old", _MNT_DETACH)
+        Path("/old").rmdir()
+        Path(work).mkdir()
+        _set_read_only("/", 0)
+    except OSError as error:
+        raise Lacking("namespaces", f"a root of its own: {error.strerror}") from error
+
+
+def _set_read_only(path: str, flags: int) -> None:
+    wanted = struct.pack("QQQQ", _MOUNT_RDONLY | _MOUNT_NOSUID | _MOUNT_NODEV, 0, 0, 0)
+    syscall(_MOUNT_SETATTR, -100, path.encode(), flags, wanted, ctypes.c_size_t(len(wanted)))
+
+
+def landlock_version() -> int:
+    """Landlock's version; Lacking: the kernel is older than 5.13, or built or started without it."""
+    try:
+        return syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    except OSError as error:
+        raise Lacking("landlock", f"landlock_create_ruleset: {error.strerror}") from error
+
+
+def restrict_files(version: int, readable: Sequence[str], writable: Sequence[str]) -> None:
+    """Nothing but reading below `readable`, and reading and writing below `writable`, for this process for good."""
+    every = (1 << _RIGHTS.get(version, _RIGHTS_NOW)) - 1
+    attributes = struct.pack(
+        "QQQ", every, _TCP if version >= _TCP_SINCE else 0, _SCOPES if version >= _SCOPES_SINCE else 0
+    )
+    size = 8 if version < _TCP_SINCE else 16 if version < _SCOPES_SINCE else 24
+    rules = syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
+    allowed = [(path, _READ_FILE | _READ_DIR) for path in readable]
+    allowed += [(path, _READ_FILE | _READ_DIR | _WRITE) for path in writable]
+    for path, rights in allowed:
+        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        syscall(_LANDLOCK_ADD, rules, _BENEATH, struct.pack("=Qi", rights & every, folder), 0)
+        os.close(folder)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    syscall(_LANDLOCK_RESTRICT, rules, 0)
+    os.close(rules)
+
+
+def drop_capabilities() -> None:
+    """No capability any more, nor a way to one."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    syscall(_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24))

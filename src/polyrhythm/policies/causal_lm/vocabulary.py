@@ -1,0 +1,64 @@
+"""Whether the tokens of an environment are those that a folder's model was trained with.
+
+A policy sees ids alone, so another tokenizer that has no more of them than the model would go unnoticed: the model
+would be given, and answer, other words.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.specs import ActionSpec
+
+
+def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
+    """ConfigError: the folder's own tokenizer has another number of tokens than the environment's, or none of the
+    folder's end-of-text tokens ends a message there. what: the setting that names the folder.
+
+    A tokenizer with as many tokens and the same end of text is not told apart.
+    """
+    folder = Path(checkpoint).expanduser()
+    own = _own_tokens(folder)
+    if own and own != action.choices:
+        raise ConfigError(
+            f"{what}: its own tokenizer has {own} tokens, the environment's {action.choices}; set env.tokenizer to the "
+            "same folder"
+        )
+    ends = _end_ids(folder)
+    if ends and not ends & set(action.stops):
+        named, stops = (", ".join(map(str, sorted(ids))) for ids in (ends, set(action.stops)))
+        raise ConfigError(
+            f"{what}: its end of text is token {named}, the environment's messages end at {stops}; set env.tokenizer "
+            "to the same folder, or correct eos_token_id in its generation_config.json"
+        )
+
+
+@lru_cache(maxsize=8)
+def _own_tokens(folder: Path) -> int:
+    """Tokens of the folder's tokenizer.json; 0 where there is none that can be read."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return 0
+    try:
+        return int(Tokenizer.from_file(str(file)).get_vocab_size(with_added_tokens=True))
+    except Exception:  # noqa: BLE001 - of the package, without a class of its own; env.tokenizer tells it
+        return 0
+
+
+def _end_ids(folder: Path) -> set[int]:
+    """End-of-text ids that the folder's files for the model name."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        try:
+            content: Any = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        named = content.get("eos_token_id") if isinstance(content, dict) else None
+        found |= {i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int)}
+    return found
