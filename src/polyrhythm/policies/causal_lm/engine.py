@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,30 +26,17 @@ from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
-from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
+from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
 
 #: Attention reads a multiple of so many positions, so that shapes repeat.
 _STRIDE = 16
 
 
 @dataclass(slots=True)
-class _Row:
-    """A running request, and what was sampled for it so far. weights: the number of the change of weights after which
-    its prompt was computed."""
+class _Row(Progress):
+    """A running request. weights: the number of the change of weights after which its prompt was computed."""
 
-    request: EngineRequest
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     weights: int = -1
-
-    @classmethod
-    def of(cls, request: EngineRequest) -> _Row:
-        row, prefix = cls(request), request.prefix
-        if prefix is not None:
-            row.tokens, row.logprobs = prefix.tokens.tolist(), prefix.logprobs.tolist()
-            row.versions = prefix.versions.tolist()
-        return row
 
     @property
     def sequence(self) -> list[int]:
@@ -63,15 +49,6 @@ class _Row:
     @property
     def prompt_key(self) -> bytes:
         return self.request.prompt.tobytes()
-
-    def generated(self, *, finished: bool) -> Generated:
-        return Generated(
-            self.request.request_id,
-            np.array(self.tokens, np.int32),
-            np.array(self.logprobs, np.float32),
-            np.array(self.versions, np.int32),
-            finished,
-        )
 
 
 class NativeEngine:

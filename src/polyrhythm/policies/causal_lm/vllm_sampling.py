@@ -1,0 +1,105 @@
+"""Sampling of ours inside vLLM: a logits processor that draws each token as every engine here does.
+
+vLLM's own noise is a generator per request, which a resumed request would begin anew, and its log-probs are those of
+its own cuts. So each row of logits is processed and drawn from here, and then leaves vLLM one choice: the drawn token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyrhythm.policies import noise
+from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
+#: Where vLLM carries what is ours of a request.
+EXTRA = "polyrhythm"
+
+
+class Draws(NamedTuple):
+    """How a request is sampled. noise_key, greedy: as in `EngineRequest`; first: tokens of its prefix."""
+
+    noise_key: int
+    greedy: bool
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of vLLM's batch. name: of its request; output: vLLM's own list of its tokens."""
+
+    name: str
+    draws: Draws
+    output: list[int]
+
+
+class BatchSampler:
+    """Follows vLLM's batch, and draws a token of each row. logprobs: of the tokens drawn last, by name of request; vLLM
+    drops those of prompts that are read in parts, and the next draw replaces them."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.logprobs: dict[str, float] = {}
+        self._rows: dict[int, _Row] = {}
+        self._keys = self._greedy = torch.zeros(0, dtype=torch.int64)
+
+    def follow(self, update: BatchUpdate | None) -> None:
+        """Take note of the rows that have left, come and moved, in this order."""
+        if update is None:
+            return
+        for row in update.removed:
+            self._rows.pop(row, None)
+        for row, params, _, output in update.added:
+            name, draws = (params.extra_args or {})[EXTRA]
+            self._rows[row] = _Row(name, draws, output)
+        for source, target, direction in update.moved:
+            moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
+            if moved is not None:
+                self._rows[target] = moved
+            if other is not None and direction.name == "SWAP":
+                self._rows[source] = other
+        self._keys = self._greedy = torch.zeros(0, dtype=torch.int64)
+
+    def forget(self, name: str) -> None:
+        """The request has ended."""
+        self.logprobs.pop(name, None)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """The logits [n,V] of rows 0..n-1 with one choice each, in place."""
+        rows = [self._rows[row] for row in range(len(logits))]
+        if len(self._keys) != len(rows):
+            self._keys = torch.tensor([row.draws.noise_key for row in rows], dtype=torch.int64, device=logits.device)
+            self._greedy = torch.tensor([row.draws.greedy for row in rows], device=logits.device)
+        drawn = [row.draws.first + len(row.output) for row in rows]
+        few = 1 << max(drawn).bit_length()  # noise keeps a table for each size that it is asked for
+        uniform = noise.uniform_at(self._keys, torch.tensor(drawn, device=logits.device), few)
+        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
+        for row, logprob in zip(rows, logprobs.tolist(), strict=True):
+            self.logprobs[row.name] = logprob
+        return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
+
+
+def processor_class(sampler: BatchSampler) -> type[Any]:
+    """The class that vLLM makes its logits processor of. It is vLLM's, so it is made where vLLM is imported."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
+    class OwnSampling(LogitsProcessor):  # type: ignore[misc]
+        def __init__(self, *_: object) -> None:
+            """vLLM gives its configuration and device."""
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: BatchUpdate | None) -> None:
+            sampler.follow(batch_update)
+
+        def apply(self, logits: Tensor) -> Tensor:
+            return sampler.draw(logits)
+
+    return OwnSampling
