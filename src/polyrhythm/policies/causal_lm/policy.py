@@ -105,7 +105,7 @@ class CausalLm(AdaptedPolicy):
             server = ServerSettings(how.url, how.deadline_s, how.folder, how.tolerance)
             return SglangEngine(*what, server, capacity=capacity, length=length)
         if how.type == "vllm":
-            start = VllmStart(how.cache_gib, how.compile, how.dtype)
+            start = VllmStart(how.cache_gib, how.compile, how.dtype, how.tolerance)
             model = VllmModel(self.network, self._sampling, start, capacity=capacity, length=length)
             return VllmEngine(model, self.network, self._stops, capacity=capacity, length=length, refresh=self._refresh)
         return NativeEngine(*what, capacity=capacity, length=length, refresh=self._refresh)

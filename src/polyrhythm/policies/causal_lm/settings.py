@@ -58,6 +58,8 @@ class VllmSettings(BaseModel):
     """Let it compile the model, which takes time at its start and is faster afterwards."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Its weights, keys and values; in bfloat16 log-probs differ from those of the trainer."""
+    tolerance: Annotated[float, Field(gt=0)] = 0.1
+    """Largest difference of its log-probs from those of the model here, compared when it has started."""
 
 
 EngineSettings = Annotated[

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.causal_lm.network import CausalNetwork
+from polyrhythm.policies.causal_lm.proof import COMPARED, compared_prompt, worst_difference
 from polyrhythm.policies.causal_lm.sampling import Sampling
 from polyrhythm.policies.causal_lm.vllm_sampling import EXTRA, BatchSampler, Draws, processor_class
 from polyrhythm.policies.vla.adapters import is_adapter, plain_name
@@ -34,12 +35,18 @@ _LEVEL = "VLLM_LOGGING_LEVEL"
 BLOCK = 32
 
 
+#: Engines of this process. One that is collected ends the process groups of all, so none is before the process ends.
+_STARTED: list[Any] = []
+
+
 class VllmStart(NamedTuple):
-    """cache_gib: memory of keys and values; compiles: whether vLLM compiles the model; dtype: of weights and keys."""
+    """cache_gib: memory of keys and values; compiles: whether vLLM compiles the model; dtype: of weights and keys;
+    tolerance: of its log-probs against the network's."""
 
     cache_gib: float = 1.0
     compiles: bool = True
     dtype: str = "float32"
+    tolerance: float = 0.1
 
 
 class Answer(NamedTuple):
@@ -59,13 +66,16 @@ class VllmModel:
     def __init__(
         self, network: CausalNetwork, sampling: Sampling, how: VllmStart, *, capacity: int, length: int
     ) -> None:
-        """RunHalted: vLLM does not start with this model, in one sentence."""
+        """RunHalted: vLLM does not start with this model, or its log-probs are not the network's, in one sentence."""
         self.sampler = BatchSampler(sampling)
         os.environ.update(_ENVIRONMENT)
         os.environ.setdefault(_LEVEL, "ERROR")
         self._engine = self._start(network, how, capacity, length)
+        _STARTED.append(self._engine)
         self._named = 0
         self._weights = 0  # changes of them
+        self.load(network)
+        self._prove(network, how.tolerance)
 
     def _start(self, network: CausalNetwork, how: VllmStart, capacity: int, length: int) -> Any:
         config: Any = network.model.config
@@ -97,6 +107,25 @@ class VllmModel:
                 )
             except Exception as error:  # vLLM and pydantic raise many kinds
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
+
+    def _prove(self, network: CausalNetwork, tolerance: float) -> None:
+        """Continue a short prompt, which fails where vLLM lacks a part for this model, and compare."""
+        prompt = compared_prompt(self.sampler.sampling.choices)
+        self.add(prompt, (), COMPARED, Draws(0, False))
+        answers: list[Answer] = []
+        try:
+            while not answers or not answers[-1].finished:
+                answers += self.step()
+        except Exception as error:  # whatever the missing part raises
+            raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
+        tokens = [token for answer in answers for token in answer.tokens]
+        logprobs = [logprob for answer in answers for logprob in answer.logprobs]
+        worst = worst_difference(network, self.sampler.sampling, prompt, tokens, logprobs)
+        if worst > tolerance:
+            raise RunHalted(
+                f"policy.engine.type = vllm: its log-probs differ from this model's by {worst:.3g}, {tolerance:g} is "
+                "allowed (policy.engine.tolerance); use float32 (policy.engine.dtype), or engine native"
+            )
 
     def load(self, network: CausalNetwork) -> None:
         """Write the network's weights over those here, in place, from memory. What is cached of the older ones is
