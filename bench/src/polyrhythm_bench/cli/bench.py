@@ -30,10 +30,10 @@ batching    batching auto beside the best fixed batching of a grid, simulated (h
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
 papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
-language    batch rollout, queue scheduling, prompt replication and asynchronous training with engines that sleep, beside
-            the simulated cluster (parts plain, filtered; 25 minutes); engines that compute beside bare vLLM,
-            `generate` and transformers' continuous batching (engines; 5 minutes; needs the vla extra, and has vLLM
-            where it is installed)
+language    plain, filtered: batch rollout, queue scheduling, prompt replication and asynchronous training with engines
+            that sleep, beside the simulated cluster (25 minutes); engines: those that compute beside bare vLLM,
+            `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it is
+            installed)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
 """
@@ -67,7 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn; envs: timed steps")
     parser.add_argument("--megabytes", type=count, metavar="N", help="weights, switch: size of the model")
     parser.add_argument(
-        "--versions", type=count, metavar="N", help="versions of a turn (metaworld, language: 6; overlap: 12; fidelity: 8)"
+        "--versions",
+        type=count,
+        metavar="N",
+        help="versions of a turn (metaworld, language: 6; overlap: 12; fidelity: 8)",
     )
     parser.add_argument("--seeds", type=count, metavar="N", help="seeds of each curve (learning: 8; algorithms: 5)")
     parser.add_argument(

@@ -6,7 +6,7 @@ an update by all. Where they overlap some devices generate, and the others train
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.settings import ClusterSettings
@@ -17,7 +17,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm_bench.workloads.answers_env import Share
 from polyrhythm_bench.workloads.scene import Publications
 
-_WARM_UP, _COUNTED = 5, 40
+#: Versions before counting begins.
+_WARM_UP = 5
 
 
 class AnswerMode(NamedTuple):
@@ -98,9 +99,9 @@ class AnswerScene(Section):
     def answers(self, mode: AnswerMode) -> int:
         """Answers under way or waiting for an update, at most: as many as the lag allows, and those of extra
         prompts."""
-        return round(self.samples * (1 + mode.max_lag)) + self.extra(mode) * self.group
+        return round(self.samples * (1 + mode.max_lag)) + self.extra_for(mode) * self.group
 
-    def extra(self, mode: AnswerMode) -> int:
+    def extra_for(self, mode: AnswerMode) -> int:
         """Extra prompts of this mode."""
         return self.extra_prompts if mode.streams else 0
 
@@ -138,7 +139,7 @@ def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
             "batching": {"type": "streams", "max_rows": scene.places} if mode.streams else {"type": "lockstep"},
             "groups": {
                 "size": scene.group,
-                "extra_groups": scene.extra(mode),
+                "extra_groups": scene.extra_for(mode),
                 **(_FILTER if scene.filtered else {}),
             },
             "freshness": {"max_lag": mode.max_lag, "on_update": mode.on_update},
@@ -164,7 +165,7 @@ def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSetti
                 "max_rows": scene.places,
                 "max_lag": mode.max_lag,
                 "on_update": mode.on_update,
-                "extra_groups": scene.extra(mode),
+                "extra_groups": scene.extra_for(mode),
                 **(_FILTER if scene.filtered else {}),
             },
             "simulators": [
@@ -201,17 +202,18 @@ class SimulatedRates(NamedTuple):
     tokens: float
 
 
-def simulated(scene: AnswerScene, mode: AnswerMode) -> SimulatedRates:
-    """The scene on the virtual clock."""
+def simulated(scene: AnswerScene, mode: AnswerMode, counted: int = 40) -> SimulatedRates:
+    """So many versions of the scene on the virtual clock."""
     published = Publications()
-    machine = Cluster(cluster(scene, mode, _WARM_UP + _COUNTED))
+    last = _WARM_UP + counted
+    machine = Cluster(cluster(scene, mode, last))
     machine.driver.observer = published.note
     machine.run()
-    seconds = published.at[_WARM_UP + _COUNTED] - published.at[_WARM_UP]
+    seconds = published.at[last] - published.at[_WARM_UP]
     summary = summarise(machine.driver, machine.conductor.ledger.as_dict())  # type: ignore[attr-defined]
     busy, throughput = summary["utilisation"], summary["throughput"]
     return SimulatedRates(
-        _COUNTED * scene.samples / seconds,
+        counted * scene.samples / seconds,
         busy["generator"],
         busy["trainer"],
         throughput["tokens"] / max(1, throughput["samples"]),

@@ -28,7 +28,7 @@ from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
 from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
 
-#: Attention reads a multiple of so many positions, so that shapes repeat.
+#: Attention reads a multiple of so many positions of rows of different lengths, so that shapes repeat.
 _STRIDE = 16
 
 
@@ -127,9 +127,13 @@ class NativeEngine:
         """Features [count,width] of the last tokens of the rows 0..count-1."""
         rows = self._running[:count]
         positions = [row.length - 1 for row in rows]
-        longest = min(self._length, -(-(max(positions) + 1) // _STRIDE) * _STRIDE)
+        longest, even = max(positions) + 1, min(positions) == max(positions)
+        if not even:
+            longest = min(self._length, -(-longest // _STRIDE) * _STRIDE)
         tokens = torch.tensor([row.tokens[-1] for row in rows], device=self._device)
-        return self._network.decode(tokens, torch.tensor(positions, device=self._device), longest, self._cache)
+        return self._network.decode(
+            tokens, torch.tensor(positions, device=self._device), longest, self._cache, even=even
+        )
 
     def _begin(self) -> Tensor:
         """Move all waiting requests to rows; the features of their last positions."""
