@@ -12,27 +12,19 @@ Invariant: a request is in `_runs` from `add` until it has finished or was abort
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from polyrhythm.policies.causal_lm.network import CausalNetwork
-from polyrhythm.policies.causal_lm.vllm_model import Answer, VllmModel
-from polyrhythm.policies.causal_lm.vllm_sampling import Draws
+from polyrhythm.policies.causal_lm.vllm_model import VllmModel
+from polyrhythm.policies.causal_lm.vllm_sampling import Drawn, Draws
 from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
-
-
-@dataclass(slots=True)
-class _Run(Progress):
-    """A running request. name: in vLLM; begun: vLLM has sampled a token for it."""
-
-    name: str = ""
-    begun: bool = False
 
 
 class VllmEngine:
     """An engine over `model`, which gets `network`'s weights. length: the longest sequence; stops: tokens that end one;
     refresh: new weights make keys and values of unfinished requests anew.
 
-    prompt_tokens: of prompts that have begun, prefixes included; shared_tokens: those whose keys and values were there.
+    prompt_tokens: of the prompts of requests that have finished, prefixes included; shared_tokens: those of them whose
+    keys and values were there.
     """
 
     def __init__(
@@ -49,9 +41,8 @@ class VllmEngine:
         self.prompt_tokens = self.shared_tokens = 0
         self._model, self._network, self._stops = model, network, tuple(stops)
         self._length, self._refresh = length, refresh
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, tuple[str, EngineRequest]] = {}
         self._names: dict[str, int] = {}
-        self._version = -1
         model.load(network)
 
     # ------------------------------------------------------------ requests
@@ -62,31 +53,28 @@ class VllmEngine:
         self._begin(request)
 
     def _begin(self, request: EngineRequest) -> None:
-        run = _Run.of(request)
-        done = len(run.tokens)
-        draws = Draws(request.noise_key, request.greedy, done)
-        tokens = [*request.prompt.tolist(), *run.tokens]
-        run.name = self._model.add(tokens, self._stops, request.max_new_tokens - done, draws)
-        self._runs[request.request_id], self._names[run.name] = run, request.request_id
+        done = [] if request.prefix is None else request.prefix.tokens.tolist()
+        draws = Draws(request.noise_key, request.greedy, len(done))
+        tokens = [*request.prompt.tolist(), *done]
+        name = self._model.add(tokens, self._stops, request.max_new_tokens - len(done), draws)
+        self._runs[request.request_id], self._names[name] = (name, request), request.request_id
 
     def abort(self, request_id: int) -> Generated:
         """KeyError: there is no such request."""
-        run = self._runs.pop(request_id)
-        del self._names[run.name]
-        self._model.abort(run.name)
-        return run.generated(finished=False)
+        name, request = self._runs.pop(request_id)
+        del self._names[name]
+        return _generated(request, self._model.abort(name), finished=False)
 
     def weights_changed(self, version: int) -> None:
-        self._version = version
-        cut = [self._cut(run) for run in list(self._runs.values())] if self._refresh else []
-        self._model.load(self._network)
+        cut = [self._cut(request) for _, request in list(self._runs.values())] if self._refresh else []
+        self._model.load(self._network, version)
         for request in cut:
             self._begin(request)
 
-    def _cut(self, run: _Run) -> EngineRequest:
+    def _cut(self, request: EngineRequest) -> EngineRequest:
         """Abort it; the request that goes on from its tokens."""
-        found = self.abort(run.request.request_id)
-        return run.request._replace(prefix=found if len(found.tokens) else None)
+        found = self.abort(request.request_id)
+        return request._replace(prefix=found if len(found.tokens) else None)
 
     # ------------------------------------------------------------ steps
 
@@ -94,18 +82,18 @@ class VllmEngine:
         """A step of vLLM's: a token for each request, or a part of the prompts where they are long."""
         finished = []
         for answer in self._model.step() if self._runs else ():
-            run = self._runs[self._names[answer.name]]
-            self._take(run, answer)
-            if answer.finished:
-                finished.append(run.generated(finished=True))
-                del self._runs[run.request.request_id], self._names[run.name]
+            _, request = self._runs.pop(self._names.pop(answer.name))
+            before = 0 if request.prefix is None else len(request.prefix.tokens)
+            self.prompt_tokens += len(request.prompt) + before
+            self.shared_tokens += answer.cached
+            finished.append(_generated(request, answer.drawn, finished=True))
         return finished
 
-    def _take(self, run: _Run, answer: Answer) -> None:
-        if not run.begun and answer.tokens:
-            run.begun = True
-            self.prompt_tokens += len(run.request.prompt) + len(run.tokens)
-            self.shared_tokens += answer.cached
-        run.tokens += answer.tokens
-        run.logprobs += answer.logprobs
-        run.versions += [self._version] * len(answer.tokens)
+
+def _generated(request: EngineRequest, drawn: Drawn, *, finished: bool) -> Generated:
+    """The prefix and what was drawn since."""
+    progress = Progress.of(request)
+    progress.tokens += drawn.output
+    progress.logprobs += drawn.logprobs
+    progress.versions += drawn.versions
+    return progress.generated(finished=finished)

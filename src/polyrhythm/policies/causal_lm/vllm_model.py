@@ -18,7 +18,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.proof import COMPARED, compared_prompt, worst_difference
 from polyrhythm.policies.causal_lm.sampling import Sampling
-from polyrhythm.policies.causal_lm.vllm_sampling import EXTRA, BatchSampler, Draws, processor_class
+from polyrhythm.policies.causal_lm.vllm_sampling import EXTRA, BatchSampler, Drawn, Draws, processor_class
 from polyrhythm.policies.vla.adapters import is_adapter, plain_name
 
 #: What vLLM reads at its import: its core in this process, with logits processors of version 1; threads are the
@@ -50,14 +50,11 @@ class VllmStart(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a step added to a request: tokens, none while its prompt is read in parts. cached: tokens of its prompt
-    whose keys and values were there."""
+    """A request that has ended by itself. cached: tokens of its prompt whose keys and values were there."""
 
     name: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    drawn: Drawn
     cached: int
-    finished: bool
 
 
 class VllmModel:
@@ -112,24 +109,23 @@ class VllmModel:
         """Continue a short prompt, which fails where vLLM lacks a part for this model, and compare."""
         prompt = compared_prompt(self.sampler.sampling.choices)
         self.add(prompt, (), COMPARED, Draws(0, False))
-        answers: list[Answer] = []
         try:
-            while not answers or not answers[-1].finished:
-                answers += self.step()
+            while not (answers := self.step()):
+                pass
         except Exception as error:  # whatever the missing part raises
             raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
-        tokens = [token for answer in answers for token in answer.tokens]
-        logprobs = [logprob for answer in answers for logprob in answer.logprobs]
-        worst = worst_difference(network, self.sampler.sampling, prompt, tokens, logprobs)
+        found = answers[0].drawn
+        worst = worst_difference(network, self.sampler.sampling, prompt, found.output, found.logprobs)
         if worst > tolerance:
             raise RunHalted(
                 f"policy.engine.type = vllm: its log-probs differ from this model's by {worst:.3g}, {tolerance:g} is "
                 "allowed (policy.engine.tolerance); use float32 (policy.engine.dtype), or engine native"
             )
 
-    def load(self, network: CausalNetwork) -> None:
+    def load(self, network: CausalNetwork, version: int = -1) -> None:
         """Write the network's weights over those here, in place, from memory. What is cached of the older ones is
         shared with no request that is added from here on."""
+        self.sampler.version = version
         self._weights += 1
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
 
@@ -147,35 +143,24 @@ class VllmModel:
             stop_token_ids=list(stops),
             ignore_eos=True,
             detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={EXTRA: (name, draws)},
         )
         self._engine.add_request(name, tokens_input(list(tokens), cache_salt=str(self._weights)), params)
         return name
 
-    def abort(self, name: str) -> None:
-        """The request is gone."""
+    def abort(self, name: str) -> Drawn:
+        """What was drawn; the request is gone."""
         self._engine.abort_request([name])
-        self.sampler.forget(name)
+        return self.sampler.take(name)
 
     def step(self) -> list[Answer]:
-        """One of vLLM's steps: what it added to requests."""
-        found = []
-        for output in self._engine.step():
-            (part,) = output.outputs
-            logprobs = tuple(self.sampler.logprobs[output.request_id] for _ in part.token_ids)
-            found.append(
-                Answer(
-                    output.request_id,
-                    tuple(part.token_ids),
-                    logprobs,
-                    output.num_cached_tokens or 0,
-                    finished=bool(output.finished),
-                )
-            )
-            if output.finished:
-                self.sampler.forget(output.request_id)
-        return found
+        """One of vLLM's steps: the requests that it ended."""
+        return [
+            Answer(output.request_id, self.sampler.take(output.request_id), output.num_cached_tokens or 0)
+            for output in self._engine.step()
+            if output.finished
+        ]
 
 
 def _first_line(error: Exception) -> str:

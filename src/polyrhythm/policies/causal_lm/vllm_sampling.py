@@ -6,7 +6,7 @@ its own cuts. So each row of logits is processed and drawn from here, and then l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,22 +30,35 @@ class Draws(NamedTuple):
     first: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A row of vLLM's batch. name: of its request; output: vLLM's own list of its tokens."""
+@dataclass(slots=True)
+class Drawn:
+    """What was drawn for a request. output: vLLM's own list of its tokens; logprobs, versions: of those, and perhaps of
+    one more, which vLLM dropped because the prompt was not read to its end yet."""
 
-    name: str
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def put(self, logprob: float, version: int) -> None:
+        """Of the token that vLLM appends next, in place of one that it dropped."""
+        kept = len(self.output)
+        self.logprobs[kept:], self.versions[kept:] = [logprob], [version]
+
+
+class _Row(NamedTuple):
+    """A row of vLLM's batch."""
+
     draws: Draws
-    output: list[int]
+    drawn: Drawn
 
 
 class BatchSampler:
-    """Follows vLLM's batch, and draws a token of each row. logprobs: of the tokens drawn last, by name of request; vLLM
-    drops those of prompts that are read in parts, and the next draw replaces them."""
+    """Follows vLLM's batch, and draws a token of each row. version: of the weights."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self.logprobs: dict[str, float] = {}
+        self.version = -1
+        self._drawn: dict[str, Drawn] = {}
         self._rows: dict[int, _Row] = {}
         self._keys = self._greedy = torch.zeros(0, dtype=torch.int64)
 
@@ -57,7 +70,9 @@ class BatchSampler:
             self._rows.pop(row, None)
         for row, params, _, output in update.added:
             name, draws = (params.extra_args or {})[EXTRA]
-            self._rows[row] = _Row(name, draws, output)
+            drawn = self._drawn.setdefault(name, Drawn())
+            drawn.output = output
+            self._rows[row] = _Row(draws, drawn)
         for source, target, direction in update.moved:
             moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
             if moved is not None:
@@ -66,9 +81,11 @@ class BatchSampler:
                 self._rows[source] = other
         self._keys = self._greedy = torch.zeros(0, dtype=torch.int64)
 
-    def forget(self, name: str) -> None:
-        """The request has ended."""
-        self.logprobs.pop(name, None)
+    def take(self, name: str) -> Drawn:
+        """What was drawn for a request, which has ended."""
+        found = self._drawn.pop(name, None) or Drawn()
+        count = len(found.output)
+        return Drawn(list(found.output), found.logprobs[:count], found.versions[:count])
 
     def draw(self, logits: Tensor) -> Tensor:
         """The logits [n,V] of rows 0..n-1 with one choice each, in place."""
@@ -76,12 +93,12 @@ class BatchSampler:
         if len(self._keys) != len(rows):
             self._keys = torch.tensor([row.draws.noise_key for row in rows], dtype=torch.int64, device=logits.device)
             self._greedy = torch.tensor([row.draws.greedy for row in rows], device=logits.device)
-        drawn = [row.draws.first + len(row.output) for row in rows]
+        drawn = [row.draws.first + len(row.drawn.output) for row in rows]
         few = 1 << max(drawn).bit_length()  # noise keeps a table for each size that it is asked for
         uniform = noise.uniform_at(self._keys, torch.tensor(drawn, device=logits.device), few)
         tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
         for row, logprob in zip(rows, logprobs.tolist(), strict=True):
-            self.logprobs[row.name] = logprob
+            row.drawn.put(logprob, self.version)
         return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
 
 
