@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,9 +34,14 @@ _STRIDE = 16
 
 @dataclass(slots=True)
 class _Row(Progress):
-    """A running request. weights: the number of the change of weights after which its prompt was computed."""
+    """A running request. weights: the number of the change of weights after which its prompt was computed; uniform: its
+    noise."""
 
     weights: int = -1
+    uniform: noise.UniformStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uniform = noise.UniformStream(self.request.noise_key)
 
     @property
     def sequence(self) -> list[int]:
@@ -79,7 +84,6 @@ class NativeEngine:
         self._prompt_ends: Tensor | None = None  # features [capacity,width] of the last tokens of prompts
         with torch.inference_mode(False):
             self._cache = SlotCache(capacity, length)
-            self._keys = torch.zeros(capacity, dtype=torch.int64, device=self._device)
             self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
 
     # ------------------------------------------------------------ requests
@@ -142,8 +146,6 @@ class NativeEngine:
         known = {row.prompt_key: place for place, row in enumerate(self._running) if row.weights == self._weights}
         self._running += rows
         own = slice(first, first + len(rows))
-        keys = [row.request.noise_key for row in rows]
-        self._keys[own] = torch.tensor(keys, dtype=torch.int64, device=self._device)
         self._greedy[own] = torch.tensor([row.request.greedy for row in rows], device=self._device)
         computed, shared = self._shares(first, known)
         ends: dict[int, Tensor] = self._compute(computed) if computed else {}
@@ -192,9 +194,7 @@ class NativeEngine:
         """Add a token to every running request, from features [n,width] of their last positions."""
         n = len(features)
         log_p = process_logits(self._network.logits(features), self._sampling)
-        drawn = [len(row.tokens) for row in self._running]
-        few = 1 << max(drawn).bit_length()  # above all of them; noise keeps a table for each size that it is asked for
-        uniform = noise.uniform_at(self._keys[:n], torch.tensor(drawn, device=self._device), few)
+        uniform = torch.tensor([row.uniform.at(len(row.tokens)) for row in self._running], device=self._device)
         tokens, logprobs = draw(log_p, uniform, self._greedy[:n])
         for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
@@ -215,7 +215,7 @@ class NativeEngine:
         last = len(self._running) - 1
         if place < last:
             self._cache.copy(last, [place], self._running[last].length)
-            for own in (self._keys, self._greedy, self._prompt_ends):
+            for own in (self._greedy, self._prompt_ends):
                 if own is not None:
                     own[place] = own[last].clone()
             self._running[place] = self._running[last]

@@ -50,6 +50,10 @@ class _Row(NamedTuple):
 
     draws: Draws
     drawn: Drawn
+    uniform: noise.UniformStream
+
+    def next_uniform(self) -> float:
+        return self.uniform.at(self.draws.first + len(self.drawn.output))
 
 
 class BatchSampler:
@@ -60,7 +64,7 @@ class BatchSampler:
         self.version = -1
         self._drawn: dict[str, Drawn] = {}
         self._rows: dict[int, _Row] = {}
-        self._keys = self._greedy = torch.zeros(0, dtype=torch.int64)
+        self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def follow(self, update: BatchUpdate | None) -> None:
         """Take note of the rows that have left, come and moved, in this order."""
@@ -72,14 +76,14 @@ class BatchSampler:
             name, draws = (params.extra_args or {})[EXTRA]
             drawn = self._drawn.setdefault(name, Drawn())
             drawn.output = output
-            self._rows[row] = _Row(draws, drawn)
+            self._rows[row] = _Row(draws, drawn, noise.UniformStream(draws.noise_key))
         for source, target, direction in update.moved:
             moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
             if moved is not None:
                 self._rows[target] = moved
             if other is not None and direction.name == "SWAP":
                 self._rows[source] = other
-        self._keys = self._greedy = torch.zeros(0, dtype=torch.int64)
+        self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def take(self, name: str) -> Drawn:
         """What was drawn for a request, which has ended."""
@@ -90,12 +94,9 @@ class BatchSampler:
     def draw(self, logits: Tensor) -> Tensor:
         """The logits [n,V] of rows 0..n-1 with one choice each, in place."""
         rows = [self._rows[row] for row in range(len(logits))]
-        if len(self._keys) != len(rows):
-            self._keys = torch.tensor([row.draws.noise_key for row in rows], dtype=torch.int64, device=logits.device)
+        if len(self._greedy) != len(rows):
             self._greedy = torch.tensor([row.draws.greedy for row in rows], device=logits.device)
-        drawn = [row.draws.first + len(row.drawn.output) for row in rows]
-        few = 1 << max(drawn).bit_length()  # noise keeps a table for each size that it is asked for
-        uniform = noise.uniform_at(self._keys, torch.tensor(drawn, device=logits.device), few)
+        uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
         tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
         for row, logprob in zip(rows, logprobs.tolist(), strict=True):
             row.drawn.put(logprob, self.version)
