@@ -42,7 +42,8 @@ def summarise(
     simulated one; tokens_per_s of answers that ended (in lock-step their number times the mean length); generators,
     trainer: shares of the time in which they work; devices: of the pool; lag_mean; main_cores: CPU of the main process.
     """
-    first, modes = "lockstep", {}
+    first = "lockstep"
+    modes: dict[str, dict[str, Any]] = {}
     rates = {name: [scene.samples / cost.seconds_per_version for cost in costs] for name, costs in turns.items()}
     for name, costs in turns.items():
         mode, own = MODES[name], expected[name]

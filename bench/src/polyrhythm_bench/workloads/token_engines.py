@@ -131,7 +131,7 @@ def plain_model(network: CausalNetwork) -> Any:
     """The same model with transformers' own attention."""
     config = deepcopy(network.model.config)  # transformers writes the kind of attention into it
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-    model.load_state_dict(network.model.state_dict())  # type: ignore[union-attr]
+    model.load_state_dict(network.model.state_dict())
     return model
 
 
