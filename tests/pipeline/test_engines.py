@@ -1,4 +1,4 @@
-"""Runs whose tokens come from a server: everything else is as with the native engine."""
+"""Runs whose tokens come from a server or from vLLM: everything else is as with the native engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.pipeline.test_streams import LANGUAGE
 from tests.policies.sglang_server import Model, serving
+from tests.policies.test_engines import LACKS_VLLM
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
@@ -17,7 +18,7 @@ from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.pipeline.validation.check import _check_engine, validate_run
 from polyrhythm.policies.causal_lm.network import random_network
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.runtime.messages import Report
@@ -101,9 +102,44 @@ def test_a_run_that_needs_more_than_one_version_is_refused(changes: dict[str, An
         validate_run(configured("http://127.0.0.1:9", **changes))
 
 
+IN_VLLM: dict[str, Any] = {
+    "policy": {"width": 32, "heads": 1, "engine": {"type": "vllm", "compile": False, "cache_gib": 0.1}}
+}
+
+
+@LACKS_VLLM
+@pytest.mark.parametrize("on_update", ["drain", "continue", "abort"])
+def test_a_run_trains_and_evaluates_on_what_vllm_samples(on_update: str, tmp_path: Path) -> None:
+    """With two generators, and a copy for evaluations beside training: three engines in this process."""
+    heard = Reports()
+    freshness = {"max_lag": 0 if on_update == "drain" else 1, "on_update": on_update}
+    config = validate(merge(merge(LANGUAGE, IN_VLLM), {"freshness": freshness}))
+    with closing(build_pipeline(config, folder=tmp_path)) as pipeline:
+        pipeline.loop.add_observers(heard)
+        results = pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
+        pipeline.loop.train_until(4)
+        ledger = pipeline.loop.conductor.ledger
+    assert len(results) == 7
+    assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, 32)
+    assert heard.mismatch or on_update != "drain"
+    assert all(abs(mismatch) < 1e-6 for mismatch in heard.mismatch), "the trainer's log-probs are vLLM's"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"batching": {"type": "dynamic", "max_rows": 8}, "freshness": {"on_update": "continue"}}, "set it to streams"),
+        ({"placement": {"sharing": "lease"}}, "placement.sharing = lease: policy.engine.type = vllm keeps its memory"),
+    ],
+)
+def test_a_run_that_vllm_cannot_serve_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        _check_engine(validate(merge(merge(LANGUAGE, IN_VLLM), changes)))
+
+
 @pytest.mark.parametrize(
     "engine",
-    [{"type": "sglang"}, {"type": "sglang", "url": "here"}, {"type": "sglang", "url": "http://a:b"}, {"type": "vllm"}],
+    [{"type": "sglang"}, {"type": "sglang", "url": "here"}, {"type": "sglang", "url": "http://a:b"}, {"type": "tgi"}],
     ids=str,
 )
 def test_what_names_no_engine_is_refused(engine: dict[str, Any]) -> None:

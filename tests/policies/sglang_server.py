@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrhythm.policies import noise
 from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork, loaded_network
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
@@ -35,8 +34,7 @@ class PositionedEngine(NativeEngine):
     def _sample(self, features: Tensor) -> None:
         logits = self._network.logits(features)
         log_p = process_logits(logits, self._sampling)
-        positions = torch.tensor([row.length for row in self._running])
-        uniform = noise.uniform_at(self._keys[: len(features)], positions, LENGTH)
+        uniform = torch.tensor([row.uniform.at(row.length) for row in self._running])
         tokens, logprobs = draw(log_p, uniform, self._greedy[: len(features)])
         plain = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         logprobs = torch.where(self._greedy[: len(features)], plain, logprobs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from importlib.util import find_spec
 from random import Random
 
 import numpy as np
@@ -16,7 +18,10 @@ from torch import nn
 from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
+from polyrhythm.policies.causal_lm.sampling import Sampling
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings, SglangSettings
+from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
+from polyrhythm.policies.causal_lm.vllm_model import VllmModel, VllmStart
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated, Streams
 
 ENV = ChainsSettings(max_new_tokens=24, max_prompt_tokens=40)
@@ -60,19 +65,55 @@ def at_sglang() -> Iterator[Make]:
         yield make
 
 
+@cache
+def vllm_model() -> VllmModel:
+    """One for all tests of this process: starting it takes half a minute."""
+    how = VllmStart(cache_gib=0.1, compiles=False)
+    return VllmModel(policy().network, Sampling(policy()._sampling.choices), how, capacity=12, length=64)
+
+
+@contextmanager
+def at_vllm() -> Iterator[Make]:
+    made: list[VllmEngine] = []
+
+    def make(policy: CausalLm, capacity: int) -> VllmEngine:
+        model = vllm_model()
+        model.sampler.sampling = policy._sampling
+        made.append(VllmEngine(model, policy.network, STOPS, capacity=capacity, length=64, refresh=policy._refresh))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        for request_id in list(engine._runs):
+            engine.abort(request_id)
+
+
 #: name -> engines of a capacity over a policy's weights.
-ENGINES: dict[str, Callable[[], AbstractContextManager[Make]]] = {"native": at_native, "sglang": at_sglang}
+ENGINES: dict[str, Callable[[], AbstractContextManager[Make]]] = {
+    "native": at_native,
+    "sglang": at_sglang,
+    "vllm": at_vllm,
+}
+LACKS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (docs/engines.md says how)")
+#: Those that run in this process, whose steps are tokens.
+STEPPED = NativeEngine | VllmEngine
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=[pytest.param(name, marks=LACKS_VLLM if name == "vllm" else ()) for name in ENGINES])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     with ENGINES[request.param]() as found:
         yield found
 
 
+@pytest.fixture
+def at_server(request: pytest.FixtureRequest) -> bool:
+    """Whether `make` makes engines at an sglang server."""
+    return bool(request.node.callspec.params["make"] == "sglang")
+
+
 def policy(seed: int = 0, **settings: float) -> CausalLm:
     """Larger weights than those of a random start, so that it is not almost uniform, and ends at different lengths."""
-    section = CausalLmSettings(layers=2, width=32, heads=2, hidden=64, **settings)  # type: ignore[arg-type]
+    section = CausalLmSettings(layers=2, width=32, heads=1, hidden=64, **settings)  # type: ignore[arg-type]
     made = section.build(ENV.spec(), seed=seed, device="cpu", role="act").eval()
     with torch.no_grad():
         for p in made.parameters():
@@ -131,7 +172,7 @@ def halves(engine: Engine, asked: EngineRequest, steps: int) -> Generated:
 def expect(engine: Engine, part: Generated, steps: int) -> int:
     """Tokens of a part that was cut after so many steps."""
     count = len(part.tokens)
-    assert count == steps or not isinstance(engine, NativeEngine)
+    assert count == steps or not isinstance(engine, STEPPED)
     return count
 
 
@@ -145,8 +186,8 @@ def long_request(made: CausalLm, make: Make) -> tuple[EngineRequest, Generated]:
 
 
 @pytest.mark.parametrize("settings", [{}, WARM, CUTS], ids=["plain", "warm", "cut"])
-def test_log_probs_are_those_of_the_trainers_forward(make: Make, settings: dict[str, float]) -> None:
-    if make is not native and settings is CUTS:
+def test_log_probs_are_those_of_the_trainers_forward(make: Make, at_server: bool, settings: dict[str, float]) -> None:
+    if at_server and settings is CUTS:
         with pytest.raises(ValueError, match="top_k = 12: the log-probs of engine sglang are those before such cuts"):
             CausalLmSettings(engine=SglangSettings(url="http://somewhere"), **settings)  # type: ignore[arg-type]
         return
@@ -154,7 +195,7 @@ def test_log_probs_are_those_of_the_trainers_forward(make: Make, settings: dict[
     asked = [request(i, greedy=i % 5 == 0) for i in range(24)]
     found = run(make(made, 7), asked)
     for one in asked:
-        if make is not native and settings is WARM and one.greedy:
+        if at_server and settings is WARM and one.greedy:
             continue  # sglang's are those without the temperature; nothing trains on them
         expected = full_forward(made, one, found[one.request_id].tokens)
         np.testing.assert_allclose(found[one.request_id].logprobs, expected, atol=EXACT)
@@ -213,7 +254,7 @@ def test_weights_that_change_between_two_tokens_give_versions_by_token(
     engine.weights_changed(1)
     found = next(iter(_until_finished(engine)))
     cut = found.versions.tolist().count(0)
-    assert cut == 3 or not isinstance(engine, NativeEngine)
+    assert cut == 3 or not isinstance(engine, STEPPED)
     assert found.versions.tolist() == [0] * cut + [1] * (len(found.tokens) - cut)
     assert cut < len(found.tokens)
 
@@ -249,7 +290,7 @@ def test_a_refreshed_cache_gives_the_log_probs_of_the_new_weights_alone() -> Non
 
 
 def _until_finished(engine: Engine) -> Iterator[Generated]:
-    for _ in range(40 if isinstance(engine, NativeEngine) else 400):
+    for _ in range(40 if isinstance(engine, STEPPED) else 400):
         yield from engine.step()
 
 

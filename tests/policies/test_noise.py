@@ -96,3 +96,10 @@ def test_gpu_has_the_bits_of_the_cpu() -> None:
     assert torch.equal(noise.words(keys.cuda(), 8).cpu(), noise.words(keys, 8))
     assert torch.equal(noise.uniform(keys.cuda(), 8).cpu(), noise.uniform(keys, 8))
     torch.testing.assert_close(noise.normal(keys.cuda(), 8).cpu(), noise.normal(keys, 8), rtol=1e-5, atol=1e-5)
+
+
+def test_a_stream_has_the_draws_of_its_key_in_any_order() -> None:
+    key = 2**62 + 7
+    expected = noise.uniform(torch.tensor([key]), 200)[0].tolist()
+    stream = noise.UniformStream(key)
+    assert [stream.at(i) for i in (0, 1, 63, 64, 199, 5)] == [expected[i] for i in (0, 1, 63, 64, 199, 5)]

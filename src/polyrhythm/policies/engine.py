@@ -10,7 +10,8 @@ else is in the batch nor on where its generation was cut.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,33 @@ class EngineRequest(NamedTuple):
     greedy: bool
     noise_key: int
     prefix: Generated | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """A request under way, and what was sampled for it so far, the prefix included."""
+
+    request: EngineRequest
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: EngineRequest) -> Self:
+        progress, prefix = cls(request), request.prefix
+        if prefix is not None:
+            progress.tokens, progress.logprobs = prefix.tokens.tolist(), prefix.logprobs.tolist()
+            progress.versions = prefix.versions.tolist()
+        return progress
+
+    def generated(self, *, finished: bool) -> Generated:
+        return Generated(
+            self.request.request_id,
+            np.array(self.tokens, np.int32),
+            np.array(self.logprobs, np.float32),
+            np.array(self.versions, np.int32),
+            finished,
+        )
 
 
 def refuse_unfit(request: EngineRequest, running: Collection[int], capacity: int, length: int) -> None:

@@ -61,6 +61,27 @@ def uniform_at(keys: Tensor, draws: Tensor, n: int, stream: int = 0) -> Tensor:
     return (word >> (63 - _UNIFORM_BITS)).to(torch.float32).add_(0.5).mul_(_SCALE)
 
 
+class UniformStream:
+    """The numbers of `uniform` of one key one at a time, computed on the CPU some at a time."""
+
+    __slots__ = ("_first", "_key", "_values")
+    _AHEAD = 64
+
+    def __init__(self, key: int) -> None:
+        self._key, self._first = key, 0
+        self._values: list[float] = []
+
+    def at(self, draw: int) -> float:
+        """Draw number `draw`, exact in float32."""
+        place = draw - self._first
+        if not 0 <= place < len(self._values):
+            self._first, place = draw - draw % self._AHEAD, draw % self._AHEAD
+            draws = torch.arange(self._first, self._first + self._AHEAD)
+            few = 1 << (self._first + self._AHEAD).bit_length()  # a table of counters is kept for each size
+            self._values = uniform_at(torch.full_like(draws, self._key), draws, few).tolist()
+        return self._values[place]
+
+
 def normal(keys: Tensor, n: int, stream: int = 0) -> Tensor:
     """Standard normal noise by Box-Muller: keys [B] int64 -> [B,n] float32, within ±5.8."""
     pairs = uniform(keys, n + n % 2, stream).unflatten(1, (-1, 2))

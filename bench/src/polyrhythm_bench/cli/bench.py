@@ -30,6 +30,10 @@ batching    batching auto beside the best fixed batching of a grid, simulated (h
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
 papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
+language    plain, filtered: batch rollout, queue scheduling, prompt replication and asynchronous training with engines
+            that sleep, beside the simulated cluster (25 minutes); engines: those that compute beside bare vLLM,
+            `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it is
+            installed)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
 """
@@ -63,7 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn; envs: timed steps")
     parser.add_argument("--megabytes", type=count, metavar="N", help="weights, switch: size of the model")
     parser.add_argument(
-        "--versions", type=count, metavar="N", help="versions of a turn (metaworld: 6; overlap: 12; fidelity: 8)"
+        "--versions",
+        type=count,
+        metavar="N",
+        help="versions of a turn (metaworld, language: 6; overlap: 12; fidelity: 8)",
     )
     parser.add_argument("--seeds", type=count, metavar="N", help="seeds of each curve (learning: 8; algorithms: 5)")
     parser.add_argument(
@@ -78,14 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="interleaved turns (5; update, ranks, policies, weights, switch: 7; ceiling, metaworld, overlap, "
-        "fidelity, placement, peers, envs: 3), seeds of learning's wall_clock and of batching (3)",
+        "fidelity, placement, peers, envs, language: 3), seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
         type=_names,
         metavar="NAME,NAME",
         help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups; "
-        "envs: these environments",
+        "envs: these environments; language: these parts",
     )
     parser.add_argument(
         "--pythons",
@@ -331,6 +338,15 @@ def _papers() -> dict[str, Any]:
     return papers.run()
 
 
+def _language(only: Sequence[str] = (), versions: int = 6, repeats: int = 3) -> dict[str, Any]:
+    from polyrhythm_bench.cases import language
+
+    _check_names("--only", only, language.PARTS)
+    if not only or "engines" in only:
+        check_packages()
+    return language.run(only or language.PARTS, versions, repeats)
+
+
 def _peers(repeats: int = 3, only: Sequence[str] = (), environments: Path | None = None) -> dict[str, Any]:
     from polyrhythm_bench.peers import run as peers
 
@@ -357,6 +373,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "batching": _batching,
     "placement": _placement,
     "papers": _papers,
+    "language": _language,
     "peers": _peers,
 }
 NAMES = tuple(_BENCHMARKS)

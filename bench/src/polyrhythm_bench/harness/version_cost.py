@@ -44,7 +44,7 @@ class VersionCost:
     samples lent, in versions): of the versions that are timed. cores_busy: CPU seconds per second of all processes of
     the run; others_cores: of everything else on the machine; cpu_s_by: the run's CPU seconds per version by station,
     the conductor's process as `main`; busy: share of the time in which a station had work at hand, whether or not it
-    had a core for it, 0..1.
+    had a core for it, 0..1; tokens_per_s: of answers that ended, where generators serve by streams, else 0.
     """
 
     seconds_per_version: float
@@ -55,6 +55,7 @@ class VersionCost:
     others_cores: float
     cpu_s_by: Mapping[str, float]
     busy: Mapping[str, float]
+    tokens_per_s: float = 0.0
 
     @property
     def cpu_s_per_version(self) -> float:
@@ -84,13 +85,14 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Counters when a version was published: `at` in seconds, a moment later; CPU seconds of the machine and by process
-    of the run; busy seconds by station."""
+    of the run; busy seconds by station; tokens that all generators have answered."""
 
     version: int
     at: float
     machine_cpu_s: float
     cpu_s: Mapping[str, float]
     busy_s: Mapping[str, float]
+    tokens: float = 0.0
 
 
 def measure(config: RunConfig, versions: int) -> VersionCost:
@@ -132,10 +134,12 @@ class VersionTimer(Observer):
                 self._readings[event.version] = self._read(event.version)
 
     def _read(self, version: int) -> Reading:
-        busy_s = {name: counts.get("busy_s", 0.0) for name, counts in self._launcher.statistics().items()}
+        statistics = self._launcher.statistics()
+        busy_s = {name: counts.get("busy_s", 0.0) for name, counts in statistics.items()}
+        tokens = sum(counts.get("tokens", 0.0) for counts in statistics.values())
         pids = {**self._launcher.processes(), "main": os.getpid()}
         cpu_s = {name: resources.cpu_s_of(psutil.Process(pid)) for name, pid in pids.items()}
-        return Reading(version, time.monotonic(), resources.machine_cpu_s(), cpu_s, busy_s)
+        return Reading(version, time.monotonic(), resources.machine_cpu_s(), cpu_s, busy_s, tokens)
 
     def cost(self, first: int, last: int) -> VersionCost:
         """From the publication of version `first` to that of `last`."""
@@ -160,4 +164,5 @@ def cost(begin: Mark, end: Mark, lag_mean: float, before: Reading, after: Readin
         others_cores=max(0.0, others / wall_s),
         cpu_s_by={name: spent / read for name, spent in cpu_s.items()},
         busy={name: min(1.0, (busy - before.busy_s[name]) / wall_s) for name, busy in after.busy_s.items()},
+        tokens_per_s=(after.tokens - before.tokens) / wall_s,
     )

@@ -46,12 +46,16 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
 
 
 def _check_engine(config: RunConfig) -> None:
-    """Raise ConfigError if an engine that holds one version of the weights would have to hold several."""
+    """Raise ConfigError if an engine that answers streams would have to answer passes, or one that holds one version of
+    the weights several."""
+    streaming = getattr(config.policy, "streaming_engine", "")
+    if streaming and not isinstance(config.batching, StreamsBatching):
+        raise ConfigError(f"batching.type = {config.batching.type}: {streaming} answers streams; set it to streams")
+    if (keeps := getattr(config.policy, "keeps_device", "")) and config.placement.sharing == "lease":
+        raise ConfigError(f"placement.sharing = lease: {keeps} keeps its memory on the device; set it to share")
     engine = getattr(config.policy, "one_engine", "")
     if not engine:
         return
-    if not isinstance(config.batching, StreamsBatching):
-        raise ConfigError(f"batching.type = {config.batching.type}: {engine} answers streams; set it to streams")
     if config.rollout.generators > 1:
         count = config.rollout.generators
         raise ConfigError(f"rollout.generators = {count}: {engine} has the weights of one of them; set it to 1")

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,30 +26,22 @@ from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, process_logits
-from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
+from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
 
-#: Attention reads a multiple of so many positions, so that shapes repeat.
+#: Attention reads a multiple of so many positions of rows of different lengths, so that shapes repeat.
 _STRIDE = 16
 
 
 @dataclass(slots=True)
-class _Row:
-    """A running request, and what was sampled for it so far. weights: the number of the change of weights after which
-    its prompt was computed."""
+class _Row(Progress):
+    """A running request. weights: the number of the change of weights after which its prompt was computed; uniform: its
+    noise."""
 
-    request: EngineRequest
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     weights: int = -1
+    uniform: noise.UniformStream = field(init=False)
 
-    @classmethod
-    def of(cls, request: EngineRequest) -> _Row:
-        row, prefix = cls(request), request.prefix
-        if prefix is not None:
-            row.tokens, row.logprobs = prefix.tokens.tolist(), prefix.logprobs.tolist()
-            row.versions = prefix.versions.tolist()
-        return row
+    def __post_init__(self) -> None:
+        self.uniform = noise.UniformStream(self.request.noise_key)
 
     @property
     def sequence(self) -> list[int]:
@@ -63,15 +54,6 @@ class _Row:
     @property
     def prompt_key(self) -> bytes:
         return self.request.prompt.tobytes()
-
-    def generated(self, *, finished: bool) -> Generated:
-        return Generated(
-            self.request.request_id,
-            np.array(self.tokens, np.int32),
-            np.array(self.logprobs, np.float32),
-            np.array(self.versions, np.int32),
-            finished,
-        )
 
 
 class NativeEngine:
@@ -102,7 +84,6 @@ class NativeEngine:
         self._prompt_ends: Tensor | None = None  # features [capacity,width] of the last tokens of prompts
         with torch.inference_mode(False):
             self._cache = SlotCache(capacity, length)
-            self._keys = torch.zeros(capacity, dtype=torch.int64, device=self._device)
             self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
 
     # ------------------------------------------------------------ requests
@@ -150,9 +131,13 @@ class NativeEngine:
         """Features [count,width] of the last tokens of the rows 0..count-1."""
         rows = self._running[:count]
         positions = [row.length - 1 for row in rows]
-        longest = min(self._length, -(-(max(positions) + 1) // _STRIDE) * _STRIDE)
+        longest, even = max(positions) + 1, min(positions) == max(positions)
+        if not even:
+            longest = min(self._length, -(-longest // _STRIDE) * _STRIDE)
         tokens = torch.tensor([row.tokens[-1] for row in rows], device=self._device)
-        return self._network.decode(tokens, torch.tensor(positions, device=self._device), longest, self._cache)
+        return self._network.decode(
+            tokens, torch.tensor(positions, device=self._device), longest, self._cache, even=even
+        )
 
     def _begin(self) -> Tensor:
         """Move all waiting requests to rows; the features of their last positions."""
@@ -161,8 +146,6 @@ class NativeEngine:
         known = {row.prompt_key: place for place, row in enumerate(self._running) if row.weights == self._weights}
         self._running += rows
         own = slice(first, first + len(rows))
-        keys = [row.request.noise_key for row in rows]
-        self._keys[own] = torch.tensor(keys, dtype=torch.int64, device=self._device)
         self._greedy[own] = torch.tensor([row.request.greedy for row in rows], device=self._device)
         computed, shared = self._shares(first, known)
         ends: dict[int, Tensor] = self._compute(computed) if computed else {}
@@ -211,9 +194,7 @@ class NativeEngine:
         """Add a token to every running request, from features [n,width] of their last positions."""
         n = len(features)
         log_p = process_logits(self._network.logits(features), self._sampling)
-        drawn = [len(row.tokens) for row in self._running]
-        few = 1 << max(drawn).bit_length()  # above all of them; noise keeps a table for each size that it is asked for
-        uniform = noise.uniform_at(self._keys[:n], torch.tensor(drawn, device=self._device), few)
+        uniform = torch.tensor([row.uniform.at(len(row.tokens)) for row in self._running], device=self._device)
         tokens, logprobs = draw(log_p, uniform, self._greedy[:n])
         for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
@@ -234,7 +215,7 @@ class NativeEngine:
         last = len(self._running) - 1
         if place < last:
             self._cache.copy(last, [place], self._running[last].length)
-            for own in (self._keys, self._greedy, self._prompt_ends):
+            for own in (self._greedy, self._prompt_ends):
                 if own is not None:
                     own[place] = own[last].clone()
             self._running[place] = self._running[last]

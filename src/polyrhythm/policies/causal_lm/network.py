@@ -122,11 +122,13 @@ class CausalNetwork(nn.Module):
         assert packing.layers, "no attention layer was told where the sequences are"
         return features
 
-    def decode(self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache) -> Tensor:
+    def decode(
+        self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache, *, even: bool = False
+    ) -> Tensor:
         """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] below
-        `longest`."""
+        `longest`; even: all are at `longest` - 1, so that none is masked."""
         cache.advance(positions, longest)
-        mask = (torch.arange(longest, device=tokens.device) <= positions[:, None])[:, None, None]
+        mask = None if even else (torch.arange(longest, device=tokens.device) <= positions[:, None])[:, None, None]
         return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
 
     def _features(

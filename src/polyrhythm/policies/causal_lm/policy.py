@@ -23,6 +23,8 @@ from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
 from polyrhythm.policies.causal_lm.sglang_engine import ServerSettings, SglangEngine
+from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
+from polyrhythm.policies.causal_lm.vllm_model import VllmModel, VllmStart
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
 from polyrhythm.policies.vla.adapting import AdaptedPolicy
 from polyrhythm.specs import EnvSpec
@@ -95,20 +97,18 @@ class CausalLm(AdaptedPolicy):
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
     def make_engine(self, capacity: int) -> Engine:
-        """An engine over this module's own weights, on its device or at a server (`policies.engine.Streams`)."""
-        if self._engine.type == "sglang":
-            server = self._engine
-            settings = ServerSettings(server.url, server.deadline_s, server.folder, server.tolerance)
-            length = self._prompt + self.chunk
-            return SglangEngine(self.network, self._sampling, self._stops, settings, capacity=capacity, length=length)
-        return NativeEngine(
-            self.network,
-            self._sampling,
-            self._stops,
-            capacity=capacity,
-            length=self._prompt + self.chunk,
-            refresh=self._refresh,
-        )
+        """An engine over this module's own weights or a copy of them, on its device or at a server
+        (`policies.engine.Streams`)."""
+        length, how = self._prompt + self.chunk, self._engine
+        what = (self.network, self._sampling, self._stops)
+        if how.type == "sglang":
+            server = ServerSettings(how.url, how.deadline_s, how.folder, how.tolerance)
+            return SglangEngine(*what, server, capacity=capacity, length=length)
+        if how.type == "vllm":
+            start = VllmStart(how.cache_gib, how.compile, how.dtype, how.tolerance)
+            model = VllmModel(self.network, self._sampling, start, capacity=capacity, length=length)
+            return VllmEngine(model, self.network, self._stops, capacity=capacity, length=length, refresh=self._refresh)
+        return NativeEngine(*what, capacity=capacity, length=length, refresh=self._refresh)
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
         """Prompt and the most new tokens for one row of observations (tensors [1,...])."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError, pip_install
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
@@ -44,8 +45,27 @@ class SglangSettings(BaseModel):
     """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
 
 
+class VllmSettings(BaseModel):
+    """vLLM in the generator's process, which gets new weights from memory (docs/engines.md)."""
+
+    model_config = SETTINGS
+
+    type: Literal["vllm"] = "vllm"
+    """Name of the engine."""
+    cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    """Memory of its keys and values, which it takes at its start; what does not fit waits."""
+    compile: bool = True
+    """Let it compile the model, which takes time at its start and is faster afterwards."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Its weights, keys and values; in bfloat16 log-probs differ from those of the trainer."""
+    tolerance: Annotated[float, Field(gt=0)] = 0.1
+    """Largest difference of its log-probs from those of the model here, compared when it has started."""
+
+
 EngineSettings = Annotated[
-    Annotated[NativeSettings, Tag("native")] | Annotated[SglangSettings, Tag("sglang")],
+    Annotated[NativeSettings, Tag("native")]
+    | Annotated[SglangSettings, Tag("sglang")]
+    | Annotated[VllmSettings, Tag("vllm")],
     Discriminator(lambda value: value.get("type", "native") if isinstance(value, dict) else getattr(value, "type", "")),
 ]
 
@@ -93,7 +113,7 @@ class CausalLmSettings(BaseModel):
     tolerance: Annotated[float, Field(gt=0)] = 5e-5
     """Largest difference of log-probs between generation and training in float32."""
     engine: EngineSettings = NativeSettings()
-    """What generates where batching is streams: native, in the generator; or sglang, at a server."""
+    """What generates where batching is streams: native or vllm, in the generator; or sglang, at a server."""
 
     @model_validator(mode="after")
     def _engine_can(self) -> CausalLmSettings:
@@ -110,9 +130,25 @@ class CausalLmSettings(BaseModel):
         return self
 
     @property
+    def streaming_engine(self) -> str:
+        """The setting of an engine that answers streams alone, "" for one that answers passes as well."""
+        return f"policy.engine.type = {self.engine.type}" if self.engine.type != "native" else ""
+
+    @property
+    def keeps_device(self) -> str:
+        """Why a generator cannot leave its device for others, "" if it can."""
+        return "policy.engine.type = vllm" if self.engine.type == "vllm" else ""
+
+    @property
     def one_engine(self) -> str:
         """Why a run has one generator alone, "" if it may have more."""
         return f"policy.engine.url = {self.engine.url}" if self.engine.type == "sglang" else ""
+
+    def check(self) -> None:
+        """MissingError: the engine is not installed."""
+        if self.engine.type == "vllm" and find_spec("vllm") is None:
+            install = pip_install("'polyrhythm[vllm]'")
+            raise MissingError(f"policy.engine.type = vllm: the package vllm is not installed; run: {install}")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> CausalLmSettings:

@@ -23,19 +23,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.causal_lm.network import CausalNetwork
-from polyrhythm.policies.causal_lm.packing import Packing
-from polyrhythm.policies.causal_lm.sampling import Sampling, process_logits
+from polyrhythm.policies.causal_lm.proof import COMPARED, compared_prompt, worst_difference
+from polyrhythm.policies.causal_lm.sampling import Sampling
 from polyrhythm.policies.causal_lm.sglang_client import SglangClient
 from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
 
 #: Longest wait of a step: so long new requests and aborts wait for the engine at most.
 _STEP_S = 0.05
-#: Tokens of the answer that is compared after a change of the weights, and of its prompt.
-_PROVED = 4
 #: The server's seeds are below this.
 _SEEDS = 2**31
 #: Finish reasons of a stream that ended by itself.
@@ -285,24 +282,15 @@ class SglangEngine:
 
     def _prove(self) -> None:
         """RunHalted: its log-probs are not those of the module here."""
-        prompt = np.arange(1, _PROVED + 1, dtype=np.int32) % self._sampling.choices
-        stream = _Stream(EngineRequest(-1, prompt, _PROVED, False, self._version), uuid.uuid4().hex, self._version)
+        prompt = compared_prompt(self._sampling.choices)
+        request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
+        stream = _Stream(request, uuid.uuid4().hex, self._version)
         self._follow(stream)
         if stream.error is not None:
             raise stream.error
-        expected = self._logprobs(prompt, stream.tokens)
-        worst = max((abs(a - b) for a, b in zip(expected, stream.logprobs, strict=True)), default=0.0)
-        if not stream.tokens or not worst <= self._server.tolerance:
+        worst = worst_difference(self._network, self._sampling, prompt, stream.tokens, stream.logprobs)
+        if worst > self._server.tolerance:
             raise self._client.error(
                 f"its log-probs differ from this model's by {worst:.3g}, {self._server.tolerance:g} is allowed "
                 "(policy.engine.tolerance); start it with this run's model, and without SGLANG_RETURN_ORIGINAL_LOGPROB"
             )
-
-    @torch.no_grad()
-    def _logprobs(self, prompt: np.ndarray[Any, Any], tokens: list[int]) -> list[float]:
-        device = next(self._network.parameters()).device
-        sequence = torch.tensor([*prompt.tolist(), *tokens], device=device)
-        features = self._network.packed(sequence[:-1], Packing([len(sequence) - 1]))[len(prompt) - 1 :]
-        log_p = process_logits(self._network.logits(features), self._sampling)
-        found: list[float] = log_p.gather(-1, sequence[len(prompt) :, None])[:, 0].tolist()
-        return found

@@ -1,0 +1,22 @@
+"""Language: schedules with engines that sleep, and engines that compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polyrhythm_bench.cases import language_schedules
+from polyrhythm_bench.workloads.answers import SCENES
+
+#: Parts by name; `engines` needs the vla extra, and has vLLM where it is installed.
+PARTS = (*SCENES, "engines")
+
+
+def run(parts: Sequence[str], versions: int, repeats: int) -> dict[str, Any]:
+    """The parts, each under its name."""
+    found = {name: language_schedules.run(SCENES[name], versions, repeats) for name in SCENES if name in parts}
+    if "engines" in parts:
+        from polyrhythm_bench.cases import language_engines
+
+        found["engines"] = language_engines.run(repeats)
+    return {"parts": found}

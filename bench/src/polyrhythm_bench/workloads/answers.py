@@ -1,0 +1,220 @@
+"""A scene of language: engines that sleep answer prompts in tokens, once for live processes and the simulated cluster.
+
+Devices are a pool. Where training waits for rollout both have all of them in turn: as many generators as devices, and
+an update by all. Where they overlap some devices generate, and the others train for as much longer.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.clustersim.summary import summarise
+from polyrhythm.config.base import Count, Section, Whole
+from polyrhythm.config.load import validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm_bench.workloads.answers_env import Share
+from polyrhythm_bench.workloads.scene import Publications
+
+#: Versions before counting begins.
+_WARM_UP = 5
+
+
+class AnswerMode(NamedTuple):
+    """streams: an answer begins where there is a place for it, else nothing before the longest has ended. replicated:
+    the answers to a prompt are requests of their own. max_lag: versions; on_update: as in `freshness`."""
+
+    streams: bool
+    replicated: bool = False
+    max_lag: float = 0.0
+    on_update: Literal["drain", "continue", "abort"] = "drain"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether training and rollout overlap."""
+        return self.max_lag > 0
+
+
+#: The mechanisms of ROLL Flash, one more each.
+MODES: dict[str, AnswerMode] = {
+    "lockstep": AnswerMode(streams=False),
+    "queue": AnswerMode(streams=True),
+    "replicated": AnswerMode(streams=True, replicated=True),
+    "alpha_1_continue": AnswerMode(True, True, 1.0, "continue"),
+    "alpha_1_abort": AnswerMode(True, True, 1.0, "abort"),
+    "alpha_2_continue": AnswerMode(True, True, 2.0, "continue"),
+    "alpha_2_abort": AnswerMode(True, True, 2.0, "abort"),
+}
+
+
+#: Mean returns of groups that are trained on: neither all fail nor all succeed.
+_FILTER = {"min_return": 0.01, "max_return": 0.99}
+
+
+class AnswerScene(Section):
+    """Prompts with `group` answers each; an update takes `prompts` of them."""
+
+    prompts: Count = 8
+    """Prompts of an update."""
+    group: Count = 8
+    """Answers to each."""
+    devices: Count = 8
+    """Devices of the pool."""
+    training_devices: Count = 5
+    """Those that train where training overlaps with rollout."""
+    places: Count = 32
+    """Answers of a generator at a time."""
+    tokens: str = "lognormal:60steps:1.0"
+    """Distribution of an answer's length."""
+    prefill: str = "2ms"
+    """Cost of reading prompts, by their number."""
+    decode: str = "5ms+0.05ms"
+    """Cost of a decode step, by the answers under way."""
+    update_ms: Count = 1400
+    """Milliseconds of an update by all devices."""
+    solved: Share = 0.0
+    """Share of prompts of which every answer succeeds; they teach nothing, and are replaced."""
+    hopeless: Share = 0.0
+    """Share of prompts of which none does."""
+    extra_prompts: Whole = 0
+    """Prompts beside those that an update needs, wherever answers are queued."""
+    seed: int = 0
+    """Seed of the run."""
+
+    @property
+    def samples(self) -> int:
+        """Answers of an update."""
+        return self.prompts * self.group
+
+    def generators(self, mode: AnswerMode) -> int:
+        """Generator stations."""
+        return self.devices - self.training_devices if mode.overlaps else self.devices
+
+    def update(self, mode: AnswerMode) -> str:
+        """Time of an update."""
+        share = self.training_devices / self.devices if mode.overlaps else 1.0
+        return f"{self.update_ms / share:.1f}ms"
+
+    def answers(self, mode: AnswerMode) -> int:
+        """Answers under way or waiting for an update, at most: as many as the lag allows, and those of extra
+        prompts."""
+        return round(self.samples * (1 + mode.max_lag)) + self.extra_for(mode) * self.group
+
+    def extra_for(self, mode: AnswerMode) -> int:
+        """Extra prompts of this mode."""
+        return self.extra_prompts if mode.streams else 0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether prompts are replaced whose answers all succeed or fail."""
+        return self.solved + self.hopeless > 0
+
+
+def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
+    """The scene as a run of real processes that sleep."""
+    rows = 1 if mode.replicated else scene.group
+    return validate(
+        {
+            "name": "answers",
+            "seed": scene.seed,
+            "env": {
+                "type": "polyrhythm_bench.workloads.answers_env:AnswersEnvSettings",
+                "solved": scene.solved,
+                "hopeless": scene.hopeless,
+            },
+            "policy": {
+                "type": "polyrhythm_bench.workloads.sleeping_engine:SleepingLmSettings",
+                "policy": {"type": "gaussian"},
+                "tokens": scene.tokens,
+                "prefill": scene.prefill,
+                "decode": scene.decode,
+                "evaluate": scene.update(mode),
+            },
+            "rollout": {
+                "rows": scene.answers(mode),
+                "sharding": f"even:{scene.answers(mode) // rows}",
+                "generators": scene.generators(mode),
+            },
+            "batching": {"type": "streams", "max_rows": scene.places} if mode.streams else {"type": "lockstep"},
+            "groups": {
+                "size": scene.group,
+                "extra_groups": scene.extra_for(mode),
+                **(_FILTER if scene.filtered else {}),
+            },
+            "freshness": {"max_lag": mode.max_lag, "on_update": mode.on_update},
+            # One pass over all samples at once, and none before it, so that the update sleeps once.
+            "training": {"versions": versions, "mini_batch_samples": scene.samples},
+            "algorithm": {"proximal": "behavior"},
+        }
+    )
+
+
+def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSettings:
+    """The scene as a simulated cluster whose messages take no time."""
+    rows = 1 if mode.replicated else scene.group
+    return ClusterSettings.model_validate(
+        {
+            "seed": scene.seed,
+            "versions": versions,
+            "scheduler": {
+                "batch_size": scene.samples,
+                "group_size": scene.group,
+                "seed": scene.seed,
+                "batching": "streams" if mode.streams else "lockstep",
+                "max_rows": scene.places,
+                "max_lag": mode.max_lag,
+                "on_update": mode.on_update,
+                "extra_groups": scene.extra_for(mode),
+                **(_FILTER if scene.filtered else {}),
+            },
+            "simulators": [
+                {
+                    "env_batches": scene.answers(mode) // rows,
+                    "rows": rows,
+                    "tokens": scene.tokens,
+                    "solved": scene.solved,
+                    "hopeless": scene.hopeless,
+                }
+            ],
+            "generators": [{"count": scene.generators(mode), "prefill": scene.prefill, "decode": scene.decode}],
+            "trainer": {"update": scene.update(mode)},
+        }
+    )
+
+
+#: What ROLL Flash publishes, shortened by one factor. plain: 256 answers with lengths of σ 1, training 30% of a version
+#: in lock-step (§1: rollout is over 70%). filtered: figure 7, 8 prompts × 8 answers, 16 more prompts where answers are
+#: queued, prompts without variance replaced (40% here, not published), the same share of training.
+SCENES: dict[str, AnswerScene] = {
+    "plain": AnswerScene(prompts=32),
+    "filtered": AnswerScene(solved=0.2, hopeless=0.2, extra_prompts=16),
+}
+
+
+class SimulatedRates(NamedTuple):
+    """samples_per_s: trained, after a warm-up; generators, trainer: shares of the time in which they work; tokens:
+    mean length of an answer."""
+
+    samples_per_s: float
+    generators: float
+    trainer: float
+    tokens: float
+
+
+def simulated(scene: AnswerScene, mode: AnswerMode, counted: int = 40) -> SimulatedRates:
+    """So many versions of the scene on the virtual clock."""
+    published = Publications()
+    last = _WARM_UP + counted
+    machine = Cluster(cluster(scene, mode, last))
+    machine.driver.observer = published.note
+    machine.run()
+    seconds = published.at[last] - published.at[_WARM_UP]
+    summary = summarise(machine.driver, machine.conductor.ledger.as_dict())  # type: ignore[attr-defined]
+    busy, throughput = summary["utilisation"], summary["throughput"]
+    return SimulatedRates(
+        counted * scene.samples / seconds,
+        busy["generator"],
+        busy["trainer"],
+        throughput["tokens"] / max(1, throughput["samples"]),
+    )

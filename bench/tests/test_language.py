@@ -1,0 +1,125 @@
+"""Engines that sleep, schedules live and simulated, and what is made of their rates."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from polyrhythm.clustersim.costs import parse_cost, parse_count
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.policies.engine import EngineRequest
+from polyrhythm_bench.cases import language_engines, language_schedules
+from polyrhythm_bench.harness.version_cost import VersionCost
+from polyrhythm_bench.workloads.answers import MODES, SCENES, AnswerScene, SimulatedRates, live, simulated
+from polyrhythm_bench.workloads.answers_env import AnswersEnvSettings
+from polyrhythm_bench.workloads.sleeping_engine import DecodingCosts, Sleeper, SleepingEngine
+
+TINY = AnswerScene(
+    prompts=2, group=2, devices=3, training_devices=2, places=4, tokens="constant:4steps", decode="0ms", update_ms=1
+)
+
+
+class FakeTime:
+    """A clock that sleeping advances."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def sleeper(self) -> Sleeper:
+        return Sleeper(self.sleep, lambda: self.now)
+
+
+def asked(number: int) -> EngineRequest:
+    return EngineRequest(number, np.zeros(1, np.int32), 1000, False, number)
+
+
+def test_a_step_takes_what_the_rows_cost_and_new_prompts_are_read_first() -> None:
+    time = FakeTime()
+    costs = DecodingCosts(parse_count(3), parse_cost("10ms"), parse_cost("5ms+1ms"))
+    engine = SleepingEngine(costs, 4, time.sleeper())
+    engine.weights_changed(7)
+    engine.add(asked(1))
+    engine.add(asked(2))
+    assert engine.step() == []
+    assert time.now == pytest.approx(0.017)
+    time.now += 0.003  # something else meanwhile
+    assert len(engine.abort(2).tokens) == 1
+    assert engine.step() == []
+    assert time.now == pytest.approx(0.023), "the engine made up for it"
+    (found,) = engine.step()
+    assert (found.finished, found.versions.tolist()) == (True, [7, 7, 7])
+
+
+def test_a_resumed_answer_is_as_long_as_it_would_have_been() -> None:
+    costs = DecodingCosts(parse_count("lognormal:20steps:1.0"), parse_cost("0ms"), parse_cost("0ms"))
+    engine = SleepingEngine(costs, 1, FakeTime().sleeper())
+    engine.add(asked(5))
+    engine.step()
+    engine.add(asked(5)._replace(prefix=engine.abort(5)))
+    while not (found := engine.step()):
+        pass
+    assert len(found[0].tokens) == costs.length(5) > 2
+
+
+def test_answers_to_a_prompt_all_succeed_all_fail_or_neither() -> None:
+    batch = AnswersEnvSettings(type="", solved=0.2, hopeless=0.3).build(400)
+    batch.reset(range(400), [0] * 400, range(400))
+    assert np.mean(batch._chance == 1.0) == pytest.approx(0.2, abs=0.06)
+    assert np.mean(batch._chance == 0.0) == pytest.approx(0.3, abs=0.07)
+    found = batch.step(range(400), np.zeros((400, 1), np.float32))
+    assert found.terminated.all()
+    assert found.reward[batch._chance == 1.0].all()
+    assert not found.reward[batch._chance == 0.0].any()
+
+
+@pytest.mark.parametrize("name", ["lockstep", "queue", "alpha_1_abort"])
+def test_a_scene_runs_live(name: str) -> None:
+    config = live(TINY, MODES[name], 3).model_copy(update={"launcher": "inline"})
+    with closing(build_pipeline(config)) as pipeline:
+        pipeline.loop.train_until(3)
+        ledger = pipeline.loop.conductor.ledger
+        names = set(pipeline.launcher.statistics())
+    assert (ledger.imbalance, ledger.trained) == (0, 3 * TINY.samples)
+    assert {one for one in names if one.startswith("generator-")} == {
+        f"generator-{i}" for i in range(TINY.generators(MODES[name]))
+    }
+
+
+def test_each_mechanism_of_the_paper_helps_where_prompts_are_filtered() -> None:
+    lockstep, queue, both = (
+        simulated(SCENES["filtered"], MODES[name], counted=12).samples_per_s
+        for name in ("lockstep", "queue", "alpha_2_continue")
+    )
+    assert queue / lockstep > 2.5, "figure 7 has 3.4 for generation alone"
+    assert both / lockstep >= language_schedules.SPEEDUP
+
+
+def test_rates_are_compared_with_lock_step_in_the_same_turn() -> None:
+    def costs(*seconds: float, tokens: float = 0.0) -> list[VersionCost]:
+        busy = {"generator-0": 0.5, "generator-1": 0.7, "trainer": 0.2}
+        return [VersionCost(s, 4 / s, 4, 0.5, 0.1, 0.0, {"main": 0.01}, busy, tokens) for s in seconds]
+
+    turns = {name: costs(1.0, 2.0, tokens=9.0) for name in MODES} | {"lockstep": costs(2.0, 6.0)}
+    expected = dict.fromkeys(MODES, SimulatedRates(4.0, 0.5, 0.2, 4.0))
+    found = language_schedules.summarise(TINY, turns, expected)
+    assert found["best_speedup"] == pytest.approx(2.5)
+    assert found["within_limits"]
+    lockstep, queue, overlapped = (found["modes"][name] for name in ("lockstep", "queue", "alpha_1_abort"))
+    assert lockstep["tokens_per_s"] == pytest.approx((2.0 + 4 / 6) / 2 * 4), "answers times their mean length"
+    assert queue["tokens_per_s"] == 9.0
+    assert queue["devices"] == pytest.approx(0.6 + 0.2), "in turn on all of them"
+    assert overlapped["devices"] == pytest.approx(0.6 / 3 + 0.2 * 2 / 3)
+
+
+def test_engines_are_compared_within_a_turn() -> None:
+    rates = {"native": {1: [10.0, 30.0]}, "generate": {1: [5.0, 10.0]}, "vllm": {1: [9.0, 20.0]}}
+    rates["bare_vllm"] = {1: [10.0, 20.0]}
+    found = language_engines.summarise(rates)
+    assert found["tokens_per_s"] == [{"sequences": 1, "native": 20.0, "generate": 7.5, "vllm": 14.5, "bare_vllm": 15.0}]
+    assert found["ratios"][0]["vllm/bare_vllm"] == pytest.approx(0.95)
+    assert found["within_limits"] == {"vllm/bare_vllm": True, "native/generate": True}
