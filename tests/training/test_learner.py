@@ -279,7 +279,7 @@ def test_learning_rate_falls_linearly_to_its_fraction() -> None:
 
 
 def test_learning_rate_rises_linearly_in_the_warm_up() -> None:
-    """Also a step is as short as its rate: Adam's first one would be as long as the full rate, whatever the gradient."""
+    """So is the first step as short as its rate; Adam would make it as long as the full one, whatever the gradient."""
     policy = ToyPolicy()
     train = training(optimizer={"lr": 0.01, "warmup_updates": 4, "lr_final_fraction": 0.4})
     learner = Learner(policy, algorithm(), train, total_updates=4, seed=0)
