@@ -188,11 +188,10 @@ def test_the_teacher_without_tool_mostly_gives_up() -> None:
     assert 0.25 < np.mean(successes) < 0.5
 
 
-def test_the_teacher_with_tool_is_always_right_and_seldom_calls() -> None:
-    episodes = play(ChainsSettings(**TOOL), 200)
-    assert all(success for _, success in episodes)
-    calls = np.mean(["<" in text for text, _ in episodes])
-    assert 0.1 < calls < 0.3
+def test_the_teacher_with_tool_mostly_gives_up_after_a_call() -> None:
+    episodes = play(ChainsSettings(**TOOL), 300)
+    assert 0.25 < np.mean([success for _, success in episodes]) < 0.5
+    assert all("<" in text for text, _ in episodes)
 
 
 @pytest.mark.parametrize(

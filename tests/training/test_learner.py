@@ -278,6 +278,20 @@ def test_learning_rate_falls_linearly_to_its_fraction() -> None:
     assert rates == pytest.approx([0.01, 0.008, 0.006, 0.004])
 
 
+def test_learning_rate_rises_linearly_in_the_warm_up() -> None:
+    """So is the first step as short as its rate; Adam would make it as long as the full one, whatever the gradient."""
+    policy = ToyPolicy()
+    train = training(optimizer={"lr": 0.01, "warmup_updates": 4, "lr_final_fraction": 0.4})
+    learner = Learner(policy, algorithm(), train, total_updates=4, seed=0)
+    start = weights(policy)
+    first = finish(learner.update(stale(), 0))["train/actor/lr"]
+    assert max(float((x - start[name]).abs().max()) for name, x in weights(policy).items()) == pytest.approx(
+        first, rel=1e-3
+    )
+    rates = [first] + [finish(learner.update(stale(), index))["train/actor/lr"] for index in range(1, 5)]
+    assert rates == pytest.approx([0.0025, 0.004, 0.0045, 0.004, 0.004])
+
+
 def test_the_value_has_a_learning_rate_of_its_own() -> None:
     """Adam's first step is as long as the rate, whatever the gradient."""
     policy = ToyPolicy()

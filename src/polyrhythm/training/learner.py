@@ -116,13 +116,14 @@ class Learner:
         if before_step is not None and isinstance(inputs.reference, SharedReference):
             before_step()  # the reference stands where the weights are, which a publication may still read
         batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
-        decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
+        factor = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
+        factor *= optim.linear_warmup(update_index, training.optimizer.warmup_updates)
         critic_only = update_index < training.critic_warmup_updates
 
         def begin() -> None:
             if before_step is not None:
                 before_step()
-            self._optimizer.scale_lr(decay)  # a state that is saved beside this update has the former rate
+            self._optimizer.scale_lr(factor)  # a state that is saved beside this update has the former rate
 
         step_of = partial(self._step, critic_only=critic_only, before=begin)
         log, padded = StepLog(), list[float]()
@@ -153,13 +154,13 @@ class Learner:
             metrics["train/actor/padded_fraction"] = sum(padded) / len(padded)
         versions = packed.version.double().sum() if share.spare is None else torch.zeros((), dtype=torch.float64)
         metrics["train/actor/average_version"] = float(ranks.total(versions) / share.chunk_steps)
-        return metrics | self._rates(decay) | target_metrics
+        return metrics | self._rates(factor) | target_metrics
 
-    def _rates(self, decay: float) -> dict[str, float]:
+    def _rates(self, factor: float) -> dict[str, float]:
         """Learning rates of an update, for the metrics."""
         settings = self._training.optimizer
-        of_value = {} if settings.value_lr is None else {"train/critic/lr": settings.value_lr * decay}
-        return {"train/actor/lr": settings.lr * decay, **of_value}
+        of_value = {} if settings.value_lr is None else {"train/critic/lr": settings.value_lr * factor}
+        return {"train/actor/lr": settings.lr * factor, **of_value}
 
     def _note_skipped(
         self, update: int, table: StepTable, packed: PackedBatch, batch: TrainingBatch, inputs: TargetInputs

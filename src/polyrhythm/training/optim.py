@@ -266,11 +266,16 @@ def linear_decay(update: int, updates: int, final_fraction: float) -> float:
     return 1.0 + (final_fraction - 1.0) * done
 
 
+def linear_warmup(update: int, warmup_updates: int) -> float:
+    """Factor on the learning rate of update 0 and those after it: with 2 updates of warm-up ½, 1, 1, …"""
+    return min((update + 1) / warmup_updates, 1.0) if warmup_updates else 1.0
+
+
 def warmup_cosine(step: int, steps: int, warmup_steps: int) -> float:
     """Factor on the learning rate of step 0..steps-1: linear up to 1 over the warm-up, then half a cosine to 0.
 
     Example, 4 steps of which 2 warm up: 0.5, 1, 1, 0.5 (the 0 would come with step 4, which is not done).
     """
     if step < warmup_steps:
-        return (step + 1) / warmup_steps
+        return linear_warmup(step, warmup_steps)
     return 0.5 * (1.0 + math.cos(math.pi * (step - warmup_steps) / max(steps - warmup_steps, 1)))

@@ -24,16 +24,18 @@ class ParameterGroup(Section):
 
 
 class OptimizerSettings(Section):
-    """AdamW with a linear decay of the learning rate over all updates."""
+    """AdamW with a linear decay of the learning rate over all updates, and a linear warm-up if asked for."""
 
     lr: Positive = 3e-4
-    """Learning rate at the first update."""
+    """Learning rate at the first update, or at the end of the warm-up but for the decay."""
     value_lr: Positive | None = None
     """Learning rate of the parameters that only the value uses: a last group for critic.*; null for `lr`."""
     groups: tuple[ParameterGroup, ...] = ()
     """Groups of parameters by name pattern, with their own learning rate and weight decay."""
     lr_final_fraction: Fraction = 1.0
     """Learning rates at the last update as a fraction of the first; 1 for constant rates."""
+    warmup_updates: Whole = 0
+    """First updates, in which learning rates rise linearly: Adam's first steps are large whatever the gradient."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)

@@ -18,7 +18,7 @@ from polyrhythm.envs.text.with_python import PythonRunner
 
 #: One demonstration in so many goes all the way.
 _WHOLE = 5
-#: Probability with which the teacher of the others gives up after a step.
+#: Probability with which the teacher of the others gives up after a step or call.
 _GIVES_UP = 0.7
 _CALL = re.compile(r"<(\d{1,4})([+-])(\d{1,4})>")
 #: What is shown of a call of Python: a number.
@@ -146,10 +146,12 @@ class ToolChain(Chain):
         return Reply(text=f"{calculate(message)};", done=False)
 
     def expert(self) -> str:
-        """One call after another and the result; in four of five the result at once."""
+        """One call after another and the result; in four of five only as many as the teacher likes, and the total so
+        far."""
         totals, steps = self._problem.totals, self._problem.steps
-        if not self._whole or self._calls == len(steps):
-            return f"#{totals[-1]}"
+        gives_up = self._calls > 0 and not self._whole and self._teacher.random() < _GIVES_UP
+        if gives_up or self._calls == len(steps):
+            return f"#{totals[self._calls]}"
         return f"<{totals[self._calls]}{steps[self._calls]:+d}>"
 
 

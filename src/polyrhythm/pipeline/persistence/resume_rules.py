@@ -30,6 +30,7 @@ _FREE = frozenset(
         *("ray", "join.address", "join.port", "join.reconnect_s", "join.min_simulators"),
         *("training.versions", "evaluation"),
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
+        "training.optimizer.warmup_updates",
         "policy.engine",
         *("scoring.processes", "scoring.at_a_time", "scoring.max_attempts"),
         *("rollout.max_attempts", "rollout.max_dropped", "rollout.quarantine_after", "rollout.reset_ahead"),
