@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import AgentSpec
 from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, HostMemory, segment_sizes
@@ -119,7 +120,7 @@ def measure_link(rate: str, repeats: int, megabytes: int, ray: Path | None) -> l
         link = stack.enter_context(open_link(rate))
         ours = stack.enter_context(far_host(link, megabytes))
         raw = stack.enter_context(raw_end(link.there, link.prefix, ours.weights_bytes))
-        asked = stack.enter_context(ray_end(link, ray)) if ray and link.prefix else None
+        asked = ray_end(link, ray, stack) if ray else None
         turns: list[tuple[str, Times]] = []
         for turn in range(repeats + 1):
             for what, nbytes, count, act in ours.fetches(turn):
@@ -161,13 +162,22 @@ def _ray(asked: Worker, what: str, nbytes: int, count: int) -> list[float]:
     return found
 
 
-@contextmanager
-def ray_end(link: Link, python: Path) -> Iterator[Worker]:
-    """A cluster of two Ray nodes at the ends of the link, ready to be asked."""
+def ray_end(link: Link, python: Path, stack: ExitStack) -> Worker | None:
+    """A cluster of two Ray nodes at the ends of the link, ready to be asked; None, with the reason in the log, if there
+    is no link of two ends, or Ray does not start here."""
+    if not link.prefix:
+        log.warning("without Ray: its two nodes need two addresses, and the link is %s", link.name)
+        return None
     make = "polyrhythm_bench.harness.ray_end:asker"
-    with Worker(make, python=python, here=link.here, there=link.there, prefix=list(link.prefix)) as worker:
+    worker = stack.enter_context(
+        Worker(make, python=python, here=link.here, there=link.there, prefix=list(link.prefix))
+    )
+    try:
         worker.ask(nbytes=8, count=1)
-        yield worker
+    except RunHalted as error:
+        log.warning("without Ray: %s", error)
+        return None
+    return worker
 
 
 class FarHost:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,8 @@ from typing import Any
 import psutil
 
 _PORT = 26379
-_STORE_BYTES = 1500 * 2**20
-_DEADLINE_S = 120.0
+_STORE_BYTES, _MEMORY_BYTES = 500 * 2**20, 200 * 2**20
+_DEADLINE_S = 60.0
 
 
 @contextmanager
@@ -40,12 +41,13 @@ def asker(here: str, there: str, prefix: list[str]) -> Iterator[Any]:
             "--num-cpus=1",
             "--disable-usage-stats",
         ]
-        start.append(f"--object-store-memory={_STORE_BYTES}")
+        start += [f"--object-store-memory={_STORE_BYTES}", f"--memory={_MEMORY_BYTES}"]
         head = [*start, "--head", f"--node-ip-address={here}", f"--port={_PORT}", "--include-dashboard=false"]
         other = [*start, f"--address={here}:{_PORT}", f"--node-ip-address={there}", '--resources={"there":1}']
         log = undo.enter_context((folder / "log").open("wb"))
-        _node([*head, f"--temp-dir={folder}/h"], log, undo)
-        _connect(ray, f"{here}:{_PORT}", here)
+        first = _node([*head, f"--temp-dir={folder}/h"], log, undo)
+        _wait_for_port(first, here, folder / "log")
+        ray.init(address=f"{here}:{_PORT}", _node_ip_address=here, log_to_driver=False, logging_level="ERROR")
         undo.callback(ray.shutdown)
         _node([*prefix, *other, f"--temp-dir={folder}/h"], log, undo)
         _wait_for_two(ray)
@@ -84,7 +86,7 @@ def asker(here: str, there: str, prefix: list[str]) -> Iterator[Any]:
         yield answer
 
 
-def _node(command: Sequence[str], log: Any, undo: ExitStack) -> None:
+def _node(command: Sequence[str], log: Any, undo: ExitStack) -> subprocess.Popen[bytes]:
     """Start a node's processes, which end with it."""
     popen = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -100,19 +102,18 @@ def _node(command: Sequence[str], log: Any, undo: ExitStack) -> None:
         popen.wait()
 
     undo.callback(end)
+    return popen
 
 
-def _connect(ray: Any, address: str, here: str) -> None:
+def _wait_for_port(node: subprocess.Popen[bytes], here: str, log: Path) -> None:
+    """Wait until the head answers. RuntimeError: it has ended, or takes too long."""
     until = time.monotonic() + _DEADLINE_S
-    while True:
-        try:
-            ray.init(address=address, _node_ip_address=here, log_to_driver=False, logging_level="ERROR")
-        except Exception:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.5)  # the head is still starting
-        else:
+    while node.poll() is None and time.monotonic() < until:
+        with suppress(OSError), socket.create_connection((here, _PORT), 1):
             return
+        time.sleep(0.2)
+    said = log.read_text(errors="replace").strip().splitlines()[-1:]
+    raise RuntimeError(f"Ray's head node does not answer at {here}:{_PORT}: {''.join(said)[:300]}")
 
 
 def _wait_for_two(ray: Any) -> None:
