@@ -119,7 +119,7 @@ def measure_link(rate: str, repeats: int, megabytes: int, ray: Path | None) -> l
     with ExitStack() as stack:
         link = stack.enter_context(open_link(rate))
         ours = stack.enter_context(far_host(link, megabytes))
-        raw = stack.enter_context(raw_end(link.there, link.prefix, ours.weights_bytes))
+        raw = stack.enter_context(raw_end(link.there, link.prefix, max(ours.weights_bytes, _SAMPLE_BYTES)))
         asked = ray_end(link, ray, stack) if ray else None
         turns: list[tuple[str, Times]] = []
         for turn in range(repeats + 1):
@@ -207,7 +207,7 @@ class FarHost:
 
         def weights() -> None:
             raw.fetch(nbytes)
-            copy_into(self._state, tensors_over(self._published.layout, raw.room))
+            copy_into(self._state, tensors_over(self._published.layout, raw.room[:nbytes]))
 
         return weights
 
