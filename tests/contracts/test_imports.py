@@ -63,7 +63,16 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         ("planning", ("polyrhythm.specs",)),
         (
             "observe",
-            ("PIL", "imageio_ffmpeg", "numpy", "tensorboard", "yaml", "polyrhythm.errors", "polyrhythm.files"),
+            (
+                "PIL",
+                "imageio_ffmpeg",
+                "numpy",
+                "prometheus_client",
+                "tensorboard",
+                "yaml",
+                "polyrhythm.errors",
+                "polyrhythm.files",
+            ),
         ),
         (
             "envs",

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from polyrhythm.clustersim.costs import parse_cost, parse_count
-from polyrhythm.clustersim.settings import ClusterSettings, FaultPlan, ScorerGroup
+from polyrhythm.clustersim.settings import ClusterSettings, ConductorSection, FaultPlan, LinkSection, ScorerGroup
 from polyrhythm.scheduler.settings import ScoringRules
 
 #: One chunk step in a hundred lasts longer than the episode deadline.
@@ -103,6 +103,33 @@ def arbitrary_scored(rng: random.Random) -> ClusterSettings:
             "scheduler": replace(base.scheduler, scoring=rules),
             "scorers": tuple(ScorerGroup.model_validate(group) for group in scorers),
             "faults": (*base.faults, *faults),
+        }
+    )
+
+
+def arbitrary_hosts(rng: random.Random) -> ClusterSettings:
+    """Such a cluster on several hosts with slow links, whose conductor takes time."""
+    base = arbitrary_cluster(rng, redundant=rng.random() < 0.3)
+
+    def placed() -> dict[str, Any]:
+        return {"host": rng.choice(("a", "b")), "hosts": rng.randint(1, 3)}
+
+    links = {
+        "latency": rng.choice((0.0, 0.002)),
+        "gb_per_s": rng.choice((0.1, 1.0)),
+        "main": rng.choice(("", "a", "elsewhere")),
+        "observation_mb": rng.choice((0.0, 1.0)),
+        "sample_mb": rng.choice((0.0, 0.5)),
+        "weights_gb": rng.choice((0.0, 0.005)),
+    }
+    conductor = {"event": rng.choice(("0ms", "0.1ms", "lognormal:1ms:1.0")), "serving": rng.choice(("main", "beside"))}
+    return base.model_copy(
+        update={
+            "simulators": tuple(group.model_copy(update=placed()) for group in base.simulators),
+            "generators": tuple(group.model_copy(update=placed()) for group in base.generators),
+            "trainer": base.trainer.model_copy(update=placed()),
+            "links": LinkSection.model_validate(links),
+            "conductor": ConductorSection.model_validate(conductor) if rng.random() < 0.7 else None,
         }
     )
 

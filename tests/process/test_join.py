@@ -231,6 +231,49 @@ def test_a_simulator_that_leaves_takes_no_attempt_with_it_and_another_may_come(t
     assert next_ones[0].wait() == "the run is over"
 
 
+def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None:
+    """The run has heard nothing of it yet when the link comes back: it hears that it leaves."""
+    with opened(tmp_path) as (pipeline, port), link_to(port) as link:
+        first = Joining(tmp_path, link.port)
+        pipeline.loop.start()
+        next_ones: list[Joining] = []
+
+        def go() -> None:
+            link.cut(stays=True)
+            first.joiner.leave()
+            threading.Timer(1.0, come_back).start()
+
+        def come_back() -> None:
+            assert first.ended is None, "it waits for the link"
+            link.broken = False
+            next_ones.append(Joining(tmp_path, link.port))
+
+        pipeline.loop.add_observers(On(records.RequestArrived, 20, go))
+        pipeline.loop.train_until(4)
+        assert first.wait() == "left the run, which goes on"
+        assert [(one.reason, one.blame) for one in lost(pipeline)] == [("left: interrupted", False)]
+        assert set(attempts(pipeline)) == {1}
+        pipeline.close()  # before the link
+        assert next_ones[0].wait() == "the run is over"
+
+
+def test_who_leaves_while_the_link_stays_down_gives_up_quietly(tmp_path: Path) -> None:
+    with opened(tmp_path, join={"reconnect_s": 1.0}) as (pipeline, port), link_to(port) as link:
+        first = Joining(tmp_path, link.port)
+        pipeline.loop.start()
+
+        def go() -> None:
+            link.cut(stays=True)
+            first.joiner.leave()
+
+        pipeline.loop.add_observers(
+            On(records.RequestArrived, 20, go), On(records.StationLost, 1, lambda: Joining(tmp_path, port))
+        )
+        pipeline.loop.train_until(2)
+        assert first.wait() == "left the run, which goes on"
+        assert [one.blame for one in lost(pipeline)] == [True]
+
+
 def test_a_reset_that_waits_for_a_person_parks_the_simulator_until_it_is_done(tmp_path: Path) -> None:
     """It leaves and takes no attempt with it; the run waits for it, without being stuck; the environment stays."""
     PERSON.clear()

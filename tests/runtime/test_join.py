@@ -267,6 +267,19 @@ def test_who_says_what_cannot_be_is_sent_away(message: Any) -> None:
     assert isinstance(door.out()[-1][1], m.Over)
 
 
+def test_statistics_have_known_names_and_finite_values_others_are_refused_and_counted() -> None:
+    door = Door()
+    name, kept = door.join(), {"env_steps": 7.0, "busy_s": 2.5}
+    door.hear(A, msgspec.structs.replace(beat(name), statistics=kept))
+    assert door.drops.counts() == {}
+    wrong = {"weights/tcp/bytes": 1e9, "dropped/stranger": 5.0, "env_s": float("nan"), "chunk_steps": 1e300}
+    door.hear(A, msgspec.structs.replace(beat(name), statistics={**kept, **wrong, "resets_ready": -1.0}))
+    assert door.reception.present, "it is not sent away"
+    assert door.reception.beat is not None
+    assert door.reception.beat.statistics == kept
+    assert door.drops.counts() == {"impossible": 1}
+
+
 def test_signs_of_life_go_out_twice_a_second_while_the_connection_is_heard() -> None:
     door = Door()
     door.join()

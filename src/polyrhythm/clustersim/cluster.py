@@ -12,6 +12,7 @@ from math import inf
 
 from polyrhythm.clustersim.devices import Device
 from polyrhythm.clustersim.driver import Decider, Driver
+from polyrhythm.clustersim.network import Network
 from polyrhythm.clustersim.settings import (
     ClusterSettings,
     FaultPlan,
@@ -20,6 +21,7 @@ from polyrhythm.clustersim.settings import (
     SimulatorGroup,
     StationGroup,
     TrainerSettings,
+    host_names,
 )
 from polyrhythm.clustersim.stations.generator import VirtualGenerator
 from polyrhythm.clustersim.stations.scorer import VirtualScorer
@@ -67,6 +69,7 @@ class Cluster:
         self.settings = settings
         self.conductor = Conductor(settings.scheduler) if conductor is None else conductor
         self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
+        self._connect()
         self.driver.delivered = self._note
         self.driver.scored = bool(settings.scorers)
         self.stations: dict[str, VirtualStation] = {}
@@ -84,6 +87,18 @@ class Cluster:
             episodes = tuple(Episode(task=0, instruction=0, seed=i, greedy=True) for i in range(asked.episodes))
             evaluate = Evaluate(f"evaluation-{index}", episodes, asked.background)
             self.driver.clock.at(asked.at, self.driver.submit, evaluate)
+
+    def _connect(self) -> None:
+        """Give the driver the network, and the conductor its costs."""
+        links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
+        if links is not None:
+            trainer = host_names(self.settings.trainer)[0]
+            sizes = (links.observation_mb * 1e6, links.sample_mb * 1e6, links.weights_gb * 1e9)
+            places = {"main": links.main or trainer, "trainer": trainer}
+            rate = links.gb_per_s * 1e9
+            driver.connect(Network(driver.clock, links.latency, rate, *map(round, sizes), **places))
+        if conductor is not None:
+            driver.charge(conductor.event, self.settings.seed, beside=conductor.serving == "beside")
 
     def run(self) -> None:
         """Run until the settings' `versions` are reached and all evaluations have ended, the conductor halts, or

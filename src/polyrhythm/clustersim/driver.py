@@ -21,8 +21,10 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from polyrhythm.clustersim.clock import Clock
+from polyrhythm.clustersim.conductor_cpu import SERVING, ConductorCpu
 from polyrhythm.clustersim.costs import FREE, Cost
 from polyrhythm.clustersim.measures import Measures
+from polyrhythm.clustersim.network import Network
 from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     AbortStream,
@@ -73,13 +75,14 @@ class ProtocolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The metadata of a finished sample. success: of its episode."""
+    """The metadata of a finished sample. success: of its episode; host: where it lies."""
 
     ticket: int
     transitions: int
     chunk_steps: int
     oldest: int
     success: bool = False
+    host: str = ""
 
 
 #: Nobody asks for `SaveTrainer` here: a simulated trainer saves by itself.
@@ -97,6 +100,16 @@ _ADDRESS: dict[type, Callable[[Any], str]] = {
     TakeDevice: attrgetter("station"),
     YieldDevice: attrgetter("station"),
 }
+
+
+#: What does not cross a link where serving is beside the generators.
+_SERVING = SERVING | {Serve, StartStream, AbortStream, RefuseRequest}
+
+
+def _address_of(command: Command) -> str:
+    """The station that a command is for; "" for the run."""
+    address = _ADDRESS.get(type(command))
+    return "" if address is None else str(address(command))
 
 
 class Asker(Protocol):
@@ -121,7 +134,8 @@ class Driver:
     """The event loop of a simulation: a conductor, a clock, and the stations by name.
 
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
-    those of different stations may not. Replies bypass the conductor and are immediate.
+    those of different stations may not. Replies bypass the conductor and are immediate on one host.
+    network: between hosts, if simulated; cpu: what the conductor's events cost, if they do.
     record: keep every decision in `steps` (for replay and benchmarks).
     evaluating: names of the requested evaluations that have not ended. scored: scorers say how an episode ended.
     """
@@ -143,6 +157,9 @@ class Driver:
         self.halted = ""
         self.events = 0
         self._record = record
+        self.network: Network | None = None
+        self.cpu: ConductorCpu | None = None
+        self._beside = False
         self._delay = message_delay
         self._direct = message_delay is FREE or message_delay.mean() == 0.0
         self._rng = random.Random(f"{seed}/messages")
@@ -150,6 +167,15 @@ class Driver:
         self._deadline = inf
         self._wakes = 0
         self._instant = (0.0, 0)
+
+    def connect(self, network: Network) -> None:
+        """Have stations exchange everything by this network."""
+        self.network, self._direct = network, False
+
+    def charge(self, cost: Cost, seed: int, *, beside: bool) -> None:
+        """Have the conductor take time for each event; beside: those of serving on the stations' hosts."""
+        self.cpu = ConductorCpu(self.clock, cost, seed, self._decide, self._send, _address_of, beside=beside)
+        self._beside = beside
 
     # ------------------------------------------------------------ messages
 
@@ -159,9 +185,16 @@ class Driver:
             self._inbox.append(event)
             return
         now = self.clock.now
-        arrival = max(now + self._delay.draw(self._rng), station.last_sent)
+        arrival = max(now + self._delay_of(station, event), station.last_sent)
         station.last_sent = arrival
         self.clock.at(arrival, self._deliver, (station, now, event))
+
+    def _delay_of(self, station: VirtualStation, message: Event | Command) -> float:
+        """Seconds of a message between a station and the conductor."""
+        seconds = self._delay.draw(self._rng)
+        if self.network is None or (self._beside and type(message) in _SERVING):
+            return seconds
+        return seconds + self.network.delay(station.host, self.network.main)
 
     def submit(self, event: Event) -> None:
         """Deliver an event of the operator or of supervision to the conductor at once."""
@@ -178,6 +211,18 @@ class Driver:
 
     def reply(self, request: Request, version: int) -> None:
         """Deliver a generator's answer directly to the slot."""
+        self._reply((request, version))
+
+    def reply_from(self, host: str, request: Request, version: int) -> None:
+        """The same, by the network if the slot is on another host."""
+        seconds = self.network.delay(host, self.simulators[request.simulator].host) if self.network else 0.0
+        if seconds:
+            self.clock.after(seconds, self._reply, (request, version))
+        else:
+            self._reply((request, version))
+
+    def _reply(self, answer: tuple[Request, int]) -> None:
+        request, version = answer
         self.simulators[request.simulator].answered(request, version)
 
     def _deliver(self, message: tuple[VirtualStation, float, Event]) -> None:
@@ -197,7 +242,8 @@ class Driver:
         self._drain()
         while (self.reached < version or self.evaluating) and not self.halted:
             upcoming = clock.upcoming
-            time = min(upcoming, self._deadline)
+            due = inf if self.cpu is not None and self.cpu.occupied else self._deadline
+            time = min(upcoming, due)
             if time == inf:
                 raise Deadlock(
                     f"at {clock.now:g} s version {self.reached} of {version} is reached, evaluations under way are "
@@ -206,7 +252,7 @@ class Driver:
             if time > max_time:
                 clock.now = max_time
                 return
-            if upcoming <= self._deadline:
+            if upcoming <= due:
                 clock.advance()
             else:
                 self._wake()
@@ -225,6 +271,11 @@ class Driver:
 
     def _drain(self) -> None:
         """Pass all waiting events to the conductor and its commands to the stations."""
+        if self.cpu is not None:
+            while self._inbox:
+                event = self._inbox.popleft()
+                self.cpu.hear(event, self._host_of(event))
+            return
         inbox, conductor, clock = self._inbox, self.conductor, self.clock
         now, count = clock.now, self.events
         while inbox:
@@ -246,6 +297,27 @@ class Driver:
         deadline = conductor.deadline()
         self._deadline = inf if deadline is None else deadline
 
+    def _host_of(self, event: Event) -> str:
+        """The host of the station that an event is from."""
+        name = getattr(event, "simulator", "") or getattr(event, "generator", "")
+        station = self.stations.get(name)
+        return "" if station is None else station.host
+
+    def _decide(self, event: Event) -> list[Command]:
+        """The conductor's commands, which are sent when it is through."""
+        now = self.clock.now
+        self.events += 1
+        if self.delivered is not None:
+            self.delivered(event)
+        commands = self.conductor.handle(event, now)
+        if self._record:
+            self.steps.append(Decision(now, event, tuple(commands)))
+        if self.observer is not None:
+            self.observer(now, event, commands)
+        deadline = self.conductor.deadline()
+        self._deadline = inf if deadline is None else deadline
+        return commands
+
     def _send(self, command: Command) -> None:
         address = _ADDRESS.get(type(command))
         if address is None:
@@ -258,7 +330,7 @@ class Driver:
         if self._direct:
             station.handle(command)
             return
-        arrival = max(self.clock.now + self._delay.draw(self._rng), station.last_told)
+        arrival = max(self.clock.now + self._delay_of(station, command), station.last_told)
         station.last_told = arrival
         self.clock.at(arrival, station.handle, command)
 

@@ -15,9 +15,11 @@ from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.measures import Span
 from polyrhythm.clustersim.settings import (
     ClusterSettings,
+    ConductorSection,
     EvaluationPlan,
     FaultPlan,
     GeneratorGroup,
+    LinkSection,
     ScorerGroup,
     SimulatorGroup,
     TrainerSettings,
@@ -125,5 +127,7 @@ _SECTIONS: dict[str, list[str]] = {
     "trainer": list(TrainerSettings.model_fields),
     "scorers": list(ScorerGroup.model_fields),
     "faults": list(FaultPlan.model_fields),
+    "links": list(LinkSection.model_fields),
+    "conductor": list(ConductorSection.model_fields),
     "evaluations": list(EvaluationPlan.model_fields),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
@@ -39,6 +39,7 @@ def _seconds(value: object) -> float:
     raise ValueError(f"duration {value!r} has no unit; write for example 10ms or 2s")
 
 
+_Group = TypeVar("_Group", bound="StationGroup")
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _AsText = PlainSerializer(str)
 CostText = Annotated[Cost, PlainValidator(parse_cost), _AsText]
@@ -57,7 +58,9 @@ class StationGroup(ClusterSection):
     """A group of equal stations: its size, devices and failures.
 
     count: stations of the group; host: where they are, in words; requests are served on their hosts where that costs no
-    waiting. gpus: devices per station if `devices` is empty (used only for the summary's total).
+    waiting. hosts: with 2 or more, so many hosts, HOST-0 and so on, among which the stations are dealt evenly in order
+    (the trainer's ranks: each host trains on its share of the samples); groups with the same `host` share them.
+    gpus: devices per station if `devices` is empty (used only for the summary's total).
     devices: numbers of the group's devices, as 0-5 or a list; station i is on device i modulo their number. Groups with
     the same numbers share the devices. If empty, each station has its own device.
     occupies: share of its device that a pass takes when it is alone.
@@ -69,6 +72,7 @@ class StationGroup(ClusterSection):
 
     count: int = Field(default=1, ge=1)
     host: str = ""
+    hosts: int = Field(default=1, ge=1)
     gpus: float = Field(default=0.0, ge=0)
     devices: Devices = ()
     occupies: float = Field(default=1.0, gt=0, le=1)
@@ -238,6 +242,34 @@ class LeaseSection(ClusterSection):
     host_gb_per_s: float = Field(default=25.0, gt=0)
 
 
+class LinkSection(ClusterSection):
+    """The network between hosts (`clustersim.network`).
+
+    latency: of a message, one way; gb_per_s: bandwidth of a host's one NIC in each direction, 10^9 bytes per second.
+    main: the conductor's host; default: the trainer's first.
+    observation_mb: of a row's request; sample_mb: of a chunk step of a row, as the trainer fetches it (10^6 bytes);
+    weights_gb: of a version, which each host of a generator fetches once from the trainer's first host.
+    """
+
+    latency: Seconds = 50e-6
+    gb_per_s: float = Field(default=12.5, gt=0)
+    main: str = ""
+    observation_mb: float = Field(default=0.0, ge=0)
+    sample_mb: float = Field(default=0.0, ge=0)
+    weights_gb: float = Field(default=0.0, ge=0)
+
+
+class ConductorSection(ClusterSection):
+    """The CPU of the conductor (`clustersim.conductor_cpu`). event: of one event, per command that it gives.
+
+    serving: `main`: one thread hears everything; `beside`: requests and batches are heard on their hosts, so that
+    only tickets, samples and weights reach the conductor.
+    """
+
+    event: CostText = FREE
+    serving: Literal["main", "beside"] = "main"
+
+
 class ClusterSettings(ClusterSection):
     """The settings of a cluster file.
 
@@ -245,6 +277,7 @@ class ClusterSettings(ClusterSection):
     only one station is on it at a time, the others in host memory (`lease`).
     versions: run until this version is trained, published and applied, and all evaluations requested by then ended.
     message_delay: latency of a message between a station and the conductor.
+    links: the network between hosts; without it everything is everywhere at once. conductor: what its events cost.
     max_time: virtual time limit of the run; 0s for none.
     trace_slots: number of slots in the trace, besides all generators and the trainer.
     """
@@ -261,6 +294,8 @@ class ClusterSettings(ClusterSection):
     sharing: Literal["shared", "exclusive", "lease"] = "shared"
     lease: LeaseSection = LeaseSection()
     message_delay: CostText = FREE
+    links: LinkSection | None = None
+    conductor: ConductorSection | None = None
     max_time: Seconds = 0.0
     trace_slots: int = Field(default=64, ge=0)
 
@@ -274,6 +309,13 @@ class ClusterSettings(ClusterSection):
             if fault.station not in names:
                 known = ", ".join(names[:4])
                 raise ValueError(f"fault of {fault.station!r}: there is no such station; write one of {known}, …")
+        return self
+
+    @model_validator(mode="after")
+    def _linked(self) -> Self:
+        """Check that what the network needs is there."""
+        if self.links is not None and self.scheduler.batching == "streams":
+            raise ValueError("links with scheduler.batching: streams are not simulated; leave links out")
         return self
 
     @model_validator(mode="after")
@@ -349,10 +391,10 @@ class ClusterSettings(ClusterSection):
         generators = [(group, i) for group in self.generators for i in range(group.count)]
         scorers = [(group, i) for group in self.scorers for i in range(group.count)]
         return [
-            *((f"simulator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(simulators)),
-            *((f"generator-{n}", group, _place(group, i)) for n, (group, i) in enumerate(generators)),
+            *((f"simulator-{n}", _at_host(group, i), _place(group, i)) for n, (group, i) in enumerate(simulators)),
+            *((f"generator-{n}", _at_host(group, i), _place(group, i)) for n, (group, i) in enumerate(generators)),
             ("trainer", self.trainer, self.trainer.devices),
-            *((f"scorer-{n}", group, _place(group, i)) for n, (group, i) in enumerate(scorers)),
+            *((f"scorer-{n}", _at_host(group, i), _place(group, i)) for n, (group, i) in enumerate(scorers)),
         ]
 
     def station_names(self) -> tuple[str, ...]:
@@ -369,3 +411,15 @@ class ClusterSettings(ClusterSection):
 
 def _place(group: StationGroup, index: int) -> tuple[int, ...]:
     return (group.devices[index % len(group.devices)],) if group.devices else ()
+
+
+def host_names(group: StationGroup) -> list[str]:
+    """The hosts of a group, in order."""
+    return [f"{group.host or 'host'}-{n}" for n in range(group.hosts)] if group.hosts > 1 else [group.host]
+
+
+def _at_host(group: _Group, index: int) -> _Group:
+    """The group as station `index` of it sees it: on one host."""
+    if group.hosts == 1:
+        return group
+    return group.model_copy(update={"host": host_names(group)[index * group.hosts // group.count]})

@@ -43,6 +43,8 @@ def summarise(
         "stations_lost": measures.lost,
         "requests": _requests(measures, now),
         "lag": _lag(measures),
+        **({"links": driver.network.summary()} if driver.network else {}),
+        **({"conductor": driver.cpu.summary()} if driver.cpu else {}),
         **({"scoring": {"scored": measures.scored, "failed": measures.scoring_failed}} if driver.scored else {}),
         "evaluations": {"episodes": measures.evaluated, "dropped": measures.evaluations_dropped},
         "ledger": ledger,

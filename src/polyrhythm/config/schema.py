@@ -33,6 +33,7 @@ from polyrhythm.config.sections.running import (
     CheckpointSettings,
     DataPlaneSettings,
     JoinSettings,
+    PrometheusSettings,
     RaySettings,
     SupervisionSettings,
 )
@@ -94,6 +95,8 @@ class RunConfig(Section):
     """The cluster of `launcher: ray`."""
     data_plane: DataPlaneSettings = DataPlaneSettings()
     """Messages between processes."""
+    prometheus: PrometheusSettings = PrometheusSettings()
+    """Present numbers over HTTP."""
     supervision: SupervisionSettings = SupervisionSettings()
     """Deadlines of stations."""
     checkpoint: CheckpointSettings = CheckpointSettings()

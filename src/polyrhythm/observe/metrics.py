@@ -20,6 +20,8 @@ from polyrhythm.observe.log_file import LogFile, warn_of_loss
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
 
+    from polyrhythm.observe.prometheus import PrometheusEndpoint
+
 log = logging.getLogger(__name__)
 
 #: Metrics of each group. Names follow public systems where these have one.
@@ -67,14 +69,21 @@ class MetricsWriter:
 
     Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard is
     flushed when `flush_s` seconds of the given times have passed. A resumed run appends. Lines that cannot be written,
-    as on a full disk, are lost with one warning. OSError: the files cannot be opened.
+    as on a full disk, are lost with one warning. endpoint: gets the newest numbers too. OSError: the files cannot be
+    opened.
     """
 
-    def __init__(self, folder: Path, tensorboard: bool = True, flush_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tensorboard: bool = True,
+        flush_s: float = 10.0,
+        endpoint: PrometheusEndpoint | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._tensorboard = _tensorboard_writer(folder / "tensorboard") if tensorboard else None
         self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
-        self._lines = LogFile(folder / "metrics.jsonl")
+        self._lines, self._endpoint = LogFile(folder / "metrics.jsonl"), endpoint
 
     def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
         """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null."""
@@ -83,6 +92,8 @@ class MetricsWriter:
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         line = json.dumps({"step": step, "time_s": round(time_s, 3), **finite}, allow_nan=False)
         self._lines.write(line + "\n")
+        if self._endpoint:
+            self._endpoint.take(step, numbers)
         if self._tensorboard:
             try:
                 self._draw(self._tensorboard, step, numbers, time_s)

@@ -19,6 +19,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
+from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -29,6 +30,7 @@ from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
+from polyrhythm.pipeline.observers.stations_now import StationsNow
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.pipeline.observers.totals import StationActivity
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
@@ -66,13 +68,20 @@ def train(
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
-    with lock_run_folder(folder), Interrupts().handle_signals() as interrupts:
+    with (
+        lock_run_folder(folder),
+        open_endpoint(checked.config.prometheus) as endpoint,
+        Interrupts().handle_signals() as interrupts,
+    ):
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
-        with MetricsWriter(folder) as metrics, TraceWriter(_unused_path(folder / "trace.json")) as trace:
+        with (
+            MetricsWriter(folder, endpoint=endpoint) as metrics,
+            TraceWriter(_unused_path(folder / "trace.json")) as trace,
+        ):
             finished = True
             try:
-                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace), live, callbacks)
+                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace, endpoint), live, callbacks)
             except Interrupted:
                 finished = False
             except RunHalted:
@@ -102,13 +111,13 @@ def _phases(
     folder: Path,
     saved: SavedRun | None,
     course: tuple[PhaseJournal, Interrupts],
-    writers: tuple[MetricsWriter, TraceWriter],
+    writers: tuple[MetricsWriter, TraceWriter, PrometheusEndpoint | None],
     live: LiveDisplay | None,
     callbacks: Callbacks,
 ) -> None:
     """Run the configured phases that are not done."""
     config, spec, policy = checked
-    (progress, interrupts), (metrics, trace) = course, writers
+    (progress, interrupts), (metrics, trace, endpoint) = course, writers
     version = saved.version if saved else prepare_initial_policy(checked, folder, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
     initial = folder / POLICY_FILE if training else policy
@@ -116,6 +125,8 @@ def _phases(
     try:
         if live:
             live.watch(pipeline)
+        if endpoint:
+            pipeline.loop.add_observers(StationsNow(endpoint, pipeline.launcher))
         pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(config, folder, pipeline, progress, metrics, spec, live, callbacks)
         pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()

@@ -44,8 +44,9 @@ _DRAIN_SLOTS = 128
 def run(slots: Sequence[int] = (16, 64, 256, 1024, 4096), generators: Sequence[int] = (1, 4, 16, 64)) -> dict[str, Any]:
     """Measure each number of slots, and the drain with each number of generators.
 
-    Returns `sizes` (one entry per number of slots: requests, events, events_per_s, p50_us, p99_us, mean_us), the worst
-    `p50_us` and `p99_us` over them, and whether they stay within the limit and grow no faster than log of the slots;
+    Returns `sizes` (one entry per number of slots: requests, events, events_per_s, p50_us, p99_us, mean_us, and
+    event_cost, for `conductor.event` of a cluster file), the worst `p50_us` and `p99_us` over them, and whether they
+    stay within the limit and grow no faster than log of the slots;
     `drain` (one entry per number of generators: see `_measure_drain`).
     """
     sizes = [_measure(count) for count in sorted(slots)]
@@ -108,7 +109,15 @@ def _measure(slots: int) -> dict[str, Any]:
         "p50_us": cuts[49] * 1e-3,
         "p99_us": cuts[98] * 1e-3,
         "mean_us": statistics.fmean(per_request) * 1e-3,
+        "event_cost": _event_cost(trace, spent),
     }
+
+
+def _event_cost(trace: Sequence[Decision], spent: Sequence[int]) -> str:
+    """CPU of an event and of each command that it gives, by least squares: as `conductor.event` of a cluster file."""
+    counts = [len(step.commands) for step in trace]
+    found = statistics.linear_regression(counts, spent)
+    return f"{max(0.0, found.intercept) * 1e-3:.1f}us+{max(0.0, found.slope) * 1e-3:.1f}us"
 
 
 def drain_cluster(generators: int) -> ClusterSettings:

@@ -7,6 +7,8 @@ roundtrip   time from an observation to its action through processes
 throughput  whole runs beside a plain loop; memory of sixteen simulators
 weights     time of a version from one process to another by every way of this machine, beside bare copies; the pause
             of a generator that serves meanwhile (2 minutes)
+hosts       observations, samples and weights over a link to another host, beside a bare tcp socket and, with --ray,
+            beside Ray; the main process with env batches on 3 nodes (4 minutes)
 switch      time in which a station leaves a leased device and comes back, beside bare copies (half a minute)
 update      one update of the learner beside a plain torch loop
 ranks       one update on several ranks beside plain DDP and FSDP2; memory of each rank (4 minutes)
@@ -34,6 +36,8 @@ language    plain, filtered: batch rollout, queue scheduling, prompt replication
             that sleep, beside the simulated cluster (25 minutes); engines: those that compute beside bare vLLM,
             `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it is
             installed)
+scale       figure 7 of the RL-VLA3 paper and 1,024 GPUs, simulated with links between hosts and the conductor's CPU
+            (--event: of `bench conductor` or `bench ceiling`): what bounds first (10 minutes)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
 """
@@ -61,11 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--counts", type=_counts, metavar="N,N", help="ranks: numbers of ranks (1,2; 4 if cores allow)")
     parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
     parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows; policies: of a pass")
-    parser.add_argument("--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches")
+    parser.add_argument(
+        "--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches; hosts: of each node"
+    )
     parser.add_argument("--processes", type=_counts, metavar="N,N", help="ceiling: numbers of simulator processes")
-    parser.add_argument("--seconds", type=positive, metavar="S", help="ceiling: length of a turn (5)")
+    parser.add_argument("--seconds", type=positive, metavar="S", help="ceiling, hosts: length of a turn (5)")
     parser.add_argument("--steps", type=count, metavar="N", help="roundtrip: round trips of a turn; envs: timed steps")
-    parser.add_argument("--megabytes", type=count, metavar="N", help="weights, switch: size of the model")
+    parser.add_argument("--megabytes", type=count, metavar="N", help="weights, switch, hosts: size of the model")
     parser.add_argument(
         "--versions",
         type=count,
@@ -113,6 +119,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "trainings of learning and algorithms (none are kept)",
     )
     parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
+    parser.add_argument("--ray", type=Path, metavar="PYTHON", help="hosts: a Python that has Ray (none)")
+    parser.add_argument("--gpus", type=_counts, metavar="N,N", help="scale: numbers of GPUs")
+    parser.add_argument("--event", metavar="COST", help="scale: CPU of the conductor for an event (25us)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -201,6 +210,21 @@ def _weights(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     from polyrhythm_bench.cases import weights
 
     return weights.run(megabytes, repeats)
+
+
+def _hosts(
+    env_batches: Sequence[int] = (10, 100, 1000),
+    seconds: float = 5.0,
+    megabytes: int = 100,
+    repeats: int = 5,
+    ray: Path | None = None,
+) -> dict[str, Any]:
+    from polyrhythm.errors import ConfigError
+    from polyrhythm_bench.cases import hosts
+
+    if ray is not None and not ray.is_file():
+        raise ConfigError(f"--ray {ray}: there is no such Python; name one with Ray, such as venv/bin/python")
+    return hosts.run(repeats, megabytes, env_batches=env_batches, seconds=seconds, ray=ray)
 
 
 def _switch(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
@@ -347,6 +371,17 @@ def _language(only: Sequence[str] = (), versions: int = 6, repeats: int = 3) -> 
     return language.run(only or language.PARTS, versions, repeats)
 
 
+def _scale(gpus: Sequence[int] = (8, 32, 128, 256, 1024), event: str = "25us") -> dict[str, Any]:
+    from polyrhythm_bench.papers import links
+
+    for number in gpus:
+        if number % links.GPUS_PER_HOST:
+            from polyrhythm.errors import ConfigError
+
+            raise ConfigError(f"--gpus {number}: hosts have {links.GPUS_PER_HOST} GPUs; write a multiple of it")
+    return links.run(gpus, event)
+
+
 def _peers(repeats: int = 3, only: Sequence[str] = (), environments: Path | None = None) -> dict[str, Any]:
     from polyrhythm_bench.peers import run as peers
 
@@ -359,6 +394,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "roundtrip": _roundtrip,
     "throughput": _throughput,
     "weights": _weights,
+    "hosts": _hosts,
     "switch": _switch,
     "update": _update,
     "ranks": _ranks,
@@ -374,6 +410,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "placement": _placement,
     "papers": _papers,
     "language": _language,
+    "scale": _scale,
     "peers": _peers,
 }
 NAMES = tuple(_BENCHMARKS)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.runtime.hosts.nodes import Node
 
 
 @contextmanager
-def running(config: RunConfig, *, validated: bool = True) -> Iterator[Pipeline]:
+def running(config: RunConfig, *, validated: bool = True, nodes: Sequence[Node] = ()) -> Iterator[Pipeline]:
     """The configuration's pipeline, started, in a temporary folder.
 
     validated: call `validate_run` first; False for a policy that it would refuse, such as one that never samples.
+    nodes: places for the stations, in turn; none: as `launcher` says.
     Errors are those of `validate_run` and `build_pipeline`.
     """
     if validated:
         validate_run(config)
     with (
         tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(config, folder=Path(folder))) as pipeline,
+        closing(build_pipeline(config, folder=Path(folder), nodes=nodes)) as pipeline,
     ):
         yield pipeline

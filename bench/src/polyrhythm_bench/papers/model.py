@@ -122,7 +122,12 @@ def simulate(
     """Simulate the row's cluster. chunk_steps: of an episode, by default as published (fewer are faster to simulate and
     change only the weight of a version's start and end)."""
     chunk_steps = chunk_steps or row.setup.chunk_steps
-    cluster = Cluster(cluster_settings(row, costs, chunk_steps, seed, sharing))
+    return measured(row, cluster_settings(row, costs, chunk_steps, seed, sharing), chunk_steps)
+
+
+def measured(row: PaperRow, settings: ClusterSettings, chunk_steps: int) -> Simulated:
+    """Simulate a cluster for the row, such as `cluster_settings` gives for episodes of `chunk_steps`."""
+    cluster = Cluster(settings)
     ends = [0.0]
 
     def note(now: float, event: Event, commands: list[Command]) -> None:  # noqa: ARG001 (the driver's)

@@ -32,6 +32,12 @@ def growth(data: PaperData) -> float:
     return slope / (1 - _SMALLEST * slope)
 
 
+def version_s(example: PaperRow, costs: Costs, chunk_steps: int = CHUNK_STEPS) -> float:
+    """Seconds of a version of this row."""
+    transitions = example.envs * EPISODES * chunk_steps * example.setup.chunk
+    return transitions / simulate(example, costs, chunk_steps).throughput
+
+
 def _column(row: PaperRow) -> str:
     return row.setup.name.rpartition(",")[0]
 
@@ -48,10 +54,7 @@ def table(
     costs: of table 4. `busiest`: simulation, generation, publication or the trainer.
     """
     example = next(row for row in data.rows if row.setup.key == "libero" and row.batches == 4 and row.mode == "rollout")
-    version_s = (
-        example.envs * EPISODES * chunk_steps * example.setup.chunk / simulate(example, costs, chunk_steps).throughput
-    )
-    share = growth(data) / 2 * version_s
+    share = growth(data) / 2 * version_s(example, costs, chunk_steps)
     for mode in ("baseline", "full"):
         one = 0.0
         for count in gpus:

@@ -83,7 +83,7 @@ class VirtualEpisodes:
         ticket, station = row.release(parked=end is SampleEnd.SEGMENT), self._station
         payload_id = f"{station.name}@{station.incarnation}:{ticket.number}.{ticket.attempt}"
         success = self._succeeds(ticket)
-        sample = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest, success)
+        sample = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest, success, station.host)
         station.driver.payloads[payload_id] = sample
         station.measures.samples += 1
         success = success and not station.driver.scored

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 
 from polyrhythm.clustersim.costs import FREE
 from polyrhythm.clustersim.driver import Driver, ProtocolError
@@ -23,7 +23,7 @@ class VirtualGenerator(VirtualStation):
 
     def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup) -> None:
         super().__init__(name, incarnation, driver, seed)
-        self._group = group
+        self._group, self.host = group, group.host
         self._todo: deque[Serve | ApplyWeights] = deque()
         self._batches: dict[int, Batch] = {}
         self._tokens: dict[int, list[int]] = {}
@@ -42,7 +42,7 @@ class VirtualGenerator(VirtualStation):
         self._since = now
         self._present = self.measures.present.integral(now)
         self.measures.generator.join(now, 1)
-        self.emit(GeneratorJoined(self.name, self.incarnation, self._version, self._group.host, self._group.depth))
+        self.emit(GeneratorJoined(self.name, self.incarnation, self._version, self.host, self._group.depth))
 
     def flush(self) -> None:
         self._enter(self._state)
@@ -79,6 +79,8 @@ class VirtualGenerator(VirtualStation):
             self._batches[command.batch.number] = command.batch
         elif not isinstance(command, ApplyWeights):
             raise ProtocolError(f"generator {self.name} cannot obey {command!r}")
+        elif self.alive and self.driver.network is not None:
+            self.driver.network.mirror(self.host, command.version)  # while passes that were asked for before go on
         if self.alive:
             self._todo.append(command)
             if len(self._todo) == 1:
@@ -94,7 +96,9 @@ class VirtualGenerator(VirtualStation):
             if command.version < held:
                 raise ProtocolError(f"{self.name} holds version {held} and shall go back: {command!r}")
             self._enter(APPLY)
-            self.clock.after(group.apply.draw(rng), self._end, command)
+            network = self.driver.network
+            wait = network.waits("weights", network.mirror(self.host, command.version)) if network else 0.0
+            self.clock.after(wait + group.apply.draw(rng), self._end, command)
             return
         batch, rows = command.batch, 0
         held, rng = self._copy(pinned=batch.pinned)
@@ -106,7 +110,7 @@ class VirtualGenerator(VirtualStation):
         measures = self.measures
         measures.batches += 1
         measures.rows_served += rows
-        near = (r.rows for r in batch.requests if self.driver.simulators[r.simulator].host == self._group.host)
+        near = (r.rows for r in batch.requests if self.driver.simulators[r.simulator].host == self.host)
         measures.rows_local += sum(near)
         measures.generator.begin(self.clock.now)
         gathered, self._gathered = self._gathered, -1.0
@@ -119,10 +123,20 @@ class VirtualGenerator(VirtualStation):
 
     def _gather(self, batch: Batch) -> float:
         """Seconds until the inputs of the batch are there."""
+        fetched = self._fetch(batch) if self.driver.network is not None else 0.0
         if self._group.gather is FREE:
-            return 0.0
+            return fetched
         _, rng = self._copy(pinned=batch.pinned)
-        return self._group.gather.draw(rng, sum(request.rows for request in batch.requests))
+        return fetched + self._group.gather.draw(rng, sum(request.rows for request in batch.requests))
+
+    def _fetch(self, batch: Batch) -> float:
+        """Seconds until the observations that lie on other hosts are there: one question to each host."""
+        network, rows = self.driver.network, Counter[str]()
+        assert network is not None
+        for request in batch.requests:
+            rows[self.driver.simulators[request.simulator].host] += request.rows
+        there = [network.fetch(self.host, host, count * network.observation) for host, count in rows.items()]
+        return network.waits("observations", max(there))
 
     def _compute(self, launched: tuple[Serve, float]) -> None:
         """The inputs are gathered: the pass of so many seconds begins."""
@@ -166,10 +180,9 @@ class VirtualGenerator(VirtualStation):
     def _reply(self, batch: Batch) -> None:
         del self._batches[batch.number]
         self.measures.tokens += sum(self._tokens.pop(batch.number))
-        simulators = self.driver.simulators
         version, _ = self._copy(pinned=batch.pinned)
         for request in batch.requests:
-            simulators[request.simulator].answered(request, version)
+            self.driver.reply_from(self.host, request, version)
 
     def _copy(self, *, pinned: bool) -> tuple[int, random.Random]:
         """The version in a copy of the weights, and the random stream of its costs."""

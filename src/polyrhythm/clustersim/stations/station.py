@@ -34,6 +34,7 @@ class VirtualStation:
 
     places: its devices, with the share that a pass takes of each; empty if it has its own.
     leases: by number, those of its devices that it is on in turn with others.
+    host: where it is.
     cut: messages sent after this time were in transit when the station died, and are lost.
     """
 
@@ -45,6 +46,7 @@ class VirtualStation:
         self.measures = driver.measures
         self.rng = random.Random(f"{seed}/{name}/{incarnation}")
         self.alive = True
+        self.host = ""
         self.places: tuple[tuple[Device, float], ...] = ()
         self.leases: dict[int, VirtualLease] = {}
         self.cut = inf

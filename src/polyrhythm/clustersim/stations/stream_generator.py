@@ -64,7 +64,7 @@ class VirtualStreamGenerator(VirtualStation):
         self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup, *, resumes: bool
     ) -> None:
         super().__init__(name, incarnation, driver, seed)
-        self._group, self._resumes = group, resumes
+        self._group, self._resumes, self.host = group, resumes, group.host
         self._streams: dict[int, VirtualStream] = {}
         self._pauses: deque[tuple[str, float, Callable[[], None]]] = deque()
         self._versions = {False: -1, True: -1}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polyrhythm.clustersim.driver import Driver, ProtocolError
+from polyrhythm.clustersim.driver import Driver, Payload, ProtocolError
 from polyrhythm.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
-from polyrhythm.clustersim.settings import TrainerSettings
+from polyrhythm.clustersim.settings import TrainerSettings, host_names
 from polyrhythm.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     Checkpointed,
@@ -50,7 +50,7 @@ class VirtualTrainer(VirtualStation):
         receivers: int = 1,
     ) -> None:
         super().__init__(name, incarnation, driver, seed)
-        self._settings = settings
+        self._settings, self.host = settings, host_names(settings)[0]
         self._receivers = receivers
         self.fail_unheard: Callable[[], None] | None = None
         self._updates = updates
@@ -101,6 +101,29 @@ class VirtualTrainer(VirtualStation):
             if payload is None:
                 raise ProtocolError(f"sample {payload_id!r} is lent but was released, or never finished")
             transitions += payload.transitions
+        wait = self._fetch([payloads[payload_id] for payload_id in self._lent[0].payload_ids])
+        if wait:
+            self.clock.after(wait, self._start, transitions)
+        else:
+            self._start(transitions)
+
+    def _fetch(self, samples: Sequence[Payload]) -> float:
+        """Seconds until each of the trainer's hosts has its share of the samples."""
+        network = self.driver.network
+        if network is None:
+            return 0.0
+        size = network.sample
+        hosts = host_names(self._settings)
+        there = [
+            network.fetch(hosts[index % len(hosts)], sample.host, sample.chunk_steps * size)
+            for index, sample in enumerate(samples)
+        ]
+        return network.waits("samples", max(there, default=0.0))
+
+    def _start(self, transitions: int) -> None:
+        """The samples are there: the update begins."""
+        if not self.alive:
+            return
         self._enter(TRAIN)
         self.measures.trainer.begin(self.clock.now)
         settings = self._settings

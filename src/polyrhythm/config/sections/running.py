@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
-from polyrhythm.config.base import Count, NotNegative, Port, Positive, Section, Whole
+from pydantic import model_validator
+
+from polyrhythm.config.base import Count, InvalidSetting, NotNegative, Port, Positive, Section, Whole
 
 
 class DataPlaneSettings(Section):
@@ -29,6 +32,49 @@ class JoinSettings(Section):
     """Port of the first place; each further one has the next."""
     reconnect_s: Positive = 20.0
     """Seconds within which a broken connection may come back; then its episodes run again elsewhere."""
+
+
+class PrometheusSettings(Section):
+    """An HTTP endpoint with the run's present numbers, for Prometheus (docs/metrics.md)."""
+
+    port: Port | None = None
+    """Port of http://ADDRESS:PORT/metrics; null: no endpoint."""
+    address: str = "127.0.0.1"
+    """Address that the port is opened on; one that other machines reach needs the three files below."""
+    certificate: str = ""
+    """File with the endpoint's certificate (PEM); then it speaks https."""
+    key: str = ""
+    """File with the certificate's private key."""
+    client_ca: str = ""
+    """File with the authority whose clients are answered; all others are refused."""
+
+    @property
+    def tls(self) -> tuple[str, str, str] | None:
+        """The three files; None for plain http."""
+        return (self.certificate, self.key, self.client_ca) if self.certificate else None
+
+    @model_validator(mode="after")
+    def _files_agree(self) -> PrometheusSettings:
+        files = {"certificate": self.certificate, "key": self.key, "client_ca": self.client_ca}
+        if missing := [name for name, file in files.items() if not file]:
+            if len(missing) < len(files):
+                raise InvalidSetting(missing[0], "''", "https needs certificate, key and client_ca; name all three")
+            if not is_loopback(self.address):
+                raise InvalidSetting(
+                    "address",
+                    self.address,
+                    "other machines reach it, and plain http would answer everybody; set certificate, key and "
+                    "client_ca, or use 127.0.0.1",
+                )
+        return self
+
+
+def is_loopback(address: str) -> bool:
+    """Whether no other machine reaches this address."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 class RaySettings(Section):

@@ -14,6 +14,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
+from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
@@ -51,10 +52,7 @@ def examine(config: RunConfig) -> Iterator[Examined]:
     def keep(name: str, make: Callable[[], Any]) -> None:
         results[name] = make()
 
-    yield from run_findings("recipe", {"devices": lambda: group_seats(check_devices(config))})
-    for sentence in list_seat_warnings(config):
-        problem, _, fix = sentence.rpartition("; ")
-        yield Examined("recipe", Finding("placement", "note", problem, fix))
+    yield from _machine(config)
     yield from run_findings(
         "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
     )
@@ -83,6 +81,16 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         yield examined
     if passed:
         yield from _training(config, spec, results["policy"], results["form"])
+
+
+def _machine(config: RunConfig) -> Iterator[Examined]:
+    """Check devices, seats and the port for Prometheus."""
+    yield from run_findings("recipe", {"devices": lambda: group_seats(check_devices(config))})
+    if config.prometheus.port is not None:
+        yield from run_findings("recipe", {"prometheus": lambda: check_endpoint(config.prometheus)})
+    for sentence in list_seat_warnings(config):
+        problem, _, fix = sentence.rpartition("; ")
+        yield Examined("recipe", Finding("placement", "note", problem, fix))
 
 
 def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:

@@ -15,6 +15,7 @@ from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
@@ -65,6 +66,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     trainer: whether the run has a trainer.
     """
     check_devices(config, trainer=trainer)
+    if trainer:
+        check_endpoint(config.prometheus)
     free = free_memory()  # before the policy is built here, which is gone when the stations work
     env = installed_env(config)
     declared, form = None, None

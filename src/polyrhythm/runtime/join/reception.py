@@ -19,9 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from polyrhythm.runtime.join import messages as m
 from polyrhythm.runtime.join.numbering import Numbering
-from polyrhythm.runtime.join.terms import Terms, refusal
+from polyrhythm.runtime.join.terms import Terms, known_counts, refusal
 from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.processes.supervision import RECONNECTING
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
@@ -178,7 +180,12 @@ class Reception:
                 if not possible or (session.ready and not message.ready):
                     said = f"{message.doing[:40]!r} for {message.for_s} s, ready {message.ready}"
                     raise UnfitMessage("impossible", f"a sign of life that says {said}")
-                session.beat, session.at = message, now - message.for_s
+                counts = known_counts(message.statistics)
+                if len(counts) < len(message.statistics):
+                    wrong = [name[:40] for name in message.statistics if name not in counts][:3]
+                    self._drops.drop("impossible", f"statistics that no simulator has, or of no number: {wrong}")
+                session.beat = msgspec.structs.replace(message, statistics=counts)
+                session.at = now - message.for_s
             case m.Leave():
                 self._end(f"left: {message.reason[:200]}", blame=message.blame)
         return None

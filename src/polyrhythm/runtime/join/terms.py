@@ -9,6 +9,11 @@ from typing import Any
 from polyrhythm.runtime.join.messages import Hello, Refused, decode_settings, protocol_digest
 from polyrhythm.specs import EnvSpec
 
+#: What a simulator may count (`stations.simulator`), and the largest count: beyond that float64 has no whole numbers.
+COUNTERS = frozenset(
+    {"busy_s", "env_s", "env_steps", "chunk_steps", "resets_ready", "resets_waited", "resets_in_place"}
+)
+LARGEST_COUNT = 2.0**53
 #: Characters of a value in a refusal.
 _SHOWN = 120
 
@@ -19,6 +24,11 @@ class Terms:
 
     polyrhythm: str
     spec: EnvSpec
+
+
+def known_counts(statistics: Mapping[str, float]) -> dict[str, float]:
+    """Those of a simulator's statistics that have a known name and a value from 0 to `LARGEST_COUNT`."""
+    return {name: count for name, count in statistics.items() if name in COUNTERS and 0 <= count <= LARGEST_COUNT}
 
 
 def refusal(hello: Hello, terms: Terms) -> Refused | None:

@@ -260,7 +260,7 @@ class JoinedSimulator:
     def statistics(self) -> dict[str, float]:
         """Counters of who has joined, as last heard; of its connections, and of who was not let in."""
         beat = self._reception.beat
-        counts = {name: count for name, count in beat.statistics.items() if np.isfinite(count)} if beat else {}
+        counts = dict(beat.statistics) if beat else {}
         own = {"join_reconnects": self._reception.reconnects, "join_refused": self._reception.refused}
         own |= {"join_events": self._units, "join_bytes": self._bytes}
         return counts | {name: float(count) for name, count in own.items()} | self._drops.statistics()

@@ -89,6 +89,7 @@ class Joiner:
         self._closed_since: float | None = None  # connections have been closed at once, all of them
         self._full_since = float("inf")
         self._leaving = False
+        self._leave_by: float | None = None
 
     # ------------------------------------------------------------ the loop
 
@@ -137,7 +138,7 @@ class Joiner:
         self.wake()
 
     def _turn(self, now: float) -> None:
-        if self._leaving:
+        if self._leaving and self._may_leave(now):
             self._leave(_LEFT, blame=False)
             self._outcome = "left the run, which goes on"
             return
@@ -158,6 +159,19 @@ class Joiner:
                 f"no run answers at {self._address} for {self._patience_s:g} s; it is over, or has not begun, or its "
                 "port (join.port) cannot be reached from here"
             )
+
+    def _may_leave(self, now: float) -> bool:
+        """Whether nothing is left to wait for: the run can be told, or has no session of this simulator any more.
+
+        A run that is not told would take the silence for a failure, and its tickets would count an attempt."""
+        session = self._session
+        if session is None or (self._line is not None and self._attached):
+            return True
+        if self._leave_by is None:
+            seconds = min(session.reconnect_s, self._patience_s)
+            self._leave_by = now + seconds
+            log.warning("leaving once the connection is back, in %g s at most; Ctrl-C again leaves at once", seconds)
+        return now >= self._leave_by
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

@@ -101,6 +101,11 @@ class Session:
             self.numbering.note(received)
             self.out = deque(self.numbering.kept())
 
+    @property
+    def reconnect_s(self) -> float:
+        """How long it outlasts its connection."""
+        return self._welcome.reconnect_s
+
     def stop(self) -> None:
         """Have the station finish what it is at and end; what it says from now on is lost."""
         self._over = True

@@ -1,0 +1,212 @@
+"""Serves a run's present numbers to Prometheus over HTTP.
+
+A name is `polyrhythm_` and the metric's name (docs/metrics.md) with `_` between its parts. Parts that differ from run
+to run, such as a station, a task or a reason, are labels. Nothing is kept but the newest numbers: Prometheus asks and
+stores.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from polyrhythm.errors import MissingError, StartError, pip_install
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the end of a run waits for an answer under way.
+_CLOSE_S = 5.0
+_PREFIX = "polyrhythm"
+_STATION = ("station", "host")
+_OTHER = re.compile(r"[^a-zA-Z0-9_]")
+
+#: Which parts of a name are labels: pattern → name and labels, in the pattern's order. The first that fits counts.
+_LABELLED: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = (
+    (re.compile(r"samples/dropped/(.+)"), "samples_dropped", ("reason",)),
+    (re.compile(r"samples/(.+)"), "samples", ("state",)),
+    (re.compile(r"env/success_once/task_(.+)"), "env_task_success_once", ("task",)),
+    (re.compile(r"env/metrics/(.+)"), "env_metrics", ("metric",)),
+    (re.compile(r"evaluation/([^/]+)/metrics/(.+)"), "evaluation_metrics", ("way", "metric")),
+    (re.compile(r"evaluation/([^/]+)/task_([^/]+)/(.+)"), "evaluation_task", ("way", "task", "metric")),
+    (re.compile(r"evaluation/([^/]+)/([^/]+)"), "evaluation_{}", ("way",)),
+)
+#: Told by station and host instead (`StationSample`).
+_BY_STATION = "stations/utilisation/"
+
+
+class EndpointSettings(Protocol):
+    """Section `prometheus` of the settings."""
+
+    @property
+    def port(self) -> int | None: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def tls(self) -> tuple[str, str, str] | None: ...
+
+
+class Labelled(NamedTuple):
+    """A number as Prometheus gets it. labels: (label, value) pairs."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+class StationSample(NamedTuple):
+    """One station's numbers. host: "main" where the run has one host; utilisation: share of the last ten seconds, 0..1,
+    None if it is not known yet; counts: cumulative counters by name (`busy_s`, `env_steps`, `faults`, …)."""
+
+    station: str
+    host: str
+    utilisation: float | None
+    counts: Mapping[str, float]
+
+
+def labelled(metric: str, value: float) -> Labelled:
+    """A metric of docs/metrics.md by its Prometheus name. `samples/dropped/filtered` is
+    `polyrhythm_samples_dropped{reason="filtered"}`."""
+    for pattern, name, labels in _LABELLED:
+        if found := pattern.fullmatch(metric):
+            parts = found.groups()
+            full = name.format(_plain(parts[-1]))
+            return Labelled(f"{_PREFIX}_{full}", tuple(zip(labels, parts, strict=False)), value)
+    return Labelled(f"{_PREFIX}_{_plain(metric)}", (), value)
+
+
+def _plain(name: str) -> str:
+    return _OTHER.sub("_", name)
+
+
+def _family(metric: str) -> str:
+    """What is replaced as a whole: an evaluation's way, else the first part of the name."""
+    return "/".join(metric.split("/")[: 2 if metric.startswith("evaluation/") else 1])
+
+
+class PrometheusEndpoint:
+    """`http://ADDRESS:PORT/metrics`, from its construction to `close`.
+
+    tls: certificate, key and the authority of clients, as files: then https, for clients with a certificate of that
+    authority alone. MissingError: prometheus_client is not installed; StartError: the address cannot be had, or the
+    files cannot be used.
+    """
+
+    def __init__(self, address: str, port: int, tls: tuple[str, str, str] | None = None) -> None:
+        check_installed()
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._latest: dict[str, float] = {}
+        self._stations: tuple[StationSample, ...] = ()
+        registry = CollectorRegistry()
+        registry.register(self)
+        secured: dict[str, Any] = {}
+        if tls is not None:
+            secured = dict(zip(("certfile", "keyfile", "client_cafile"), tls, strict=True), client_auth_required=True)
+        try:
+            if tls is not None:
+                _check_files(*tls)
+            self._server, self._thread = start_http_server(port, address, registry, **secured)
+        except OSError as error:
+            raise unusable(address, port, error) from error
+        self.port = int(self._server.server_port)
+
+    def take(self, step: int, values: Mapping[str, float]) -> None:
+        """The newest numbers: those of an update, or an evaluation of version `step`. Those of the same groups that are
+        missing are gone."""
+        groups = {_family(name) for name in values}
+        kept = {name: value for name, value in self._latest.items() if _family(name) not in groups}
+        if "throughput" in groups:
+            kept["update"] = float(step)
+        own = {name: value for name, value in values.items() if not name.startswith(_BY_STATION)}
+        self._latest = kept | own  # replaced as a whole: the server's threads read it
+
+    def take_stations(self, stations: Iterable[StationSample]) -> None:
+        """What the stations did up to now."""
+        self._stations = tuple(stations)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, for a scrape. In a thread of the server."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        by_name: dict[str, list[Labelled]] = {}
+        for metric, value in self._latest.items():
+            one = labelled(metric, value)
+            by_name.setdefault(one.name, []).append(one)
+        for name, own in by_name.items():
+            gauge = GaugeMetricFamily(name, "docs/metrics.md", labels=[label for label, _ in own[0].labels])
+            for one in own:
+                gauge.add_metric([value for _, value in one.labels], one.value)
+            yield gauge
+        stations = self._stations
+        share = GaugeMetricFamily(f"{_PREFIX}_station_utilisation", "share of the last ten seconds", labels=_STATION)
+        for station in stations:
+            if station.utilisation is not None:
+                share.add_metric([station.station, station.host], station.utilisation)
+        yield share
+        for counter in sorted({name for station in stations for name in station.counts}):
+            name = _plain(re.sub(r"_s$", "_seconds", counter))
+            counted = CounterMetricFamily(f"{_PREFIX}_station_{name}", "so far", labels=_STATION)
+            for station in stations:
+                value = station.counts.get(counter)
+                if value is not None and math.isfinite(value):
+                    counted.add_metric([station.station, station.host], value)
+            yield counted
+
+    def close(self) -> None:
+        """End the server and give the port back; a second call does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_CLOSE_S)
+
+
+@contextmanager
+def open_endpoint(settings: EndpointSettings) -> Iterator[PrometheusEndpoint | None]:
+    """The endpoint for as long as this lasts; None if no port is set. Errors: see `PrometheusEndpoint`."""
+    if settings.port is None:
+        yield None
+        return
+    endpoint = PrometheusEndpoint(settings.address, settings.port, settings.tls)
+    scheme = "https" if settings.tls else "http"
+    log.info("metrics for Prometheus: %s://%s:%d/metrics", scheme, settings.address, endpoint.port)
+    try:
+        yield endpoint
+    finally:
+        endpoint.close()
+
+
+def check_endpoint(settings: EndpointSettings) -> None:
+    """Raise what opening the endpoint would, before anything starts; nothing stays open."""
+    if settings.port is not None:
+        PrometheusEndpoint(settings.address, settings.port, settings.tls).close()
+
+
+def check_installed() -> None:
+    """MissingError: prometheus_client is not installed."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        command = pip_install("'polyrhythm[prometheus]'")
+        raise MissingError(f"prometheus.port: prometheus_client is not installed; install it: {command}") from error
+
+
+def _check_files(certificate: str, key: str, client_ca: str) -> None:
+    """OSError: they cannot be used. A server that finds out itself leaves its port open."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(client_ca)
+
+
+def unusable(address: str, port: int, error: OSError) -> StartError:
+    """The error of an endpoint that cannot be opened."""
+    return StartError(
+        f"prometheus.port = {port}: {address}:{port} cannot be opened ({error.strerror or error}); choose another "
+        "port, or end what has it"
+    )
