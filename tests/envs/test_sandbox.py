@@ -225,7 +225,8 @@ def test_an_endless_loop_ends_at_its_cpu_time(tool: PythonTool) -> None:
     code += "while True:\n    try:\n        print()\n    except BaseException:\n        pass"
     found = tool.run(code)
     assert found.ended == "time"
-    assert 0.9 < found.cpu_s < 1.5
+    assert found.cpu_s < 1.5
+    assert found.cpu_s > 0.9 or found.wall_s >= QUICK.wall_s, "on a machine that had no time for it"
     assert found.output.startswith("before\n")
     assert tool.run("1 + 1").output == "2\n"
 

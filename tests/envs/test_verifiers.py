@@ -86,5 +86,5 @@ def test_tasksets_that_cannot_be_used_are_told(taskset: str) -> None:
         VerifiersSettings(taskset="boxed_tasks").conversation()
     with pytest.raises(MissingError, match=r"env\.taskset = no_such_tasks: taskset 'no_such_tasks' not found"):
         VerifiersSettings(taskset="no_such_tasks").conversation()
-    with pytest.raises(ConfigError, match=r"env\.taskset = sum_tasks: ValidationError: .* correct env\.taskset"):
+    with pytest.raises(ConfigError, match=r"(?s)env\.taskset = sum_tasks: .*levels.*; correct env\.taskset"):
         VerifiersSettings(taskset=taskset, options={"levels": 3}).conversation()

@@ -109,10 +109,10 @@ class Sokoban:
         self._settings = settings
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
-        self._room: Room = draw_apart(seed, lambda random: draw_room(random, self._settings))
-        self._position = self._room.position
-        self._plan = deque(self._room.solution)
-        return self._room.prompt
+        found: Room = draw_apart(seed, lambda random: draw_room(random, self._settings))
+        self._room, self._position = found, found.position
+        self._plan = deque(found.solution)
+        return found.prompt
 
     def reply(self, message: str) -> Reply:
         move = last_move(message)

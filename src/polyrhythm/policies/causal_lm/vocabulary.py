@@ -39,15 +39,13 @@ def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
 
 @lru_cache(maxsize=8)
 def _own_tokens(folder: Path) -> int:
-    """Tokens of the folder's tokenizer.json; 0 where there is none that can be read."""
-    from tokenizers import Tokenizer
-
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return 0
+    """Tokens of the folder's tokenizer.json, added ones included; 0 where there is none that can be read."""
+    content = _content(folder / "tokenizer.json")
     try:
-        return int(Tokenizer.from_file(str(file)).get_vocab_size(with_added_tokens=True))
-    except Exception:  # noqa: BLE001 - of the package, without a class of its own; env.tokenizer tells it
+        vocabulary = content["model"]["vocab"]  # by token, or pairs of token and score
+        tokens = set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+        return len(tokens | {token["content"] for token in content.get("added_tokens") or ()})
+    except (KeyError, TypeError, ValueError):
         return 0
 
 
@@ -55,10 +53,15 @@ def _end_ids(folder: Path) -> set[int]:
     """End-of-text ids that the folder's files for the model name."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        try:
-            content: Any = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        named = content.get("eos_token_id") if isinstance(content, dict) else None
+        named = _content(folder / name).get("eos_token_id")
         found |= {i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int)}
     return found
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """The file's object; {} where there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
