@@ -106,6 +106,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "peft",
                 "safetensors",
                 "transformers",
+                "vllm",
                 "polyrhythm.conformance",
                 "polyrhythm.errors",
                 "polyrhythm.files",
