@@ -165,8 +165,13 @@ def _waiting(conductor: Conductor) -> str:
     full = rules is not None and under_way >= rules.max_evaluations
     if rules is not None and under_way > rules.max_evaluations:
         return f"{under_way} episodes of evaluations run or wait for scores, {rules.max_evaluations} may"
-    if evaluation is not None and evaluation.version >= 0 and evaluation.waiting and rollout.rows.reserved and not full:
-        return f"{evaluation} waits although the rows {rollout.rows.reserved} are free"
+    if evaluation is not None and evaluation.version >= 0 and rollout.rows.reserved and not full:
+        limits = conductor.settings
+        last = min(limits.max_attempts, limits.quarantine_after or limits.max_attempts)
+        # One that lost its simulators until its last attempt has that as the only such one.
+        due = evaluation.waiting if not evaluation.running else [t for t in evaluation.waiting if t.attempt < last]
+        if due:
+            return f"{evaluation} waits although the rows {rollout.rows.reserved} are free"
     if serving.background and evaluator is not None and not evaluator.busy and evaluator.pinned >= 0:
         held = [stream.request.rows for stream in evaluator.streams.values() if stream.pinned]
         if held and sum(held) + serving.background[0].rows > conductor.settings.max_rows:
