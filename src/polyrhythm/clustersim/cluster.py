@@ -93,10 +93,18 @@ class Cluster:
         links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
         if links is not None:
             trainer = host_names(self.settings.trainer)[0]
-            sizes = (links.observation_mb * 1e6, links.sample_mb * 1e6, links.weights_gb * 1e9)
-            places = {"main": links.main or trainer, "trainer": trainer}
-            rate = links.gb_per_s * 1e9
-            driver.connect(Network(driver.clock, links.latency, rate, *map(round, sizes), **places))
+            driver.connect(
+                Network(
+                    driver.clock,
+                    links.latency,
+                    links.gb_per_s * 1e9,
+                    observation=round(links.observation_mb * 1e6),
+                    sample=round(links.sample_mb * 1e6),
+                    weights=round(links.weights_gb * 1e9),
+                    main=links.main or trainer,
+                    trainer=trainer,
+                )
+            )
         if conductor is not None:
             driver.charge(conductor.event, self.settings.seed, beside=conductor.serving == "beside")
 

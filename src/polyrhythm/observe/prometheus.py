@@ -155,9 +155,9 @@ class PrometheusEndpoint:
             name = _plain(re.sub(r"_s$", "_seconds", counter))
             counted = CounterMetricFamily(f"{_PREFIX}_station_{name}", "so far", labels=_STATION)
             for station in stations:
-                value = station.counts.get(counter)
-                if value is not None and math.isfinite(value):
-                    counted.add_metric([station.station, station.host], value)
+                count = station.counts.get(counter)
+                if count is not None and math.isfinite(count):
+                    counted.add_metric([station.station, station.host], count)
             yield counted
 
     def close(self) -> None:

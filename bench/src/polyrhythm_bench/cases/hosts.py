@@ -190,7 +190,7 @@ class FarHost:
         self._batch = {name: np.empty((_ROWS, *spec.shape), spec.dtype) for name, spec in _LAYOUT.obs.items()}
         self.weights_bytes = published.layout.nbytes
 
-    def fetches(self, turn: int) -> Iterator[tuple[str, int, int, Callable[[], None]]]:
+    def fetches(self, turn: int) -> Iterator[tuple[str, int, int, Callable[[], object]]]:
         """Of a turn: what, bytes, how many times, and the fetch."""
         yield self.names[0], _ROW_BYTES, _FETCHES, lambda: self._observe(1)
         yield self.names[1], _ROWS * _ROW_BYTES, _FETCHES // 2, lambda: self._observe(_ROWS)
@@ -200,8 +200,13 @@ class FarHost:
 
     def bare(self, raw: RawEnd, what: str, nbytes: int) -> Callable[[], None]:
         """The same over the bare socket."""
+
+        def samples() -> None:
+            for _ in range(_SAMPLES):
+                raw.fetch(_SAMPLE_BYTES)
+
         if what == "samples":
-            return lambda: [raw.fetch(_SAMPLE_BYTES) for _ in range(_SAMPLES)] and None
+            return samples
         if what != "weights":
             return lambda: raw.fetch(nbytes)
 

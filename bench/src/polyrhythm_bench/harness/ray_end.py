@@ -52,19 +52,21 @@ def asker(here: str, there: str, prefix: list[str]) -> Iterator[Any]:
         _node([*prefix, *other, f"--temp-dir={folder}/h"], log, undo)
         _wait_for_two(ray)
 
-        @ray.remote(num_cpus=1, resources={"there": 1})
         class Far:
             """Holds arrays and gives them as Ray does: what is returned goes into its node's object store."""
 
+            def __init__(self) -> None:
+                self._held = np.zeros(0, np.uint8)
+
             def give(self, nbytes: int) -> Any:
-                if getattr(self, "_held", None) is None or len(self._held) != nbytes:
+                if len(self._held) != nbytes:
                     self._held = np.zeros(nbytes, np.uint8)
                 return self._held
 
             def give_many(self, nbytes: int, count: int) -> list[Any]:
                 return [ray.put(np.zeros(nbytes, np.uint8)) for _ in range(count)]
 
-        far = Far.remote()
+        far: Any = ray.remote(num_cpus=1, resources={"there": 1})(Far).remote()
         ray.get(far.give.remote(8), timeout=_DEADLINE_S)
 
         def answer(nbytes: int, count: int, *, many: bool = False) -> list[float]:
