@@ -239,7 +239,7 @@ def test_totals_by_kind():
     ]
     made.append(Fault(PlannedFault(Kind.SLOW, "t", 1.0, 1.0), 10.0, 1.0, over_at=11.0))
     found = totals([fault.as_dict(10.0) for fault in made])
-    assert (found["faults"], found["recovered_within_15_s"]) == (4, 2)
+    assert (found["faults"], found["recovered_in_time"]) == (4, 2)
     assert found["by_kind"]["kill"]["recovered_s"] == {"p50": 5.0, "max": 16.0}
     assert found["by_kind"]["slow"]["recovered_s"] == {"p50": None, "max": None}
     assert set(found["by_kind"]) == {"kill", "slow"}
@@ -309,7 +309,7 @@ def disturbed(folder, kills, seed, warm_up_s, **changes):
 
 
 def test_a_killed_simulator(tmp_path, monkeypatch, any_pace):
-    monkeypatch.setattr(chaos_run, "plan", lambda *_: [PlannedFault(Kind.KILL, "simulator-0", 0.5, 0.0)])
+    monkeypatch.setattr(chaos_run, "plan", lambda *_, **__: [PlannedFault(Kind.KILL, "simulator-0", 0.5, 0.0)])
     result = disturbed(tmp_path, 1, 0, 0.5, rollout={"rows": 4})
     (fault,) = result["faults"]
     assert (fault["station"], fault["kind"]) == ("simulator-0", "kill")
