@@ -16,6 +16,8 @@ from polyrhythm.runtime.hosts.questions import Changes
 from polyrhythm.runtime.hosts.survey import Place, Sight, Survey
 from polyrhythm.runtime.hosts.watch import MainWatch
 
+NOW = 100.0
+
 
 class Silent:
     def ask(self, question: q.Question) -> list[memoryview]:
@@ -76,7 +78,7 @@ def advanced(hosts: HostDirectory, *sought: str) -> Changes:
     found = Changes([], {}, [])
     until = time.monotonic() + 10
     while not {*found.placed, *hosts.waiting} >= {*sought} and time.monotonic() < until:
-        new = hosts.advance()
+        new = hosts.advance(NOW)
         found = Changes([*found.hosts, *new.hosts], {**found.leaving, **new.leaving}, [*found.placed, *new.placed])
         time.sleep(0.001)
     return found
@@ -108,13 +110,14 @@ def test_a_run_goes_on_with_less_where_no_node_has_room_and_uses_one_that_comes(
     hosts = directory(seen, least=1, a=Answers(), b=Silent())
     assert advanced(hosts, "t", "u").placed == ["t"]
     assert (hosts.host_of("t"), list(hosts.waiting), seen.withdrawn) == ("a", ["u"], ["b"])
-    assert not any(hosts.advance())
+    assert not any(hosts.advance(NOW))
     seen.found, seen.sight = [(C, "tcp://c")], Sight({"a": 0.0, "c": 2.0}, seen.sight.reserved)
-    assert hosts.advance() == ([("c", "tcp://c")], {"t": "moves to c, which has room"}, ["u"])
+    assert hosts.advance(NOW) == ([("c", "tcp://c")], {}, ["u"])
+    assert hosts.advance(NOW + 20.0) == ([], {"t": "moves to c, which has room"}, [])
     assert (hosts.host_of("u"), hosts.view("u").servers["c"], seen.usable) == ("c", "tcp://c", {"a", "c"})
     assert advanced(hosts, "t").placed == ["t"]
     assert hosts.host_of("t") == "c"
-    assert not any(hosts.advance()), "it has what it needs"
+    assert not any(hosts.advance(NOW)), "it has what it needs"
 
 
 def test_room_is_what_nobody_has_reserved_and_none_of_ours_has_taken() -> None:
@@ -149,7 +152,7 @@ def test_a_node_that_comes_back_is_a_new_host() -> None:
     assert advanced(hosts, "t").leaving.keys() == {"u"}
     assert list(hosts.waiting) == ["t"]
     seen.found = [(Place(B.node, "host-4", "/again"), "tcp://b")]
-    assert hosts.advance() == ([("host-4", "tcp://b")], {}, ["t"])
+    assert hosts.advance(NOW) == ([("host-4", "tcp://b")], {}, ["t"])
     assert (hosts.host_of("t"), hosts.view("t").folder) == ("host-4", "/again")
 
 

@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
 from polyrhythm.runtime.hosts.questions import MOVES
@@ -27,8 +27,10 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, Fault, Kind, PlannedFault
 from polyrhythm_bench.chaos.load import CpuContention
-from polyrhythm_bench.chaos.nodes import ChaosNode, RayNodes
 from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
+
+if TYPE_CHECKING:
+    from polyrhythm_bench.chaos.nodes import ChaosNode, RayNodes
 
 log = logging.getLogger(__name__)
 
@@ -160,10 +162,8 @@ class FaultInjector(Observer):
     def _look(self, now: float, fault: Fault) -> None:
         """Note whether the fault is recovered from."""
         if fault.over_at is None and fault.planned.of_node and self._stations <= self._standing:
-            over = fault.noticed_at is not None or (
-                fault.healed_at is not None and fault.planned.kind is Kind.PARTITION
-            )
-            fault.over_at = now if over else None
+            healed = fault.healed_at is not None and fault.planned.kind is Kind.PARTITION
+            fault.over_at = now if healed or fault.noticed_at is not None else None
         if fault.over_at is None:
             return
         # While the run stood still, other processes used its share; that does not measure contention.
@@ -248,6 +248,7 @@ class FaultInjector(Observer):
         assert self._nodes is not None, "faults of nodes need nodes"
         until = self._clock() + _NODE_LATE_S
         while not self._ended:
+            self._nodes.revive()
             here = {name: self._nodes.node_of(pid) for name, pid in self._launcher.processes().items()}
             hit = {fault.where: fault.at for fault in self.faults}
             for node in sorted(self._nodes.nodes.values(), key=lambda node: hit.get(node.name, 0.0)):

@@ -7,6 +7,7 @@ memory, and brings a new node.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -19,9 +20,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import ray
+
 from polyrhythm.errors import StartError
 
-_STARTED_S, _GONE_S = 60.0, 3.0
+_STARTED_S, _GONE_S = 120.0, 3.0
 _STORE_BYTES = 80 * 2**20
 #: For the nodes and the run: the cluster is of this machine alone.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -52,6 +55,7 @@ class RayNodes:
     def __init__(self, count: int, cpus: int) -> None:
         self._cpus, self._net = cpus, f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
         self.nodes: dict[str, ChaosNode] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))
         self.address = ""
         with ExitStack() as undo:
@@ -62,6 +66,7 @@ class RayNodes:
             undo.callback(self._end, [head])
             for number in range(1, count):
                 self._add(number, undo)
+            self._await_all(count)
             self._undo = undo.pop_all()
 
     def _bridge(self, undo: ExitStack) -> None:
@@ -109,6 +114,7 @@ class RayNodes:
     def lose(self, node: ChaosNode) -> None:
         """Kill what is there, at once, and empty its memory."""
         self.cut(node)  # as a machine that loses its power says nothing any more
+        self._started.pop(node.name, None)
         self._end_node(node)
         for entry in node.memory.iterdir():
             shutil.rmtree(entry, ignore_errors=True)
@@ -116,7 +122,13 @@ class RayNodes:
     def start_node(self, node: ChaosNode) -> None:
         """A new node of the cluster in this place, without waiting until it is there."""
         self.mend(node)
-        self._start(["ip", "netns", "exec", node.space], node.address, node.memory)
+        self._started[node.name] = self._start(["ip", "netns", "exec", node.space], node.address, node.memory)
+
+    def revive(self) -> None:
+        """Start those again that have ended: Ray gives up a node that takes long to start."""
+        for name, process in list(self._started.items()):
+            if process.poll() is not None:
+                self.start_node(self.nodes[name])
 
     def node_of(self, pid: int) -> ChaosNode | None:
         """Where a process is; None for the head, or if it has ended."""
@@ -153,6 +165,20 @@ class RayNodes:
             else:
                 return
         raise StartError(f"ray start --head does not start: {output.read_text()[-500:]}")
+
+    def _await_all(self, count: int) -> None:
+        """Until all nodes belong to the cluster."""
+        ray.init(address=self.address, log_to_driver=False, configure_logging=False, logging_level=logging.WARNING)
+        try:
+            until = time.monotonic() + _STARTED_S
+            while (here := sum(node["Alive"] for node in ray.nodes())) < count:
+                if time.monotonic() > until:
+                    said = "\n".join(file.read_text()[-500:] for file in sorted(self.folder.glob("*.out")))
+                    raise StartError(f"{here} of {count} nodes are there after {_STARTED_S:g} s; they said:\n{said}")
+                self.revive()
+                time.sleep(0.2)
+        finally:
+            ray.shutdown()
 
     def remains(self) -> list[str]:
         """What a run that is over has left on the nodes, in words."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -29,7 +29,9 @@ from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, RECOVERY_S, plan, totals
 from polyrhythm_bench.chaos.load import of_processes
-from polyrhythm_bench.chaos.nodes import RayNodes
+
+if TYPE_CHECKING:
+    from polyrhythm_bench.chaos.nodes import RayNodes
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ _OWN = ("training.versions=1000000", "evaluation.episodes=0", "evaluation.every=
 
 
 def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = (), nodes: RayNodes | None = None) -> RunConfig:
-    """The recipe's configuration under faults, on these nodes if there are any. ConfigError: nothing to disturb in it."""
+    """The recipe's configuration under faults, on these nodes, if any. ConfigError: nothing to disturb in it."""
     if faults < 1:
         raise ConfigError(f"--faults = {faults}: too few; give 1 or more")
     asked = load_config(recipe, overrides)

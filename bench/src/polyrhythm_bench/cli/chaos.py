@@ -55,20 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.validation.check import validate_run
-    from polyrhythm_bench.chaos.nodes import RayNodes
+    from polyrhythm.pipeline.validation.launcher_checks import check_ray_installed
     from polyrhythm_bench.chaos.run import chaos, chaos_config
 
     faults = arguments.faults
     if faults is None:
         print("--kills is now called --faults, and will be removed", file=sys.stderr)
         faults = arguments.kills
-    folder = Path(tempfile.mkdtemp(prefix="polyrhythm-chaos-"))
     with ExitStack() as undo:
         nodes = None
         if arguments.nodes:
+            check_ray_installed()
+            from polyrhythm_bench.chaos.nodes import RayNodes  # ray
+
             nodes = RayNodes(arguments.nodes, _CPUS)
             undo.callback(nodes.close)
         checked = validate_run(chaos_config(arguments.recipe, faults, arguments.overrides, nodes))
+        folder = Path(tempfile.mkdtemp(prefix="polyrhythm-chaos-"))
         try:
             result = chaos(checked, folder, faults, arguments.seed, nodes=nodes)
         except BaseException:

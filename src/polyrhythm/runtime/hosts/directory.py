@@ -31,6 +31,9 @@ from polyrhythm.runtime.processes.process import Handle
 
 log = logging.getLogger(__name__)
 
+#: Seconds that a crowded station stays where it is: a move costs the work that it has under way.
+_STAYS_S = 15.0
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -67,7 +70,7 @@ class HostDirectory:
         self.on_host: Callable[[str, str], None] = lambda _host, _endpoint: None
         self._sought: dict[str, set[str]] = {}
         self._waiting: list[str] = []
-        self._crowded: set[str] = set()
+        self._crowded: dict[str, float] = {}  # since when
         self.clients = {}
 
     @property
@@ -104,13 +107,17 @@ class HostDirectory:
         """The stations that no node has room for."""
         return self._waiting
 
+    def suspect(self) -> None:
+        """A station is being ended: ask all hosts."""
+        self._probes.begin(set(self._servers) & set(self._clients))
+
     def seek(self, station: str) -> None:
         """A station has ended; `advance` says when it may start again."""
+        self.suspect()
         hosts = set(self._servers) & set(self._clients)
-        self._probes.begin(hosts)
         self._sought[station] = hosts & self._probes.asked
 
-    def advance(self) -> q.Changes:
+    def advance(self, now: float) -> q.Changes:
         """Take note of nodes that came and hosts that are lost, and find places. RunHalted: the trainer's host is
         lost."""
         hosts = self._take_new()
@@ -119,9 +126,9 @@ class HostDirectory:
         for station in answered:
             del self._sought[station]
             self._waiting.append(station)
-        placed = [station for station in list(self._waiting) if self._place(station)]
+        placed = [station for station in list(self._waiting) if self._place(station, now)]
         if not self._sought and not self._waiting and not leaving:
-            leaving |= self._move()
+            leaving |= self._move(now)
         return q.Changes(hosts, leaving, placed)
 
     def _take_new(self) -> list[tuple[str, str]]:
@@ -163,7 +170,7 @@ class HostDirectory:
         absent = {*self._sought, *self._waiting}
         return {name: f"is on host {host}, which is lost" for name, host in gone.items() if name not in absent}
 
-    def _place(self, station: str) -> bool:
+    def _place(self, station: str, now: float) -> bool:
         """Find a place for a station that waits; whether there is one."""
         before, found = self._places[station], None
         usable = self._usable()
@@ -171,11 +178,11 @@ class HostDirectory:
             found = usable[before.node.name]  # with another host, if that was lost and the node came back
         else:
             found = self._with_room(station, usable)
-            self._crowded.discard(station)
+            self._crowded.pop(station, None)
             if found is None and self._has_to_work(station):
                 found = self._least_loaded(usable)
                 if self._sight is not None:
-                    self._crowded.add(station)
+                    self._crowded[station] = now
         if found is None:
             return False
         self._waiting.remove(station)
@@ -206,7 +213,7 @@ class HostDirectory:
         if (name := sight.reserved.get(station, "")) in usable:
             return usable[name]
         need, free = self._needs.cpus.get(station, 0.0), dict(sight.free)
-        for other in set(self._places) - {station, *self._waiting} - self._crowded:
+        for other in set(self._places) - {station, *self._waiting, *self._crowded}:
             if (name := self._places[other].node.name) != sight.reserved.get(other):
                 free[name] = free.get(name, 0.0) - self._needs.cpus.get(other, 0.0)
         roomy = {name: place for name, place in usable.items() if free.get(name, 0.0) >= need}
@@ -226,10 +233,10 @@ class HostDirectory:
         counts = Counter(place.node.name for name, place in self._places.items() if name not in self._waiting)
         return min(usable.values(), key=lambda place: counts[place.node.name])
 
-    def _move(self) -> dict[str, str]:
+    def _move(self, now: float) -> dict[str, str]:
         """The first crowded station that a node has room for now, with the reason for its leaving."""
         usable = self._usable()
-        for station in sorted(self._crowded):
-            if (place := self._with_room(station, usable)) is not None:
+        for station, since in self._crowded.items():
+            if now >= since + _STAYS_S and (place := self._with_room(station, usable)) is not None:
                 return {station: f"{q.MOVES} to {place.node.name}, which has room"}
         return {}

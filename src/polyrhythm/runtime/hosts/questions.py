@@ -61,11 +61,15 @@ class Hosts(Protocol):
         """The stations that no node has room for."""
         ...
 
+    def suspect(self) -> None:
+        """A station is being ended: its host may be lost."""
+        ...
+
     def seek(self, station: str) -> None:
         """A station has ended; `advance` says when it may start again."""
         ...
 
-    def advance(self) -> Changes:
+    def advance(self, now: float) -> Changes:
         """What has happened since the last call."""
         ...
 

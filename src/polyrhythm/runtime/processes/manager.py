@@ -206,6 +206,8 @@ class ProcessManager:
     def dismiss(self, group: RankGroup) -> None:
         """Kill it and close all lines to it, without waiting: once it has exited it writes nowhere."""
         group.kill()
+        if self._hosts is not None:
+            self._hosts.suspect()
         if isinstance(group.joined, records.SimulatorJoined):
             self._tell_generators(wire.Connect(group.first.address, ""))
 
@@ -242,7 +244,7 @@ class ProcessManager:
         RunHalted: the trainer's host is lost."""
         if self._hosts is None:
             return
-        hosts, leaving, placed = self._hosts.advance()
+        hosts, leaving, placed = self._hosts.advance(now)
         for host, endpoint in hosts:
             for process in self.processes.values():
                 if process.reachable:

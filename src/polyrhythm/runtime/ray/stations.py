@@ -132,11 +132,6 @@ class ActorProcess:
     def _finish(self, status: int) -> None:
         """Tell at once that it has ended, as the run waits for that, then end the actor."""
         self.end(status)
-        if status not in (_WITH_ITS_NODE, _NOT_STARTED):
-            try:
-                ray.get(self.actor.remove_log.remote(), timeout=ANSWER_S)
-            except RayError:
-                log.debug("the log of an actor stays on its node")
         ray.kill(self.actor)
 
     def end(self, status: int = _WITH_ITS_NODE) -> None:
