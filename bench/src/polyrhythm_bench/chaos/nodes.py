@@ -27,7 +27,12 @@ from polyrhythm.errors import StartError
 _STARTED_S, _GONE_S = 120.0, 3.0
 _STORE_BYTES = 80 * 2**20
 #: For the nodes and the run: the cluster is of this machine alone.
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # else it ends actors where other programs fill the machine's memory
+}
 
 
 @dataclass

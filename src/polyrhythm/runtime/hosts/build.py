@@ -35,8 +35,9 @@ from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
-#: A process that cannot reach main's host ends after so many times `heartbeat_s`: main has given it up by then.
-_SILENCES = 2.0
+#: A process that cannot reach main's host ends after so many times `heartbeat_s`, or so many seconds if that is more:
+#: main has given it up by then.
+_SILENCES, _SILENCE_S = 2.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def open_hosts(
         agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
-        silence_s = _SILENCES * limits.heartbeat_s
+        silence_s = max(_SILENCE_S, _SILENCES * limits.heartbeat_s)
         directory = _find_hosts(_Hosts(layout, weights, keys, silence_s), folder, places, names, agents)
         hosting = LocalHosting(
             stations,
