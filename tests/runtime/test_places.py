@@ -28,6 +28,8 @@ class Answers:
     def ask(self, question: q.Question) -> list[memoryview]:
         return []
 
+    def close(self) -> None: ...
+
 
 class Node(LocalNode):
     """One of a cluster that says which nodes are there."""
@@ -204,6 +206,8 @@ def test_who_cannot_reach_mains_host_for_long_enough_knows_it() -> None:
     class Client:
         def ask(self, question: q.Question) -> list[memoryview]:
             raise HostSilent("no")
+
+        def close(self) -> None: ...
 
     watch = MainWatch(Client(), 1e-9)  # type: ignore[arg-type]
     until = time.monotonic() + 10

@@ -49,5 +49,7 @@ class MainWatch:
             self._over.wait(_EVERY_S)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Ask no more; an answer that is waited for still is, or its limit."""
         self._over.set()
+        self._thread.join()
+        self._client.close()
