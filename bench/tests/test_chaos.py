@@ -19,7 +19,7 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos import run as chaos_run
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
-from polyrhythm_bench.chaos.faults import Fault, Kind, PlannedFault, plan, totals
+from polyrhythm_bench.chaos.faults import NODE, Fault, Kind, PlannedFault, plan, totals
 from polyrhythm_bench.chaos.load import LEAST, CpuContention, of_processes
 from polyrhythm_bench.chaos.run import chaos, chaos_config
 from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
@@ -44,6 +44,14 @@ def test_every_three_faults_have_each_kind_and_each_role_and_every_nine_each_pai
         assert (len(set(kinds)), len(set(roles))) == (3, 3)
     for first in range(0, 27, 9):
         assert len(set(faults[first : first + 9])) == 9
+
+
+def test_with_nodes_two_of_five_faults_are_of_nodes():
+    faults = plan(5, 20, STATIONS, 4.0, nodes=True)
+    assert [fault.kind for fault in faults if fault.of_node] == [Kind.PARTITION, Kind.LOSS] * 4
+    assert [index % 5 for index, fault in enumerate(faults) if fault.of_node] == [3, 4] * 4
+    assert all(2.0 <= fault.slow_s <= 20.0 for fault in faults if fault.kind is Kind.PARTITION)
+    assert {fault.allowed_s for fault in faults if fault.of_node} == {30.0}
 
 
 def test_stations_of_a_role_have_their_share_and_a_slowed_one_keeps_its_deadline():
@@ -186,6 +194,26 @@ def test_a_fault_of_a_rank_is_noticed_by_the_loss_of_its_station():
     (fault,) = [fault.as_dict(0.0) for fault in seen.faults]
     assert (fault["station"], fault["noticed_s"], fault["joined_s"]) == ("trainer-rank1", 0.5, 2.0)
     assert seen.violations == []
+
+
+def test_a_node_is_recovered_from_once_all_its_stations_are_somewhere():
+    """A station that fetched from it fails too; one that moves later is not lost."""
+    seen = watch((Kind.LOSS, NODE))
+    for name in ("g", "h"):
+        seen.on_decision(9.0, records.GeneratorJoined(name, 0), [])
+    asked(seen, 8.0, 10.0, 100)
+    seen.on_decision(14.0, records.StationLost("g", 0, "sent no heartbeat"), [])
+    seen.on_decision(15.0, records.StationLost("h", 0, "HostSilent"), [])
+    seen.on_decision(20.0, records.GeneratorJoined("g", 1), [])
+    asked(seen, 20.0, 23.0, 100)
+    (fault,) = seen.faults
+    assert (fault.noticed_at, fault.over_at, fault.recovered_at) == (14.0, None, None)
+    seen.on_decision(23.0, records.GeneratorJoined("h", 1), [])
+    assert fault.recovered_at == 23.0
+    seen.on_decision(45.0, records.StationLost("g", 1, "moves to node b, which has room", False), [])
+    assert seen.violations == list(fault.complaints()) == []
+    seen.on_decision(46.0, records.StationLost("h", 1, "sent no heartbeat"), [])
+    assert len(seen.violations) == 1
 
 
 def test_what_others_take_counts_once_the_run_works_again():
