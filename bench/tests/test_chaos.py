@@ -19,7 +19,7 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos import run as chaos_run
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
-from polyrhythm_bench.chaos.faults import Fault, Kind, PlannedFault, plan, totals
+from polyrhythm_bench.chaos.faults import NODE, Fault, Kind, PlannedFault, plan, totals
 from polyrhythm_bench.chaos.load import LEAST, CpuContention, of_processes
 from polyrhythm_bench.chaos.run import chaos, chaos_config
 from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
@@ -44,6 +44,14 @@ def test_every_three_faults_have_each_kind_and_each_role_and_every_nine_each_pai
         assert (len(set(kinds)), len(set(roles))) == (3, 3)
     for first in range(0, 27, 9):
         assert len(set(faults[first : first + 9])) == 9
+
+
+def test_with_nodes_two_of_five_faults_are_of_nodes():
+    faults = plan(5, 20, STATIONS, 4.0, nodes=True)
+    assert [fault.kind for fault in faults if fault.of_node] == [Kind.PARTITION, Kind.LOSS] * 4
+    assert [index % 5 for index, fault in enumerate(faults) if fault.of_node] == [3, 4] * 4
+    assert all(2.0 <= fault.slow_s <= 20.0 for fault in faults if fault.kind is Kind.PARTITION)
+    assert {fault.allowed_s for fault in faults if fault.of_node} == {30.0}
 
 
 def test_stations_of_a_role_have_their_share_and_a_slowed_one_keeps_its_deadline():
@@ -188,6 +196,26 @@ def test_a_fault_of_a_rank_is_noticed_by_the_loss_of_its_station():
     assert seen.violations == []
 
 
+def test_a_node_is_recovered_from_once_all_its_stations_are_somewhere():
+    """A station that fetched from it fails too; one that moves later is not lost."""
+    seen = watch((Kind.LOSS, NODE))
+    for name in ("g", "h"):
+        seen.on_decision(9.0, records.GeneratorJoined(name, 0), [])
+    asked(seen, 8.0, 10.0, 100)
+    seen.on_decision(14.0, records.StationLost("g", 0, "sent no heartbeat"), [])
+    seen.on_decision(15.0, records.StationLost("h", 0, "HostSilent"), [])
+    seen.on_decision(20.0, records.GeneratorJoined("g", 1), [])
+    asked(seen, 20.0, 23.0, 100)
+    (fault,) = seen.faults
+    assert (fault.noticed_at, fault.over_at, fault.recovered_at) == (14.0, None, None)
+    seen.on_decision(23.0, records.GeneratorJoined("h", 1), [])
+    assert fault.recovered_at == 23.0
+    seen.on_decision(45.0, records.StationLost("g", 1, "moves to node b, which has room", False), [])
+    assert seen.violations == list(fault.complaints()) == []
+    seen.on_decision(46.0, records.StationLost("h", 1, "sent no heartbeat"), [])
+    assert len(seen.violations) == 1
+
+
 def test_what_others_take_counts_once_the_run_works_again():
     """They leave it half of the CPU; while it stood still they took all."""
     seen = watch((Kind.KILL, "g"), load=SimpleNamespace(look=lambda now: None, keep=list, share=lambda: 0.5))
@@ -239,7 +267,7 @@ def test_totals_by_kind():
     ]
     made.append(Fault(PlannedFault(Kind.SLOW, "t", 1.0, 1.0), 10.0, 1.0, over_at=11.0))
     found = totals([fault.as_dict(10.0) for fault in made])
-    assert (found["faults"], found["recovered_within_15_s"]) == (4, 2)
+    assert (found["faults"], found["recovered_in_time"]) == (4, 2)
     assert found["by_kind"]["kill"]["recovered_s"] == {"p50": 5.0, "max": 16.0}
     assert found["by_kind"]["slow"]["recovered_s"] == {"p50": None, "max": None}
     assert set(found["by_kind"]) == {"kill", "slow"}
@@ -309,7 +337,7 @@ def disturbed(folder, kills, seed, warm_up_s, **changes):
 
 
 def test_a_killed_simulator(tmp_path, monkeypatch, any_pace):
-    monkeypatch.setattr(chaos_run, "plan", lambda *_: [PlannedFault(Kind.KILL, "simulator-0", 0.5, 0.0)])
+    monkeypatch.setattr(chaos_run, "plan", lambda *_, **__: [PlannedFault(Kind.KILL, "simulator-0", 0.5, 0.0)])
     result = disturbed(tmp_path, 1, 0, 0.5, rollout={"rows": 4})
     (fault,) = result["faults"]
     assert (fault["station"], fault["kind"]) == ("simulator-0", "kill")

@@ -135,3 +135,25 @@ def test_many_violations_are_counted():
     audit = audited(*[(WAKE, [lend(number)]) for number in range(40)])
     assert len(audit.violations) < 30
     assert "more like these" in audit.violations[-1]
+
+
+def test_a_sample_of_a_lost_host_runs_again_without_another_attempt():
+    """So does what a station had that only moved; a sample that is not lost may not."""
+    gone = records.PayloadsLost("host-2", ("0",))
+    moved = records.StationLost("s", 0, "moves to node b, which has room", False)
+    audit = audited(
+        (WAKE, [grant(ticket(0), ticket(1))]),
+        finished(0),
+        gone,
+        (WAKE, [grant(ticket(0))]),
+        moved,
+        (WAKE, [grant(ticket(0), ticket(1))]),
+        finished(0),
+        (WAKE, [lend(0)]),
+        gone,
+        UPDATE,
+    )
+    assert audit.violations == []
+    audit = audited((WAKE, [grant(ticket(0))]), finished(0), (WAKE, [grant(ticket(0))]))
+    (violation,) = audit.violations
+    assert "attempt 1 of ticket 0 is granted while" in violation

@@ -34,7 +34,9 @@ ORDERS = [
 ]
 #: Of stations that are not there: no part of it can be true.
 FICTION = [
-    wire.encode(message) for message in MESSAGES if not isinstance(message, wire.Stop | wire.Connect | wire.Ping)
+    wire.encode(message)
+    for message in MESSAGES
+    if not isinstance(message, wire.Stop | wire.Connect | wire.HostAt | wire.Dismissed | wire.Ping)
 ]
 
 
@@ -102,7 +104,7 @@ def attack_with_keys(launcher: Launcher, keys: RunKeys, stack: ExitStack) -> Non
 def _is_order(content: bytes) -> bool:
     """Whether mutation has made something that everybody with the keys may say."""
     try:
-        return isinstance(wire.decode(content), wire.Stop | wire.Connect | wire.Ping)
+        return isinstance(wire.decode(content), wire.Stop | wire.Connect | wire.HostAt | wire.Dismissed | wire.Ping)
     except ValueError:
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,60 @@ def test_a_lost_node_is_survived(three_nodes: Any, tmp_path: Path) -> None:
     finally:
         pipeline.close()
     assert not orphaned_folders()
+
+
+def worker_without_trainer(cluster: Any, pipeline: Pipeline) -> Any:
+    """A node with stations that is neither the head nor the trainer's."""
+    raylets = {name: raylet_of(pid) for name, pid in pipeline.launcher.processes().items()}
+    return next(
+        node
+        for node in cluster.worker_nodes
+        if (pid := node.all_processes["raylet"][0].process.pid) in raylets.values() and pid != raylets["trainer"]
+    )
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_nodes: Any, tmp_path: Path) -> None:
+    """Three nodes of two CPUs, six stations: a lost node leaves no CPU free for the two that were on it."""
+    settings = {"address": three_nodes.address, "strategy": "spread", "min_simulators": 1, "min_generators": 1}
+    changes = {**RAY, "ray": settings, "freshness": {"max_lag": 2}, "training": {"versions": 100_000}}
+    pipeline = build_pipeline(config(**changes, rollout={"generators": 3}), folder=tmp_path / "run", record=True)
+    try:
+        pipeline.loop.train_until(1)
+        hosting: Any = pipeline.launcher.hosting
+        directory = hosting._hosts
+        three_nodes.remove_node(worker_without_trainer(three_nodes, pipeline), allow_graceful=False)
+        version = train_until(pipeline, 2, lambda: bool(directory.waiting))
+        version = train_until(pipeline, version + 3, lambda: len(working(pipeline)) == 6 - len(directory.waiting))
+        assert directory.waiting, "nothing has come that has room"
+        three_nodes.add_node(num_cpus=2, env_vars=memory(tmp_path, "new"), object_store_memory=80 * 2**20)
+        came = time.monotonic()
+        train_until(pipeline, version + 1, lambda: len(working(pipeline)) == 6)
+        assert time.monotonic() - came < 30.0
+        ledger = pipeline.loop.conductor.ledger
+        assert (ledger.imbalance, ledger.dropped_total) == (0, 0)
+    finally:
+        pipeline.close()
+    assert not orphaned_folders()
+    left = {folder.name for folder in tmp_path.glob("memory-*") if list(folder.iterdir())}
+    assert left <= {"memory-one", "memory-two"}, "a node that is gone may keep what it had"
+    assert len(left) <= 1
+
+
+def working(pipeline: Pipeline) -> list[str]:
+    """The stations that the conductor can tell something."""
+    return [name for name in pipeline.launcher.processes() if pipeline.launcher.hosting.reaches(name)]
+
+
+def train_until(pipeline: Pipeline, version: int, condition: Callable[[], bool]) -> int:
+    """Train at least to this version, and on until the condition holds; the version."""
+    until = time.monotonic() + PATIENCE_S / 2
+    while True:
+        pipeline.loop.train_until(version)
+        if condition():
+            return version
+        assert time.monotonic() < until
+        version += 1
 
 
 def places_of(pipeline: Pipeline, before: dict[str, int]) -> set[int]:

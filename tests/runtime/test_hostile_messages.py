@@ -66,8 +66,11 @@ class Obeying:
         self.station = station
         self._part = StationThread("a", lambda: station, PartQueue(), self.drops, layout, self)
 
-    def connect(self, message: wire.Connect) -> None:
+    def connect(self, message: wire.Connect | wire.HostAt) -> None:
         self.connected += 1
+
+    def is_meant(self, message: wire.Dismissed) -> bool:
+        return False
 
     def beat(self, *, pending_work: bool = False) -> None: ...
 

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 from tests.runtime.served import blank_arena, served
 
-from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import DataClient, HostSilent
-from polyrhythm.runtime.hosts.directory import HostDirectory, Place
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
-from polyrhythm.runtime.hosts.nodes import LocalNode
 from polyrhythm.runtime.hosts.pieces import write_sample
 from polyrhythm.runtime.hosts.server import DataServer
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
@@ -150,41 +147,6 @@ def test_memory_is_shared_if_it_can_be_opened_and_has_the_token(tmp_path: Path) 
     assert find_shared(known, tmp_path) == (known[2], folders[1])
     assert find_shared(known[:2], tmp_path) is None
     assert find_shared(known, tmp_path / "elsewhere") is None
-
-
-class Silent:
-    def ask(self, question: q.Question) -> list[memoryview]:
-        raise HostSilent("no")
-
-
-class Answers:
-    def ask(self, question: q.Question) -> list[memoryview]:
-        return []
-
-
-def directory(**clients: object) -> HostDirectory:
-    """The trainer and s on host a, t and u on host b."""
-    a, b = (Place(LocalNode(name), name, f"/{name}") for name in "ab")
-    places = {"trainer": a, "s": a, "t": b, "u": b}
-    found = HostDirectory(places, {"s": ["s.0"], "t": ["t.0"]}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
-    found.clients = clients  # type: ignore[assignment]
-    return found
-
-
-def test_stations_of_a_lost_host_go_to_what_is_left() -> None:
-    hosts = directory(a=Answers(), b=Silent())
-    assert hosts.view("s").slots == {"s.0": "a", "t.0": "b"}
-    assert hosts.find_place("s") == ["t", "u"]
-    assert (hosts.lost, hosts.host_of("s"), hosts.host_of("t")) == ({"b"}, "a", "b")
-    assert hosts.find_place("t") == []
-    view = hosts.view("t")
-    assert (view.own, view.folder, dict(view.servers)) == ("a", "/a", {"main": "m", "a": "x"})
-    assert view.slots == {"s.0": "a", "t.0": "a"}
-
-
-def test_the_loss_of_the_trainers_host_ends_the_run() -> None:
-    with pytest.raises(RunHalted, match="host a is lost, and the trainer with it; start again with resume"):
-        directory(a=Silent(), b=Answers()).find_place("t")
 
 
 def test_a_slot_that_moved_is_asked_for_where_it_is_now(tmp_path: Path) -> None:

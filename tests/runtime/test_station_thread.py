@@ -20,7 +20,10 @@ HOUR = 3600.0
 class Host:
     """A process that does nothing for its part."""
 
-    def connect(self, message: wire.Connect) -> None: ...
+    def connect(self, message: wire.Connect | wire.HostAt) -> None: ...
+
+    def is_meant(self, message: wire.Dismissed) -> bool:
+        return message.incarnation == 1
 
     def beat(self, *, pending_work: bool = False) -> None: ...
 

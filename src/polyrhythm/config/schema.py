@@ -111,6 +111,7 @@ class RunConfig(Section):
         check_objective(self)
         _check_groups(self)
         _check_join(self)
+        _check_ray(self)
         _check_scoring(self)
         _check_slots(self)
         _check_streams(self)
@@ -207,6 +208,15 @@ def _check_join(config: RunConfig) -> None:
         )
     if join.port + join.simulators - 1 > LAST_PORT:
         raise InvalidSetting("join.port", join.port, f"{join.simulators} ports from there do not exist; lower it")
+
+
+def _check_ray(config: RunConfig) -> None:
+    for kind in ("simulators", "generators"):
+        least, own = getattr(config.ray, f"min_{kind}"), getattr(config.rollout, kind)
+        if least is not None and least > own:
+            raise InvalidSetting(
+                f"ray.min_{kind}", least, f"the run has {own} {kind}; lower it, or raise rollout.{kind}"
+            )
 
 
 def _check_scoring(config: RunConfig) -> None:

@@ -303,6 +303,7 @@ def _launcher(
             settings=config.ray,
             slots=slots_of(stations),
             trainer=TRAINER,
+            generators=generator_names(config),
             check_report=check_metrics,
             joining=joining,
         )

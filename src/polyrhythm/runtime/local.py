@@ -297,18 +297,22 @@ class LocalHosting:
                 raise outcome
         for group, _ in lost:
             self._manager.start_next(group, now)
+        self._manager.look_after_hosts(now)
 
     def _lose(self, group: RankGroup, reason: str) -> str | RunHalted:
         """Report a lost station; what happens next: the restart in words, or the end of the run."""
         name, outcome = group.station, self._manager.judge(group, reason, time.monotonic())
         departed = group.departed
         if group.present:
-            blame = departed is None or departed.blame
+            blame = departed.blame if departed is not None else not group.leaves
             self._events.append(records.StationLost(name, group.incarnation, reason, blame))
         if isinstance(outcome, RunHalted) and group.fatal:
             return outcome  # the station's own error says it all
         if departed is not None:
             log.warning("the simulator that had joined as %s %s; %s", name, reason, outcome)
+            return outcome
+        if group.leaves and not isinstance(outcome, RunHalted):
+            log.warning("%s %s; %s", name, reason, outcome)
             return outcome
         consequence = "the run ends" if isinstance(outcome, RunHalted) else outcome
         last_lines = (group.culprit or group.first).last_lines()

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from polyrhythm.runtime.factories import StationList
-from polyrhythm.runtime.hosts.build import MAIN, Places, open_hosts
+from polyrhythm.runtime.hosts.build import Places, open_hosts
 from polyrhythm.runtime.hosts.nodes import Node
+from polyrhythm.runtime.hosts.questions import MAIN
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory

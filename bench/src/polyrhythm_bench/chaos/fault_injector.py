@@ -2,12 +2,14 @@
 
     warm-up → (pause → fault → noticed → joined again → throughput back)* → over
 
+A fault of a node is recovered from once all its stations have joined again, there or elsewhere, and throughput is back.
+
 A thread of its own applies them, so that a fault falls anywhere, also while the main process decides; the run is
 observed by its events alone. Recovered: the station has joined again (or is no longer slowed), and the throughput of
 the latest window, which may include the disturbance, is `ENOUGH` of the usual throughput before it. A window that
 begins after the disturbance is compared with the share of it that other processes leave CPU for (`load`).
 
-Invariant: at most one fault is applied before throughput is back or `RECOVERY_S` are over.
+Invariant: at most one fault is applied before throughput is back or the seconds that are allowed are over.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
+from polyrhythm.runtime.hosts.questions import MOVES
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
-from polyrhythm_bench.chaos.faults import RECOVERY_S, Fault, Kind, PlannedFault
+from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, Fault, Kind, PlannedFault
 from polyrhythm_bench.chaos.load import CpuContention
 from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow
+
+if TYPE_CHECKING:
+    from polyrhythm_bench.chaos.nodes import ChaosNode, RayNodes
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +38,8 @@ log = logging.getLogger(__name__)
 ENOUGH = 0.9
 #: Most seconds to wait for a station to join again, and for throughput after the last fault.
 _LATE_S = 30.0
+#: Most seconds to wait for a node that can be hit; until a new one comes in place of one that is lost.
+_NODE_LATE_S, _AWAY_S = 60.0, 5.0
 
 
 class Processes(Protocol):
@@ -57,6 +65,7 @@ class FaultInjector(Observer):
         load: CpuContention,
         clock: Callable[[], float],
         warm_up_s: float,
+        nodes: RayNodes | None = None,
     ) -> None:
         self.faults: list[Fault] = []
         self.violations: list[str] = []
@@ -64,7 +73,9 @@ class FaultInjector(Observer):
         self.pace = ThroughputWindow()
         self._launcher, self._ledger, self._load = launcher, ledger, load
         self._clock, self._warm_up_s = clock, warm_up_s
+        self._nodes = nodes
         self._standing: set[str] = set()
+        self._stations: set[str] = set()  # all that there are
         self._calm_since = float("inf")
         self._changed = threading.Condition()
         self._ended = False
@@ -118,15 +129,29 @@ class FaultInjector(Observer):
 
     def _join(self, now: float, name: str) -> None:
         self._standing.add(name)
+        self._stations.add(name)
         self._changed.notify_all()
+        self._settle(now)
         for fault in self.faults:
-            if fault.planned.station == name and fault.planned.kind is not Kind.SLOW and fault.noticed_at is not None:
+            if (
+                not fault.planned.of_node
+                and fault.planned.station == name
+                and fault.planned.kind is not Kind.SLOW
+                and fault.noticed_at is not None
+            ):
                 fault.over_at = now if fault.over_at is None else fault.over_at
 
     def _lose(self, now: float, name: str, reason: str) -> None:
         self._standing.discard(name)
+        if self._nodes is not None:
+            self._calm_since = float("inf")
+        if reason.startswith(MOVES):
+            return  # to a node that came
+        around = [fault for fault in self.faults if fault.planned.of_node and now < fault.at + NODE_RECOVERY_S]
+        for fault in around:
+            fault.noticed_at = now if fault.noticed_at is None else fault.noticed_at
         own = [fault for fault in self.faults if fault.planned.station == name and fault.recovered_at is None]
-        if not own:
+        if not own and not around:
             self.violations.append(f"{name} was lost, though no fault was applied to it: it {reason}")
         for fault in own:
             if fault.planned.kind is Kind.SLOW:
@@ -136,6 +161,9 @@ class FaultInjector(Observer):
 
     def _look(self, now: float, fault: Fault) -> None:
         """Note whether the fault is recovered from."""
+        if fault.over_at is None and fault.planned.of_node and self._stations <= self._standing:
+            healed = fault.healed_at is not None and fault.planned.kind is Kind.PARTITION
+            fault.over_at = now if healed or fault.noticed_at is not None else None
         if fault.over_at is None:
             return
         # While the run stood still, other processes used its share; that does not measure contention.
@@ -143,8 +171,12 @@ class FaultInjector(Observer):
         if self.pace.rate(now) >= ENOUGH * fault.pace * share:
             fault.recovered_at, fault.share = now, share
             self._changed.notify_all()
-            if all(other.recovered_at is not None for other in self.faults):
-                self._calm_since = now
+            self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        """Undisturbed from now on, if all stations are there and all faults are recovered from."""
+        if self.faults and self._stations <= self._standing and all(f.recovered_at is not None for f in self.faults):
+            self._calm_since = min(self._calm_since, now)
 
     # ------------------------------------------------------------ the thread
 
@@ -154,10 +186,12 @@ class FaultInjector(Observer):
         self._wait(lambda: self.pace.calm_s >= self._warm_up_s)
         for planned in plan:
             self._wait(lambda: False, planned.pause_s)
-            if not self._wait(lambda planned=planned: planned.station in self._standing, _LATE_S):  # type: ignore[misc]
+            if not self._wait(lambda: self._stations <= self._standing, _LATE_S):
+                self.violations.append(f"not there {_LATE_S:g} s later: {sorted(self._stations - self._standing)}")
                 break
-            fault = self._apply(planned)
-            self._wait(lambda fault=fault: fault.recovered_at is not None, RECOVERY_S)  # type: ignore[misc]
+            fault = self._apply_to_node(planned) if planned.of_node else self._apply(planned)
+            if fault is not None:
+                self._wait(lambda fault=fault: fault.recovered_at is not None, planned.allowed_s)  # type: ignore[misc]
         self._wait(lambda: all(fault.recovered_at is not None for fault in self.faults), _LATE_S)
         self.over.set()
 
@@ -182,6 +216,50 @@ class FaultInjector(Observer):
             with self._changed:
                 fault.over_at = self._clock()
         return fault
+
+    # ------------------------------------------------------------ nodes
+
+    def _apply_to_node(self, planned: PlannedFault) -> Fault | None:
+        """Cut off or lose a node that has stations, but not the trainer; None if none comes to have some."""
+        assert self._nodes is not None, "faults of nodes need nodes"
+        chosen = self._choose_node()
+        if chosen is None:
+            return None
+        node, stations = chosen
+        with self._changed:
+            fault = Fault(planned, self._clock(), self.pace.usual, where=node.name, stations=stations)
+            self.faults.append(fault)
+            self._calm_since = float("inf")
+        log.info("chaos: %s of %s (%s), fault %d", planned.kind, node.name, ", ".join(stations), len(self.faults))
+        if planned.kind is Kind.PARTITION:
+            self._nodes.cut(node)
+            self._wait(lambda: False, planned.slow_s)
+            self._nodes.mend(node)
+        else:
+            self._nodes.lose(node)
+            self._wait(lambda: False, _AWAY_S)
+            self._nodes.start_node(node)
+        with self._changed:
+            fault.healed_at = self._clock()
+        return fault
+
+    def _choose_node(self) -> tuple[ChaosNode, set[str]] | None:
+        """A node with stations and without the trainer, the one that was hit longest ago."""
+        assert self._nodes is not None, "faults of nodes need nodes"
+        until = self._clock() + _NODE_LATE_S
+        while not self._ended:
+            self._nodes.revive()
+            here = {name: self._nodes.node_of(pid) for name, pid in self._launcher.processes().items()}
+            hit = {fault.where: fault.at for fault in self.faults}
+            for node in sorted(self._nodes.nodes.values(), key=lambda node: hit.get(node.name, 0.0)):
+                own = {name for name, where in here.items() if where is node}
+                if own and not any(name.startswith("trainer") for name in own):
+                    return node, own
+            if self._clock() > until:
+                self.violations.append(f"no node has stations beside the trainer's, {_NODE_LATE_S:g} s after a fault")
+                return None
+            self._wait(lambda: False, 1.0)
+        return None
 
 
 def _signal(process: int, number: signal.Signals) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -27,8 +27,11 @@ from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
-from polyrhythm_bench.chaos.faults import RECOVERY_S, plan, totals
+from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, RECOVERY_S, plan, totals
 from polyrhythm_bench.chaos.load import of_processes
+
+if TYPE_CHECKING:
+    from polyrhythm_bench.chaos.nodes import RayNodes
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +43,8 @@ _DEFAULTS = ("supervision.heartbeat_s=4",)
 _OWN = ("training.versions=1000000", "evaluation.episodes=0", "evaluation.every=0", "resume=never")
 
 
-def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> RunConfig:
-    """The recipe's configuration under faults. ConfigError: there is nothing to disturb in it."""
+def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = (), nodes: RayNodes | None = None) -> RunConfig:
+    """The recipe's configuration under faults, on these nodes, if any. ConfigError: nothing to disturb in it."""
     if faults < 1:
         raise ConfigError(f"--faults = {faults}: too few; give 1 or more")
     asked = load_config(recipe, overrides)
@@ -49,20 +52,28 @@ def chaos_config(recipe: str, faults: int, overrides: Sequence[str] = ()) -> Run
         raise ConfigError(
             f"training.versions = 0: {recipe} only evaluates; name a recipe that trains, or set training.versions"
         )
-    if asked.launcher != "local":
+    if asked.launcher != "local" and not nodes:
         raise ConfigError(
             f"launcher = {asked.launcher}: its stations are not processes, so they cannot be killed; set launcher=local"
         )
+    on = ("launcher=ray", f"ray.address={nodes.address}", "ray.strategy=spread") if nodes is not None else ()
     patience = (
         "rollout.quarantine_after=0",  # simulators are lost on purpose, and their episodes are innocent
         f"rollout.max_attempts={max(asked.rollout.max_attempts, faults + 1)}",
         f"supervision.max_failures={max(asked.supervision.max_failures, 2 * faults)}",
     )
-    return load_config(recipe, [*_DEFAULTS, *patience, *overrides, *_OWN])
+    return load_config(recipe, [*_DEFAULTS, *patience, *overrides, *on, *_OWN])
 
 
-def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
-    """Run the configuration in `folder` under so many faults.
+def chaos(
+    checked: ValidatedRun,
+    folder: Path,
+    faults: int,
+    seed: int,
+    warm_up_s: float = WARM_UP_S,
+    nodes: RayNodes | None = None,
+) -> dict[str, Any]:
+    """Run the configuration in `folder` under so many faults; nodes: where it runs, which are hit too.
 
     {faults: one entry each; totals: over all of them, with the pace, the ledger, the lags and every violation}.
     """
@@ -72,10 +83,10 @@ def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s
     with MetricsWriter(folder) as metrics:
         version = prepare_initial_policy(checked, folder, progress, metrics)
     before = _children()
-    limit_s = config.supervision.start_s + warm_up_s + faults * 2 * RECOVERY_S
+    limit_s = config.supervision.start_s + warm_up_s + faults * (2 * RECOVERY_S + NODE_RECOVERY_S * (nodes is not None))
     with _limited(limit_s):
         pipeline = build_pipeline(config, folder / POLICY_FILE, folder, version=version, start=False)
-        chaos_run = _ChaosRun(config, folder, pipeline, faults, seed, warm_up_s)
+        chaos_run = _ChaosRun(config, folder, pipeline, faults, seed, warm_up_s, nodes)
         try:
             chaos_run.run()
         except _Overdue:
@@ -83,14 +94,22 @@ def chaos(checked: ValidatedRun, folder: Path, faults: int, seed: int, warm_up_s
         finally:
             chaos_run.injector.end()
             pipeline.close()
-    return chaos_run.result([*_remains(pipeline, before)])
+    remains = [*_remains(pipeline, before if nodes is None else None), *(nodes.remains() if nodes is not None else ())]
+    return chaos_run.result(remains)
 
 
 class _ChaosRun:
     """One run, its observers and the violations found."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, pipeline: Pipeline, faults: int, seed: int, warm_up_s: float
+        self,
+        config: RunConfig,
+        folder: Path,
+        pipeline: Pipeline,
+        faults: int,
+        seed: int,
+        warm_up_s: float,
+        nodes: RayNodes | None = None,
     ) -> None:
         launcher, loop = pipeline.launcher, pipeline.loop
         assert launcher.folder is not None, "only processes can be killed"
@@ -100,7 +119,8 @@ class _ChaosRun:
         self.violations: list[str] = []
         self.audit = TicketAudit(freshness.max_lag, freshness.bound, scored=config.scoring is not None)
         load = of_processes(lambda: launcher.processes().values())
-        self.injector = FaultInjector(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s)
+        self.injector = FaultInjector(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s, nodes)
+        self._nodes = nodes
 
     def run(self) -> None:
         """Start, inject the faults, stop, and compare the audit with the ledger."""
@@ -113,7 +133,8 @@ class _ChaosRun:
             saver = RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
             loop.add_observers(saver)
             processes = list(self._launcher.processes())
-            self.injector.start(plan(*self._plan, processes, config.supervision.heartbeat_s))
+            heartbeat_s, nodes = config.supervision.heartbeat_s, self._nodes is not None
+            self.injector.start(plan(*self._plan, processes, heartbeat_s, nodes=nodes))
             loop.train_until(config.training.versions)
         except Interrupted:
             if not loop.wind_down(config.supervision.update_s):
@@ -178,9 +199,10 @@ def _children() -> set[int]:
     return {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
 
 
-def _remains(pipeline: Pipeline, before: set[int]) -> Iterator[str]:
-    """Processes and files that a closed run left behind, in words."""
-    if processes := _children() - before:
+def _remains(pipeline: Pipeline, before: set[int] | None) -> Iterator[str]:
+    """Processes and files that a closed run left behind, in words. before: the processes that there were, None if nodes
+    come and go."""
+    if before is not None and (processes := _children() - before):
         yield f"{len(processes)} processes are left: {sorted(processes)}"
     folder = pipeline.launcher.folder
     if folder is not None and folder.exists():

@@ -88,6 +88,10 @@ class RaySettings(Section):
     """pack: stations on as few nodes as they fit; spread: on as many as there are."""
     start_s: Positive = 20.0
     """Seconds until the cluster must have a place for every station."""
+    min_simulators: Count | None = None
+    """Of the run's own simulators, how many work even if a lost node leaves no CPUs free for them; null: all."""
+    min_generators: Count | None = None
+    """The same of its generators."""
     working_dir: str = ""
     """Folder that Ray copies to every node, with modules of your own; empty: nodes have them already."""
 

@@ -2,7 +2,7 @@
 
     granted → running (→ scoring) → finished → lent → trained → rolled back
                  ↓ ↑                 └──→ finished (the trainer was lost)
-                lost
+                lost ←──────────── finished, scoring (its host was lost)
 
 A ticket that goes another way is a violation: lent while lent or after it was trained, trained without having been
 lent, granted while it runs. So is a sample that is lent too late.
@@ -40,20 +40,23 @@ class Place(StrEnum):
 
 @dataclass(slots=True)
 class Entry:
-    """One ticket. simulator: where it runs; oldest: of its sample; update: that trained it."""
+    """One ticket. simulator: where it runs; oldest, payload_id: of its sample; update: that trained it; blame: its loss
+    counts as an attempt."""
 
     place: Place
     attempt: int
     simulator: str
     oldest: int = -1
     update: int = -1
+    payload_id: str = ""
+    blame: bool = True
 
 
 class TicketAudit(Observer):
     """An observer. max_lag, bound: the promise about lags; scored: whether samples are scored."""
 
     hears: ClassVar[tuple[type, ...]] = (
-        *(records.SampleFinished, records.SampleFailed, records.StationLost),
+        *(records.SampleFinished, records.SampleFailed, records.StationLost, records.PayloadsLost),
         *(records.UpdateDone, records.TrainerJoined),
         *(records.StartRows, records.CancelRow, records.StartUpdate, records.ScoreCounted),
     )
@@ -88,8 +91,8 @@ class TicketAudit(Observer):
 
     def _hear(self, event: records.Event) -> None:
         match event:
-            case records.SampleFinished(ticket=ticket, attempt=attempt, oldest=oldest):
-                self._finish(ticket, attempt, oldest)
+            case records.SampleFinished():
+                self._finish(event)
             case records.SampleFailed(ticket=ticket, attempt=attempt):
                 self._lose(ticket, attempt)
             case records.UpdateDone(update=update):
@@ -99,10 +102,18 @@ class TicketAudit(Observer):
                 self._roll_back(updates)
             case records.StationLost(station=station) if station == self._trainer:
                 self._come_back()
-            case records.StationLost(station=station):
-                for entry in self._entries.values():
+            case records.StationLost() | records.PayloadsLost():
+                self._lose_several(event)
+
+    def _lose_several(self, event: records.StationLost | records.PayloadsLost) -> None:
+        for entry in self._entries.values():
+            match event:
+                case records.StationLost(station=station, blame=blame):
                     if entry.place is Place.RUNNING and entry.simulator == station:
-                        entry.place = Place.LOST
+                        entry.place, entry.blame = Place.LOST, blame
+                case records.PayloadsLost(payload_ids=payload_ids):
+                    if entry.place in (Place.FINISHED, Place.SCORING) and entry.payload_id in payload_ids:
+                        entry.place, entry.blame = Place.LOST, False
 
     def _grant(self, ticket: records.Ticket, simulator: str) -> None:
         if ticket.evaluation:
@@ -111,7 +122,7 @@ class TicketAudit(Observer):
         if entry is None:
             self._entries[ticket.number] = Entry(Place.RUNNING, ticket.attempt, simulator)
             return
-        if entry.place is not Place.LOST or ticket.attempt != entry.attempt + 1:
+        if entry.place is not Place.LOST or ticket.attempt != entry.attempt + entry.blame:
             self._complain(f"attempt {ticket.attempt} of ticket {ticket.number} is granted while {self._where(entry)}")
         entry.place, entry.attempt, entry.simulator = Place.RUNNING, ticket.attempt, simulator
 
@@ -120,10 +131,10 @@ class TicketAudit(Observer):
         entry = self._entries.get(ticket)
         return entry if entry is not None and entry.place is Place.RUNNING and entry.attempt == attempt else None
 
-    def _finish(self, ticket: int, attempt: int, oldest: int) -> None:
-        entry = self._runs(ticket, attempt)
+    def _finish(self, event: records.SampleFinished) -> None:
+        entry = self._runs(event.ticket, event.attempt)
         if entry is not None:
-            entry.place, entry.oldest = self._ends_as, oldest
+            entry.place, entry.oldest, entry.payload_id = self._ends_as, event.oldest, event.payload_id
 
     def _score(self, ticket: int) -> None:
         entry = self._entries.get(ticket)
@@ -135,7 +146,7 @@ class TicketAudit(Observer):
     def _lose(self, ticket: int, attempt: int) -> None:
         entry = self._runs(ticket, attempt)
         if entry is not None:
-            entry.place = Place.LOST
+            entry.place, entry.blame = Place.LOST, True
 
     def _lend(self, command: records.StartUpdate) -> None:
         if self._lent:

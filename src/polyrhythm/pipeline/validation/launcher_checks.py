@@ -33,6 +33,11 @@ def check_launcher(config: RunConfig) -> None:
         )
     if problems:
         raise ConfigError(*problems)
+    check_ray_installed()
+
+
+def check_ray_installed() -> None:
+    """MissingError: it is not."""
     if importlib.util.find_spec("ray") is None:
         command = pip_install("'polyrhythm[ray]'")
         raise MissingError(f"launcher = ray: the package ray is not installed; install it: {command}")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -21,9 +23,11 @@ import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, segment_sizes
 from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.runtime.hosts.watch import MainWatch
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment, shared_root
@@ -42,7 +46,8 @@ _LOOK_S = 0.5
 class AgentSpec:
     """What an agent is told. host: the name of this host, if it is another; known: the hosts that the run has; folder:
     of the run on this host, if there is one already; publishers: hosts where weights are published; address: of this
-    host for the others; parent: process id of who started it."""
+    host for the others; parent: process id of who started it; main: the endpoint of main's host, "" if this is it;
+    silence_s: after which the agent ends that cannot reach it."""
 
     host: str
     known: tuple[Known, ...]
@@ -53,6 +58,8 @@ class AgentSpec:
     address: str
     keys: RunKeys
     parent: int = 0
+    main: str = ""
+    silence_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +78,22 @@ def serve(spec: AgentSpec) -> None:
     """Say what is found; where this is another host, serve until the parent has ended or SIGTERM comes."""
     with ExitStack() as stack:
         try:
-            found, server = _open(spec, stack)
+            found, server, watch = _open(spec, stack)
         except (PolyrhythmError, OSError, ValueError) as error:
             _say(Found(error=str(error)))
             return
         _say(found)
         while server is not None and os.getppid() == spec.parent:
+            if watch is not None and watch.silent:
+                log.error("main's host cannot be reached: this host is lost to the run")
+                return
             server.serve(_LOOK_S)
 
 
-def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None]:
+def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, MainWatch | None]:
     if not spec.folder and (shared := find_shared(spec.known, shared_root())):
         host, folder = shared
-        return Found(host.host, str(folder), host.token), None
+        return Found(host.host, str(folder), host.token), None, None
     spec.weights.verify()
     folder, token = Path(spec.folder), ""
     if not spec.folder:
@@ -98,7 +108,12 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None]:
     published = None
     if spec.host in spec.publishers:
         published = PublishedMemory(spec.weights, memoryview(open_segment(folder, WEIGHTS)), folder)
-    return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published, folder)
+    watch = None
+    if spec.main:
+        client = DataClient(q.MAIN, partial(sockets.asking, spec.main, q.HEAD_BYTES))
+        watch = MainWatch(client, spec.silence_s)
+        stack.callback(watch.close)
+    return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published, folder), watch
 
 
 def _note_stranger() -> None:

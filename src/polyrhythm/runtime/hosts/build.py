@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ from pathlib import Path
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
-from polyrhythm.runtime.hosts.directory import HostDirectory, Place
+from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs
 from polyrhythm.runtime.hosts.identity import Known, write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.hosts.payloads import HostedPayloads
-from polyrhythm.runtime.hosts.questions import HostView
+from polyrhythm.runtime.hosts.questions import MAIN, HostView
+from polyrhythm.runtime.hosts.survey import Cluster, Place, Survey
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -33,27 +35,33 @@ from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
-#: The name of main's host.
-MAIN = "main"
+#: A process that cannot reach main's host ends after so many times `heartbeat_s`, or so many seconds if that is more:
+#: main has given it up by then.
+_SILENCES, _SILENCE_S = 2.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where the stations of a run are. address: of this machine for other hosts; nodes: of each station; slots: of each
-    simulator; trainer: the station that publishes, "" for none; leave: called when everything there has ended."""
+    simulator; trainer: the station that publishes, "" for none; leave: called when everything there has ended. cluster:
+    whose nodes come and go, None where they are fixed; needs: of the stations there."""
 
     address: str
     nodes: Mapping[str, Node]
     slots: Mapping[str, Sequence[str]]
     trainer: str = ""
     leave: Callable[[], None] = lambda: None
+    cluster: Cluster | None = None
+    needs: Needs = NO_NEEDS
 
 
 class _Hosts:
-    """Finds the hosts of a run, one after another."""
+    """Finds the hosts of a run, one after another; silence_s: after which their processes end that cannot reach main's.
+    lost: those that are not to be found again."""
 
-    def __init__(self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys) -> None:
-        self._layout, self._weights, self._keys = layout, weights, keys
+    def __init__(self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys, silence_s: float) -> None:
+        self._layout, self._weights, self._keys, self.silence_s = layout, weights, keys, silence_s
+        self.lost: AbstractSet[str] = frozenset()
         self.publishers: tuple[str, ...] = (MAIN,)
         self.known: list[Known] = []
         self.servers: dict[str, str] = {}
@@ -70,13 +78,15 @@ class _Hosts:
         publishers = (host, MAIN) if publishes and not folder else self.publishers
         spec = AgentSpec(
             host=host,
-            known=tuple(self.known),
+            known=tuple(known for known in self.known if known.host not in self.lost),
             folder=folder,
             layout=self._layout,
             weights=self._weights,
             publishers=publishers,
             address=node.address,
             keys=self._keys,
+            main=self.servers.get(MAIN, ""),
+            silence_s=self.silence_s,
         )
         try:
             found = node.start_agent(spec)
@@ -121,7 +131,8 @@ def open_hosts(
         agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
-        directory = _find_hosts(_Hosts(layout, weights, keys), folder, places, names, agents)
+        silence_s = max(_SILENCE_S, _SILENCES * limits.heartbeat_s)
+        directory = _find_hosts(_Hosts(layout, weights, keys, silence_s), folder, places, names, agents)
         hosting = LocalHosting(
             stations,
             layout,
@@ -143,7 +154,7 @@ def open_hosts(
         own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
-        directory.clients = memory.clients
+        directory.clients, directory.on_host = memory.clients, memory.note_host
         undo.pop_all()
     return HostedStations(folder, directory, hosting, memory, agents)
 
@@ -178,4 +189,13 @@ def _find_hosts(
     if len(hosts.publishers) > 1:
         folder.add(MIRROR, hosts.mirror_nbytes)
     at = {name: found[places.nodes[name].name] for name in names}
-    return HostDirectory(at, places.slots, hosts.servers, hosts.publishers)
+    survey = None
+    if places.cluster is not None:
+        survey = Survey(places.cluster, hosts.open)
+        agents.callback(survey.close)
+    directory = HostDirectory(at, places.slots, hosts.servers, hosts.publishers, survey, places.needs, hosts.silence_s)
+    hosts.lost = directory.lost
+    if survey is not None:
+        survey.usable = frozenset(found)
+        survey.start()
+    return directory

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.parcels import SharedParcels
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
+from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
@@ -50,15 +51,24 @@ class HostMemory:
         self, layout: ArenaLayout, weights: WeightsLayout, folder: Path, view: q.HostView | None, sockets: Sockets
     ) -> None:
         self._layout, self._weights, self._folder, self._view = layout, weights, folder, view
-        self.clients: Mapping[str, DataClient] = {}
+        self.clients: dict[str, DataClient] = {}
         self._others: OtherHosts | None = None
-        if view is not None:
-            largest = max(q.PART_BYTES, largest_answer(layout)) + q.HEAD_BYTES
-            self.clients = {
-                host: DataClient(host, partial(sockets.asking, endpoint, largest))
-                for host, endpoint in view.servers.items()
-                if host != view.own
-            }
+        self._sockets = sockets
+        for host, endpoint in view.servers.items() if view is not None else ():
+            if view is not None and host != view.own:
+                self.clients[host] = self.client(host, endpoint)
+
+    def client(self, host: str, endpoint: str) -> DataClient:
+        """A connection to the server of another host."""
+        largest = max(q.PART_BYTES, largest_answer(self._layout)) + q.HEAD_BYTES
+        return DataClient(host, partial(self._sockets.asking, endpoint, largest))
+
+    def note_host(self, host: str, endpoint: str) -> None:
+        """The run has another host. UnfitMessage: there can be none of this name, or not there."""
+        view = self._view
+        if view is None or host == view.own or host in self.clients or not self._sockets.could_be(endpoint):
+            raise UnfitMessage("impossible", f"no other host of this run is {host!r} at {endpoint!r}")
+        self.clients[host] = self.client(host, endpoint)
 
     def arena(self) -> Arena:
         """The arena of this host, which fetches what lies on others."""
@@ -99,5 +109,5 @@ class HostMemory:
 
     def close(self) -> None:
         """End the connections."""
-        for client in self.clients.values():
+        for client in list(self.clients.values()):
             client.close()

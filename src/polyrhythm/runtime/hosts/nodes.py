@@ -31,6 +31,16 @@ class Node(Protocol):
     @property
     def address(self) -> str: ...
 
+    @property
+    def abandoned(self) -> bool:
+        """A process there was to end and could not be reached: it may still live."""
+        ...
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it is one of a cluster that says which nodes are there."""
+        ...
+
     def start_agent(self, spec: AgentSpec) -> Found:
         """Start the host's agent there, until `close`. StartError: it does not start."""
         ...
@@ -101,6 +111,7 @@ class LocalNode:
         self.name, self.address = name, address
         self._prefix, self._environment = tuple(prefix), dict(environment or {})
         self._agent: AgentProcess | None = None
+        self.abandoned = self.leaves = False
 
     def start_agent(self, spec: AgentSpec) -> Found:
         assert self._agent is None, f"{self.name} has an agent"

@@ -8,9 +8,10 @@ No code is executed by receiving one (no pickle).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -19,7 +20,8 @@ import msgspec
 class HostView:
     """What a process knows of the hosts of its run. own: its host; folder: the run's there, in shared memory; address:
     where its inbox is bound. servers: endpoint of each host's server; slots: the host of each slot. publishers: hosts
-    whose memory weights are published in, the trainer's first."""
+    whose memory weights are published in, the trainer's first. silence_s: a process that cannot reach main's host for
+    so long has been given up, and ends itself."""
 
     own: str
     folder: str
@@ -27,6 +29,22 @@ class HostView:
     servers: Mapping[str, str] = field(default_factory=dict)
     slots: Mapping[str, str] = field(default_factory=dict)
     publishers: tuple[str, ...] = ()
+    silence_s: float = math.inf
+
+
+#: The name of main's host.
+MAIN = "main"
+#: How the reason begins for which a station leaves that has done nothing wrong.
+MOVES = "moves"
+
+
+class Changes(NamedTuple):
+    """What has happened to hosts and places. hosts: those that came, with the endpoints of their servers; leaving: the
+    stations that are to be replaced, with the reason; placed: those that may start."""
+
+    hosts: Sequence[tuple[str, str]]
+    leaving: Mapping[str, str]
+    placed: Sequence[str]
 
 
 class Hosts(Protocol):
@@ -38,8 +56,21 @@ class Hosts(Protocol):
 
     def host_of(self, station: str) -> str: ...
 
-    def find_place(self, station: str) -> list[str]:
-        """A place for the next incarnation of a station; the stations on hosts that are found to be lost now."""
+    @property
+    def waiting(self) -> Sequence[str]:
+        """The stations that no node has room for."""
+        ...
+
+    def suspect(self) -> None:
+        """A station is being ended: its host may be lost."""
+        ...
+
+    def seek(self, station: str) -> None:
+        """A station has ended; `advance` says when it may start again."""
+        ...
+
+    def advance(self, now: float) -> Changes:
+        """What has happened since the last call."""
         ...
 
 

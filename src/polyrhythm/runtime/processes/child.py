@@ -22,7 +22,8 @@ import msgspec
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
 from polyrhythm.runtime.hosts.memory import HostMemory
-from polyrhythm.runtime.hosts.questions import HostView
+from polyrhythm.runtime.hosts.questions import MAIN, HostView
+from polyrhythm.runtime.hosts.watch import MainWatch
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -82,6 +83,10 @@ class StationProcess:
         )
         self._memory = HostMemory(spec.layout, spec.weights, Path(spec.folder), spec.host, self._sockets)
         self._outgoing = Outgoing(self._sockets, spec.main)
+        self._watch: MainWatch | None = None
+        if spec.host is not None and spec.host.own != MAIN and MAIN in spec.host.servers:
+            client = self._memory.client(MAIN, spec.host.servers[MAIN])
+            self._watch = MainWatch(client, spec.host.silence_s)
         self._news, self._telling = threading.Event(), threading.Lock()
         self._parts: list[StationThread] = []
         self._reading: InboxThread | None = None
@@ -118,11 +123,19 @@ class StationProcess:
             for (address, make), inbox in zip(parts, inboxes, strict=True)
         ]
 
-    def connect(self, message: wire.Connect) -> None:
-        """Know where a simulator's replies go, and where its requests lie. UnfitMessage: that cannot be."""
+    def connect(self, message: wire.Connect | wire.HostAt) -> None:
+        """Know where a simulator's replies go and where its requests lie, or another host. UnfitMessage: that cannot
+        be."""
+        if isinstance(message, wire.HostAt):
+            self._memory.note_host(message.host, message.endpoint)
+            return
         if message.host:
             self._memory.note_slots(message.host, message.slots)
         self._outgoing.connect(message)
+
+    def is_meant(self, message: wire.Dismissed) -> bool:
+        """Whether it is this incarnation of the station that is to leave."""
+        return (message.station, message.incarnation) == (self._spec.station, self._spec.incarnation)
 
     def _name(self) -> str:
         return process_address(self._spec.station, self._spec.incarnation, self._spec.rank)
@@ -155,6 +168,9 @@ class StationProcess:
         while not all(part.over.is_set() for part in self._parts):
             if self._failed() is not None or os.getppid() != self._spec.parent:
                 break
+            if self._watch is not None and self._watch.silent:
+                log.error("%s ends: it cannot reach the run's main host, so it has been given up", self._name())
+                break
             if not announced and all(part.ready.is_set() and part.error is None for part in self._parts):
                 self._announce()
                 announced = True
@@ -183,6 +199,8 @@ class StationProcess:
         else:
             self._beat()
         self._outgoing.close(_LINGER_S)
+        if self._watch is not None:
+            self._watch.close()
         if all(part.over.is_set() for part in self._parts):
             self._memory.close()
             self._sockets.close(unsent=True)

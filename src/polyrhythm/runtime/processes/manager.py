@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pack
-from polyrhythm.runtime.hosts.questions import Hosts
+from polyrhythm.runtime.hosts.questions import MOVES, Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Joined, process_address
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _LEAVE_S, _NAMED_S = 5.0, 1.0
 #: Seconds that the kernel may take to end killed processes.
 _REAP_S = 10.0
+#: Seconds between two times that a process of an earlier incarnation is told to leave, and that a telling may take.
+_DISMISS_S = 1.0
 
 
 class ProcessManager:
@@ -66,6 +68,9 @@ class ProcessManager:
         self._parts: dict[str, int] = {}
         self._asked: list[str] = []
         self._pending_work: dict[str, tuple[str, ...]] = {}
+        self._seeking: set[str] = set()
+        self._earlier: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
+        self._dismissed: dict[tuple[str, int], float] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._stations}
 
     @property
@@ -82,7 +87,7 @@ class ProcessManager:
 
     def _spawn(self, name: str, incarnation: int, now: float) -> None:
         """Start an incarnation of a station, all its ranks. RunHalted: the system cannot; then none of them is left."""
-        group = RankGroup(name, incarnation)
+        group = RankGroup(name, incarnation, self._hosts.view(name).servers if self._hosts is not None else ())
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             for spec in self._specs(name, incarnation):
@@ -96,6 +101,9 @@ class ProcessManager:
                 f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or room "
                 f"in {self._logs}, then start again with resume"
             ) from error
+        if self._hosts is not None and (before := self.groups.get(name)) is not None:
+            ends = tuple((process.endpoint, len(process.addresses)) for process in before if process.endpoint)
+            self._earlier[name, before.incarnation] = ends
         self.groups[name] = group  # whole: other threads ask which processes there are
 
     def _specs(self, name: str, incarnation: int) -> Iterator[ChildSpec]:
@@ -124,9 +132,12 @@ class ProcessManager:
 
     @property
     def complete(self) -> bool:
-        """Every station is ready; of those that are joined, as many as are needed, and the others can be."""
-        waiting = sum(not group.present for group in self.groups.values())
-        open_ = sum(group.awaits for group in self.groups.values())
+        """Every station is ready that has a place; of those that are joined, as many as are needed, and the others can
+        be."""
+        without_room = set(self._hosts.waiting) if self._hosts is not None else set()
+        groups = [group for name, group in self.groups.items() if name not in without_room]
+        waiting = sum(not group.present or group.station in self._seeking for group in groups)
+        open_ = sum(group.awaits for group in groups)
         return waiting == open_ and not self.missing
 
     @property
@@ -141,6 +152,10 @@ class ProcessManager:
         process = group.rank(hello.rank)
         process.greet(self._sockets, hello, joined)
         process.monitor.note_heartbeat(now, "", 0.0)
+        if self._hosts is not None:
+            for host, endpoint in self._hosts.view(hello.station).servers.items():
+                if host not in group.hosts:
+                    process.tell(wire.HostAt(host, endpoint))
         if group.present:
             self._welcome_station(group.first)
 
@@ -181,7 +196,8 @@ class ProcessManager:
 
     def suspects(self, now: float) -> list[RankGroup]:
         """The stations of which a process has ended or is to be given up."""
-        return [group for group in self.groups.values() if group.is_suspect(now, self._limits)]
+        groups = [group for name, group in self.groups.items() if name not in self._seeking]
+        return [group for group in groups if group.is_suspect(now, self._limits)]
 
     def complaint(self, group: RankGroup, now: float) -> str:
         """What is wrong with it, in words; "" if nothing is."""
@@ -190,6 +206,8 @@ class ProcessManager:
     def dismiss(self, group: RankGroup) -> None:
         """Kill it and close all lines to it, without waiting: once it has exited it writes nowhere."""
         group.kill()
+        if self._hosts is not None:
+            self._hosts.suspect()
         if isinstance(group.joined, records.SimulatorJoined):
             self._tell_generators(wire.Connect(group.first.address, ""))
 
@@ -198,6 +216,8 @@ class ProcessManager:
         name = group.station
         if group.departed is not None:
             return "its place is open again"
+        if reason == group.leaves and group.leaves.startswith(MOVES):
+            return "nothing is wrong with it"
         if group.fatal:
             return RunHalted(f"{name}: {reason}", name, reason)
         self._failures.count(group.failure(self.updates), now, self._limits)
@@ -208,13 +228,33 @@ class ProcessManager:
         return f"starting it again (failure {self._failures.total})"
 
     def start_next(self, group: RankGroup, now: float) -> None:
-        """Start the next incarnation of a station that was dismissed."""
+        """Start the next incarnation of a station that was dismissed, or look for a place for it."""
+        if self._hosts is None:
+            self._succeed(group, now)
+        else:
+            self._seeking.add(group.station)
+            self._hosts.seek(group.station)
+
+    def _succeed(self, group: RankGroup, now: float) -> None:
         self._past[group.station].update(group.statistics())
-        if self._hosts is not None:
-            for station in self._hosts.find_place(group.station):
-                if station != group.station:
-                    self.groups[station].first.refusal = f"is on host {self._hosts.host_of(station)}, which is lost"
         self._spawn(group.station, group.incarnation + 1, now)
+
+    def look_after_hosts(self, now: float) -> None:
+        """Tell of hosts that came, have stations leave those that are lost, and start those that have a place now.
+        RunHalted: the trainer's host is lost."""
+        if self._hosts is None:
+            return
+        hosts, leaving, placed = self._hosts.advance(now)
+        for host, endpoint in hosts:
+            for process in self.processes.values():
+                if process.reachable:
+                    process.tell(wire.HostAt(host, endpoint))
+        for station, why in leaving.items():
+            if not self.groups[station].leaves:
+                self.groups[station].leaves = why
+        for station in placed:
+            self._seeking.discard(station)
+            self._succeed(self.groups[station], now)
 
     def close(self) -> None:
         """Let all stations leave, and end those that do not; a second signal meanwhile ends them at once."""
@@ -251,9 +291,22 @@ class ProcessManager:
         if group is None or incarnation > group.incarnation:
             raise UnfitMessage("unknown_station", f"it is signed by {station!r}, incarnation {incarnation}")
         if incarnation < group.incarnation:
+            self._dismiss_again(station, incarnation)
             raise UnfitMessage(
                 "earlier_incarnation", f"{station} sent it in incarnation {incarnation}, {group.incarnation} is here"
             )
+
+    def _dismiss_again(self, station: str, incarnation: int) -> None:
+        """Tell one that was given up on a node out of reach, and that speaks again, to leave."""
+        now = time.monotonic()
+        if self._hosts is None or now < self._dismissed.get((station, incarnation), -math.inf) + _DISMISS_S:
+            return
+        self._dismissed[station, incarnation] = now
+        content = wire.encode(wire.Dismissed(station, incarnation))
+        for endpoint, parts in self._earlier.get((station, incarnation), ()):
+            outbox = self._sockets.outbox(endpoint)
+            outbox.send(wire.frame([(part, content) for part in range(parts)]))
+            outbox.close(_DISMISS_S)
 
     def tell(self, station: str, message: wire.Message, slot: str = "") -> None:
         """Send to the station, to all its ranks, or to its part that has the slot; to all its parts what is about a

@@ -12,7 +12,7 @@ clock of their host; then a rank that refused a command, then one that is silent
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from polyrhythm.runtime.messages import Joined
 from polyrhythm.runtime.processes.process import ChildProcess
@@ -23,10 +23,12 @@ from polyrhythm.runtime.transport.drops import DROPPED, UnfitMessage
 
 class RankGroup:
     """The processes of an incarnation, by rank. culprit: the one for which it is replaced, once `complaint` found it;
-    ended: `kill` was called."""
+    ended: `kill` was called. leaves: why it has to, though nothing is wrong with it; hosts: of the run, that its
+    processes were told of at their start."""
 
-    def __init__(self, station: str, incarnation: int) -> None:
-        self.station, self.incarnation = station, incarnation
+    def __init__(self, station: str, incarnation: int, hosts: Collection[str] = ()) -> None:
+        self.station, self.incarnation, self.hosts = station, incarnation, hosts
+        self.leaves = ""
         self.processes: list[ChildProcess] = []
         self.culprit: ChildProcess | None = None
         self.ended = False
@@ -95,14 +97,16 @@ class RankGroup:
     # ------------------------------------------------------------ supervision
 
     def is_suspect(self, now: float, limits: SupervisionLimits) -> bool:
-        """Whether a rank has ended, refused a command, or is to be given up."""
-        return any(p.exited or p.refusal or now >= p.monitor.deadline(limits) for p in self.processes)
+        """Whether a rank has ended, refused a command, or is to be given up, or all are to leave."""
+        return bool(self.leaves) or any(
+            p.exited or p.refusal or now >= p.monitor.deadline(limits) for p in self.processes
+        )
 
     def complaint(self, now: float, limits: SupervisionLimits) -> str:
         """The reason for replacing it, in words; "" if nothing is wrong with any rank."""
         wrong = {p: words for p in self.processes if (words := _complaint(p, now, limits))}
         if not wrong:
-            return ""
+            return self.leaves
         self.culprit = min(wrong, key=self._precedence)
         words = wrong[self.culprit]
         return words if len(self.processes) == 1 else f"rank {self.culprit.rank}: {words}"

@@ -23,7 +23,17 @@ from polyrhythm.runtime.messages import (
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.wire import Connect, Content, MeasureSpans, Ping, Stop, decode, largest_message
+from polyrhythm.runtime.transport.wire import (
+    Connect,
+    Content,
+    Dismissed,
+    HostAt,
+    MeasureSpans,
+    Ping,
+    Stop,
+    decode,
+    largest_message,
+)
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0
@@ -32,7 +42,11 @@ _WAIT_S = 1.0
 class PartHost(Protocol):
     """The process, as its parts see it."""
 
-    def connect(self, message: Connect) -> None: ...
+    def connect(self, message: Connect | HostAt) -> None: ...
+
+    def is_meant(self, message: Dismissed) -> bool:
+        """Whether it is this incarnation of the station that is to leave."""
+        ...
 
     def beat(self, *, pending_work: bool = False) -> None:
         """Send a heartbeat now, with the pending work if it was asked for."""
@@ -171,7 +185,9 @@ class StationThread:
                     self._host.beat(pending_work=pending_work)
                 case MeasureSpans(on):
                     self.spans.on = on
-                case Connect():
+                case Dismissed() if self._host.is_meant(message):
+                    return False
+                case Connect() | HostAt():
                     self._host.connect(message)
                 case Reply() if hasattr(station, "deliver"):
                     station.deliver(message)

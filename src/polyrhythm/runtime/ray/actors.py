@@ -27,16 +27,15 @@ def program_version() -> str:
 
 
 class StationActor:
-    """The process of a station, from its packed spec, in `folder` if that is here too. Its log is a file of this node,
-    which `read_log` shows."""
+    """The process of a station, from its packed spec, in `folder` if that is here too. Its log is a file of this node
+    without a name, so that nothing is left however the actor ends; `read_log` shows it."""
 
     def __init__(self, content: bytes, folder: str) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)  # paths in settings are relative to it
         spec = replace(msgspec.msgpack.decode(content, type=ChildSpec), parent=os.getpid())
-        with tempfile.NamedTemporaryFile(prefix="polyrhythm-log-", delete=False) as log:
-            self._log = Path(log.name)
-            self._process = start_child(spec, log)
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as the actor
+        self._process = start_child(spec, self._log)
 
     def pid(self) -> int:
         return self._process.pid
@@ -50,13 +49,7 @@ class StationActor:
 
     def read_log(self, offset: int, size: int) -> bytes:
         """At most `size` bytes of the log from `offset` on."""
-        with self._log.open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
-
-    def remove_log(self) -> None:
-        """Remove the file; nobody reads it any more."""
-        self._log.unlink(missing_ok=True)
+        return os.pread(self._log.fileno(), size, offset)
 
 
 class AgentActor:

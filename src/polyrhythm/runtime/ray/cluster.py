@@ -21,13 +21,15 @@ from typing import IO, Any, Protocol
 
 import msgspec
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
-from polyrhythm.runtime.hosts.nodes import FOUND_S
+from polyrhythm.runtime.hosts.nodes import FOUND_S, Node
+from polyrhythm.runtime.hosts.survey import Sight
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor, program_version
@@ -58,6 +60,12 @@ class RaySection(Protocol):
     def start_s(self) -> float: ...
 
     @property
+    def min_simulators(self) -> int | None: ...
+
+    @property
+    def min_generators(self) -> int | None: ...
+
+    @property
     def working_dir(self) -> str: ...
 
 
@@ -80,7 +88,10 @@ class Cluster:
             self._place(stations)
             self._watcher = Watcher()
             self.address: str = ray.util.get_node_ip_address()
-            self.nodes = self._find_nodes()
+            self._reserved: dict[str, str] = {}
+            self._by_id: dict[str, RayNode] = {}
+            nodes, sight = self.look()
+            self.nodes = {name: nodes[sight.reserved[name]] for name in self._names}
         except BaseException:
             self.close()
             raise
@@ -144,20 +155,32 @@ class Cluster:
                 "add nodes"
             )
 
-    def _find_nodes(self) -> dict[str, RayNode]:
-        """The node of each station."""
-        table = placement_group_table(self._group)["bundles_to_node_id"]
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _alive_nodes()}
-        made = {node: RayNode(self, node, addresses[node]) for node in dict.fromkeys(table.values())}
-        return {name: made[table[index]] for index, name in enumerate(self._names)}
+    def look(self) -> tuple[dict[str, Node], Sight]:
+        """The nodes that are alive, by name; CPUs that are free there, and where stations have theirs. OSError: the
+        cluster does not answer."""
+        try:
+            alive = _alive_nodes()
+            table = placement_group_table(self._group)["bundles_to_node_id"]
+            free = available_resources_per_node()
+        except RayError as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        for node in alive:
+            if node["NodeID"] not in self._by_id:
+                self._by_id[node["NodeID"]] = RayNode(self, node["NodeID"], node["NodeManagerAddress"])
+        here = {node["NodeID"]: self._by_id[node["NodeID"]] for node in alive}
+        self._reserved = {
+            name: here[node].name for index, name in enumerate(self._names) if (node := table.get(index)) in here
+        }
+        cpus = {node.name: float(free.get(id_, {}).get("CPU", 0.0)) for id_, node in here.items()}
+        return {node.name: node for node in here.values()}, Sight(cpus, self._reserved)
 
     def start_station(self, spec: ChildSpec, file: Path, node: RayNode) -> ActorProcess:
-        """Start the station's process on a node, without waiting for it: in its bundle, if that is there; a node that
-        takes a lost one's station has no CPUs reserved for it."""
+        """Start the station's process on a node, without waiting for it: in its bundle, if that is there. Elsewhere it
+        reserves no CPUs: a bundle of a lost node may be placed again later, and a station must not wait for that."""
         assert self._watcher is not None, "the cluster was left"
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "max_restarts": 0}
         place: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        if node is self.nodes[spec.station]:
+        if self._reserved.get(spec.station) == node.name:
             options["num_cpus"] = self._settings.cpus_per_station
             index = self._names.index(spec.station)
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
@@ -209,13 +232,22 @@ class RayNode:
         self.name, self.address = f"node {address} ({node[:8]})", address
         self._cluster, self.id = cluster, node
         self._agent: Any = None
+        self._processes: list[ActorProcess] = []  # since the agent was started
+        self.leaves = True
+
+    @property
+    def abandoned(self) -> bool:
+        return any(process.abandoned for process in self._processes)
 
     def start_agent(self, spec: AgentSpec) -> Found:
+        self._processes = []
         self._agent, found = self._cluster.start_agent(self.id, spec)
         return found
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
-        return self._cluster.start_station(spec, Path(log.name), self)
+        process = self._cluster.start_station(spec, Path(log.name), self)
+        self._processes = [other for other in self._processes if other.abandoned or other.poll() is None] + [process]
+        return process
 
     def close(self) -> None:
         agent, self._agent = self._agent, None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ _NOT_STARTED = 1
 
 
 class ActorProcess:
-    """A station's process in `actor`. file: where its log goes."""
+    """A station's process in `actor`. file: where its log goes. abandoned: it was to end, and its actor did not answer,
+    so it may still live."""
 
     def __init__(self, actor: Any, file: Path) -> None:
         self.actor = actor
@@ -40,6 +41,7 @@ class ActorProcess:
         self._status: int | None = None
         self._over = threading.Event()
         self._killed_at = float("inf")
+        self.abandoned = False
         self._pid_ref, self._reading = actor.pid.remote(), None
         self._pid = 0
         self.ended = actor.wait.remote()
@@ -77,6 +79,7 @@ class ActorProcess:
             return True
         if now >= self._killed_at + ANSWER_S:
             log.warning("a node does not answer; the station there counts as ended")
+            self.abandoned = True
             self._finish(_WITH_ITS_NODE)
             return True
         if self._reading is not None and ray.wait([self._reading], timeout=0)[0]:
@@ -89,7 +92,7 @@ class ActorProcess:
         try:
             status: int = ray.get(self.ended, timeout=ANSWER_S)
         except RayError as error:
-            return _WITH_ITS_NODE if self._has_started() else self._not_started(error)
+            return _WITH_ITS_NODE if self._has_started() or _is_of_node(error) else self._not_started(error)
         while self._keep(self._reading or self.actor.read_log.remote(self._offset, _LOG_BYTES)) == _LOG_BYTES:
             pass
         self._keep(self.actor.read_log.remote(self._offset, _LOG_BYTES))
@@ -129,17 +132,19 @@ class ActorProcess:
     def _finish(self, status: int) -> None:
         """Tell at once that it has ended, as the run waits for that, then end the actor."""
         self.end(status)
-        if status not in (_WITH_ITS_NODE, _NOT_STARTED):
-            try:
-                ray.get(self.actor.remove_log.remote(), timeout=ANSWER_S)
-            except RayError:
-                log.debug("the log of an actor stays on its node")
         ray.kill(self.actor)
 
     def end(self, status: int = _WITH_ITS_NODE) -> None:
         """From now on it counts as ended."""
         self._status = status
         self._over.set()
+
+
+def _is_of_node(error: RayError) -> bool:
+    """Whether an actor could not be made because its node is gone, or going."""
+    if isinstance(error, ActorDiedError):
+        return "creation task" not in str(error)  # else its own `__init__` failed
+    return isinstance(error, ActorUnschedulableError)
 
 
 class Watcher:

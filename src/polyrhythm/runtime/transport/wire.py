@@ -67,6 +67,22 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
+class HostAt:
+    """To every process: the run has another host, whose server is at `endpoint`."""
+
+    host: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissed:
+    """To a process that was given up and speaks again: if it is this incarnation of the station, it is to leave."""
+
+    station: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Why a station ends. fatal: it would fail again if it was started again; at: when, by this host's monotonic
     clock. departed: nobody's fault, who had joined it is gone; blame: then the episodes that it had count as attempts.
@@ -128,7 +144,7 @@ class ReplyHead:
 
 Message = (
     records.Event | records.Command | StartRowsInBlocks | Report | Spans
-    | Hello | Heartbeat | Connect | Failed | Refused | Ping | MeasureSpans | Stop
+    | Hello | Heartbeat | Connect | HostAt | Dismissed | Failed | Refused | Ping | MeasureSpans | Stop
     | WorkerJoined | ToWorker | FromWorker | Wake
 )  # fmt: skip
 
@@ -157,7 +173,7 @@ _TYPES: tuple[type, ...] = (
     *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
     *(records.StartStream, records.AbortStream, records.StreamDone),
     *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
-    *(WorkerJoined, ToWorker, FromWorker, Wake),
+    *(WorkerJoined, ToWorker, FromWorker, Wake, HostAt, Dismissed),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"

@@ -152,8 +152,12 @@ class Session:
 
     # ------------------------------------------------------------ for the station's thread (`PartHost`)
 
-    def connect(self, message: wire.Connect) -> None:
-        raise UnfitMessage("misdirected", f"replies for {message.address} do not go through here")
+    def is_meant(self, message: wire.Dismissed) -> bool:  # noqa: ARG002
+        """Main does not tell who joined."""
+        return False
+
+    def connect(self, message: wire.Connect | wire.HostAt) -> None:
+        raise UnfitMessage("misdirected", f"{type(message).__name__} is not for who joined")
 
     def beat(self, *, pending_work: bool = False) -> None:
         """Nothing: signs of life come in their own time."""

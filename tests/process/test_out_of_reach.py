@@ -1,0 +1,139 @@
+"""Stations that were given up on a host out of reach, and live on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+from tests.process.networks import apart_by_setting, behind_a_link
+from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
+from tests.runtime.scripted import ScriptedFactory
+
+from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
+from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import sender_of
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.process import Handle
+from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
+from polyrhythm.specs import WeightsLayout
+
+LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+NO_WEIGHTS = WeightsLayout.of({})
+
+
+class OutOfReach:
+    """A process that whoever started it cannot end: after `kill` it counts as ended, and lives."""
+
+    def __init__(self, process: Handle) -> None:
+        self._process, self.pid, self.abandoned = process, process.pid, False
+
+    def poll(self) -> int | None:
+        return -signal.SIGKILL if self.abandoned else self._process.poll()
+
+    def wait(self, timeout: float) -> int:
+        if not self.abandoned:
+            return self._process.wait(timeout)
+        return -signal.SIGKILL
+
+    def kill(self) -> None:
+        self.abandoned = True
+
+    def reap(self) -> None:
+        self._process.wait(PATIENCE_S)
+
+
+class FarNode:
+    """A node whose processes cannot be ended, as of a cluster whose link is cut."""
+
+    def __init__(self, node: LocalNode) -> None:
+        self._node, self.name, self.address = node, node.name, node.address
+        self.started: list[OutOfReach] = []
+        self.leaves = False
+
+    @property
+    def abandoned(self) -> bool:
+        return any(process.abandoned for process in self.started)
+
+    def start_agent(self, spec: AgentSpec) -> Found:
+        return self._node.start_agent(spec)
+
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+        self.started.append(OutOfReach(self._node.spawn(spec, log)))
+        return self.started[-1]
+
+    def close(self) -> None:
+        self._node.close()
+
+
+@contextmanager
+def running(folder: Path, near: LocalNode, far: FarNode) -> Iterator[tuple[Launcher, psutil.Process]]:
+    """Station a on the near node, b on the far one; and b's process."""
+    limits = config(supervision={"heartbeat_s": 3.0}).supervision
+    stations = [(ScriptedFactory(name), Resources()) for name in "ab"]
+    places = Places(near.address, {"a": near, "b": far}, {})
+    with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, folder, places))) as launcher:
+        launcher.hosting.start()
+        yield launcher, psutil.Process(launcher.hosting.processes()["b"])
+    for process in far.started:
+        process.reap()
+    assert not children()
+    assert not orphaned_folders()
+
+
+def hear(launcher: Launcher, over: Callable[[Sequence[object]], bool]) -> list[object]:
+    """The events of station b until this is true of them."""
+    found: list[object] = []
+    until = time.monotonic() + PATIENCE_S
+    while not over(found) and time.monotonic() < until:
+        event = launcher.hosting.receive(0.1)
+        found += [event] if "b" in (sender_of(event) or ()) else []
+    return found
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_that_speaks_again_is_refused_and_told_to_leave(tmp_path: Path) -> None:
+    """It was stopped for longer than its heartbeat may be late. Its host is lost: it may still write there."""
+    near, there = apart_by_setting(tmp_path / "memory", 2)
+    far = FarNode(there)
+    with running(tmp_path, near, far) as (launcher, process):
+        process.suspend()
+        lost, joined = hear(launcher, lambda events: len(events) == 2)
+        assert isinstance(lost, StationLost)
+        assert joined == TrainerJoined("b", 1, 0)
+        assert len(far.started) == 1, "the successor is on the near node"
+        assert not gone(process)
+        process.resume()
+        assert hear(launcher, lambda _: gone(process)) == [], "what it said is not passed on"
+        assert launcher.hosting.dropped()["earlier_incarnation"] >= 1
+        launcher.hosting.send("b", PublishWeights("b", 1))
+        assert hear(launcher, bool) == [Published("b", 1, 1)]
+
+
+@pytest.mark.slow
+def test_one_that_cannot_reach_main_ends_itself(tmp_path: Path) -> None:
+    """And its host's agent, with its folder."""
+    with behind_a_link(tmp_path) as (near, there):
+        far = FarNode(there)
+        with running(tmp_path, near, far) as (launcher, process):
+            subprocess.run(["ip", "link", "set", f"pa{os.getpid()}", "down"], check=True)
+            begin = time.monotonic()
+            lost, joined = hear(launcher, lambda events: len(events) == 2)
+            assert isinstance(lost, StationLost)
+            assert joined == TrainerJoined("b", 1, 0)
+            hear(launcher, lambda _: gone(process) and not list((tmp_path / "memory-there").iterdir()))
+            assert time.monotonic() - begin < 60.0
