@@ -18,7 +18,8 @@ from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.validation.check import _check_engine, validate_run
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.pipeline.validation.rollout_checks import check_engine
 from polyrhythm.policies.causal_lm.network import random_network
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.runtime.messages import Report
@@ -134,7 +135,7 @@ def test_a_run_trains_and_evaluates_on_what_vllm_samples(on_update: str, tmp_pat
 )
 def test_a_run_that_vllm_cannot_serve_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        _check_engine(validate(merge(merge(LANGUAGE, IN_VLLM), changes)))
+        check_engine(validate(merge(merge(LANGUAGE, IN_VLLM), changes)))
 
 
 @pytest.mark.parametrize(

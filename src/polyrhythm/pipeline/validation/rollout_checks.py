@@ -23,7 +23,7 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     """Check rows, slots and batches against the environment's abilities."""
     with errors_of("config"):
         scheduler_settings(config, spec)
-    _check_engine(config)
+    check_engine(config)
     infos = env_batch_infos(config, spec)
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
@@ -45,7 +45,7 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
         load_reward(config.scoring.function, config.scoring.options)
 
 
-def _check_engine(config: RunConfig) -> None:
+def check_engine(config: RunConfig) -> None:
     """Raise ConfigError if an engine that answers streams would have to answer passes, or one that holds one version of
     the weights several."""
     streaming = getattr(config.policy, "streaming_engine", "")
