@@ -10,9 +10,9 @@ STAMP := .venv/setup.stamp
 # On shared cores more threads per process are slower; say OMP_NUM_THREADS=8 to use more.
 export OMP_NUM_THREADS ?= 1
 
-# Tests that mostly wait, for processes that they start, and as many others as make the two sessions equally long; those
-# that mostly compute run beside them. A folder that is named to pytest, or is among its testpaths, is not ignored.
-WAITING := tests/process tests/workflow tests/cli tests/runtime tests/stations
+# Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
+# named to pytest, or is among its testpaths, is not ignored.
+WAITING := tests/process tests/workflow tests/cli
 
 .PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
 .DEFAULT_GOAL := setup
