@@ -180,6 +180,7 @@ def play(settings: ChainsSettings, episodes: int) -> list[tuple[str, bool]]:
             if result.terminated[i] or result.truncated[i]:
                 found[int(row)] = (batch.transcript(int(row)) + last * (i == 0), bool(result.success[i]))
         rows = rows[~(result.terminated | result.truncated)]
+    batch.close()
     return [found[row] for row in range(episodes)]
 
 
