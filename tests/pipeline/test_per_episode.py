@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
-from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.evaluation.episodes import held_out, mean_metrics
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import validate_run
@@ -85,3 +85,8 @@ def test_fixed_initial_states_are_taken_once_each() -> None:
     again = held_out(1001, 1, 10, greedy=True, initial_states=50)
     assert [e.seed % 50 for e in again[:500]] == [e.seed % 50 for e in episodes], "whatever the evaluation's seed"
     assert (again[1000].task, again[1000].seed % 50) == (0, 0), "counted round"
+
+
+def test_the_mean_of_equal_numbers_is_that_number() -> None:
+    episodes = [[("turns", 1.0), ("far", 1.5e308)]] * 6
+    assert mean_metrics(episodes) == {"turns": 1.0, "far": pytest.approx(1.5e308)}

@@ -104,15 +104,19 @@ class Model:
         assert asked["ignore_eos"]
         assert tuple(asked["stop_token_ids"]) == tuple(sorted(self.stops))
         assert asked["temperature"] in (0.0, self.temperature)
-        while self.paused:  # a paused server keeps requests waiting
+        while True:
+            with self.lock:  # a paused server keeps requests waiting: looked at under the lock that pausing takes
+                if not self.paused:
+                    return self.start(body, asked)
             time.sleep(0.002)
-        with self.lock:
-            self.count += 1
-            self.names[self.count] = (body["rid"], queue.SimpleQueue())
-            prompt = np.array(body["input_ids"], np.int32)
-            greedy, seed = asked["temperature"] == 0.0, asked["sampling_seed"]
-            self.engine.add(EngineRequest(self.count, prompt, asked["max_new_tokens"], greedy, seed))
-            return self.names[self.count][1]
+
+    def start(self, body: dict[str, Any], asked: dict[str, Any]) -> queue.SimpleQueue[dict[str, Any] | None]:
+        self.count += 1
+        self.names[self.count] = (body["rid"], queue.SimpleQueue())
+        prompt = np.array(body["input_ids"], np.int32)
+        greedy, seed = asked["temperature"] == 0.0, asked["sampling_seed"]
+        self.engine.add(EngineRequest(self.count, prompt, asked["max_new_tokens"], greedy, seed))
+        return self.names[self.count][1]
 
     def abort(self, name: str) -> None:
         with self.lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from polyrhythm.errors import RunHalted
@@ -110,8 +111,15 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
     for metrics in episodes:
         for name, number in metrics:
             found.setdefault(name, []).append(number)
-    # Divide before summing, to avoid overflow.
-    return {name: sum(x / len(numbers) for x in numbers) for name, numbers in sorted(found.items())}
+    return {name: _mean(numbers) for name, numbers in sorted(found.items())}
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    """Rounded once: the mean of equal numbers is that number."""
+    try:
+        return fmean(numbers)
+    except OverflowError:  # of the sum, not of the mean
+        return sum(x / len(numbers) for x in numbers)
 
 
 def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
