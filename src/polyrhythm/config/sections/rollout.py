@@ -14,8 +14,8 @@ def _is_count(value: Any) -> bool:
 
 
 def parse_sharding(value: Any) -> str | tuple[int, ...]:
-    """`whole`, `even:n`, `module:function`, or the rows of each slot in order."""
-    choices = "use whole, even:N, a list of slot sizes such as [4, 4], or module:function"
+    """`whole`, `rows`, `even:n`, `module:function`, or the rows of each slot in order."""
+    choices = "use whole, rows, even:N, a list of slot sizes such as [4, 4], or module:function"
     if isinstance(value, list | tuple):
         if value and all(map(_is_count, value)):
             return tuple(value)
@@ -23,9 +23,9 @@ def parse_sharding(value: Any) -> str | tuple[int, ...]:
     if not isinstance(value, str):
         raise InvalidSetting("", value, f"not a sharding; {choices}")
     kind, _, argument = value.partition(":")
-    if value == "whole" or (kind == "even" and argument.isdecimal() and int(argument) >= 1):
+    if value in ("whole", "rows") or (kind == "even" and argument.isdecimal() and int(argument) >= 1):
         return value
-    if kind not in ("even", "whole") and argument.isidentifier() and all(kind.split(".")):
+    if kind not in ("even", "whole", "rows") and argument.isidentifier() and all(kind.split(".")):
         return value
     raise InvalidSetting("", value, f"not a sharding; {choices}")
 
@@ -59,7 +59,7 @@ class RolloutSettings(Section):
     generators: Count = 1
     """Generator stations, each with its own copy of the policy."""
     sharding: Sharding = "whole"
-    """Split of an env batch into slots: whole, even:N, a list of slot sizes, or module:function (docs/rollout.md)."""
+    """Slots of an env batch: whole, rows, even:N, a list of slot sizes, or module:function (docs/rollout.md)."""
     join: Literal["auto", "all", "none"] = "auto"
     """Slots of an env batch that step together: all, none (each by itself), or auto: none where the env allows it."""
     action_repeat: Count = 1
@@ -115,6 +115,8 @@ class RolloutSettings(Section):
             return max(self.sharding)
         if self.sharding == "whole":
             return self.rows
+        if self.sharding == "rows":
+            return 1
         if self.sharding.startswith("even:"):
             return -(-self.rows // int(self.sharding.removeprefix("even:")))
         return None

@@ -36,7 +36,8 @@ def shard(
 ) -> EnvBatchInfo:
     """Cut env batch `name` into slots `name/0`, `name/1`, …
 
-    strategy: `whole`; `even:n` (sizes differ by one at most, larger first); a list of sizes; or `module:function`.
+    strategy: `whole`; `rows`, a slot for each; `even:n` (sizes differ by one at most, larger first); a list of sizes; or
+    `module:function`.
     Raises ValueError with what, value and remedy.
     """
     shares = _shares(name, rows, strategy, generators)
@@ -66,6 +67,8 @@ def _shares(
         return [(size, None) for size in strategy]
     if strategy == "whole":
         return [(rows, None)]
+    if strategy == "rows":
+        return [(1, None)] * rows
     if strategy.startswith("even:"):
         count = int(strategy[5:]) if strategy[5:].isdigit() else 0
         if not 1 <= count <= rows:
@@ -82,7 +85,7 @@ def _shares(
                 f"sharding {strategy!r} raised {type(error).__name__}: {error}; fix it there"
             ) from error
         return _checked(result, strategy)
-    raise ValueError(f"sharding {strategy!r} is unknown; use whole, even:n, a list of sizes, or module:function")
+    raise ValueError(f"sharding {strategy!r} is unknown; use whole, rows, even:n, a list of sizes, or module:function")
 
 
 def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
