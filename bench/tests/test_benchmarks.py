@@ -76,7 +76,7 @@ def test_throughput_beside_a_plain_loop_that_does_the_same():
 
 
 def test_conductor_charges_every_request_and_says_whether_it_is_within_the_limit(result):
-    found = result("conductor", "--slots", "16,24")
+    found = result("conductor", "--slots", "16,24", "--generators", "1")
     assert [size["slots"] for size in found["sizes"]] == [16, 24]
     for size in found["sizes"]:
         assert 0 < size["p50_us"] <= size["p99_us"]
@@ -84,6 +84,7 @@ def test_conductor_charges_every_request_and_says_whether_it_is_within_the_limit
         mean = 1e6 * size["events"] / size["events_per_s"] / size["requests"]
         assert size["mean_us"] == pytest.approx(mean)
     assert found["p50_us"] == max(size["p50_us"] for size in found["sizes"])
+    assert [drain["generators"] for drain in found["drain"]] == [1]
 
 
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])

@@ -106,8 +106,10 @@ def test_the_stopwatch_leaves_out_what_begins_an_episode():
     assert (watch.passes, watch.steps) == ([(0.5, 4)], [0.25])
 
 
-def test_a_live_scene_beside_its_simulation():
+def test_a_live_scene_beside_its_simulation(monkeypatch):
     small = SMALL.model_copy(update={"simulators": 1, "env_batches": 2})
+    monkeypatch.setattr(fidelity, "_CALIBRATION", small)
+    monkeypatch.setattr(fidelity, "_VERSIONS", 2)
     found = fidelity.run(versions=2, repeats=1, settings=[FidelityCase("small", small, batching=AT_ONCE)])
     own = found["modes"]["small"]
     assert own["bare"] > 0, "a live stage takes at least as long as it sleeps"

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ FACTOR = 1.15
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 
 
+@cache
 def estimated(policy: str) -> Activations:
     found = estimate_activations(*parts(policy))
     assert isinstance(found, Activations)

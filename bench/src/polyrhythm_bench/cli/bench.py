@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="overlap: the scene, such as rows=4")
     parser.add_argument("--counts", type=_counts, metavar="N,N", help="ranks: numbers of ranks (1,2; 4 if cores allow)")
     parser.add_argument("--slots", type=_counts, metavar="N,N", help="conductor: numbers of slots")
+    parser.add_argument("--generators", type=_counts, metavar="N,N", help="conductor: numbers of generators")
     parser.add_argument("--rows", type=_counts, metavar="N,N", help="throughput: numbers of rows; policies: of a pass")
     parser.add_argument(
         "--env-batches", type=_counts, metavar="N,N", help="ceiling: numbers of env batches; hosts: of each node"
@@ -177,10 +178,12 @@ def _without_curves(mode: dict[str, Any]) -> dict[str, Any]:
 # The parameters of each are the options that it takes.
 
 
-def _conductor(slots: Sequence[int] = (16, 64, 256, 1024, 4096)) -> dict[str, Any]:
+def _conductor(
+    slots: Sequence[int] = (16, 64, 256, 1024, 4096), generators: Sequence[int] = (1, 4, 16, 64)
+) -> dict[str, Any]:
     from polyrhythm_bench.cases import conductor as bench_conductor
 
-    return bench_conductor.run(slots)
+    return bench_conductor.run(slots, generators)
 
 
 def _ceiling(
