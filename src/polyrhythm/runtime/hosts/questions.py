@@ -57,6 +57,11 @@ class Hosts(Protocol):
     def host_of(self, station: str) -> str: ...
 
     @property
+    def several(self) -> bool:
+        """Whether the run has, or has had, more than one host."""
+        ...
+
+    @property
     def waiting(self) -> Sequence[str]:
         """The stations that no node has room for."""
         ...
@@ -108,7 +113,11 @@ class Parcel(msgspec.Struct, frozen=True, tag=4):
     last: bool
 
 
-Question = Posted | Sample | Held | Part | Parcel
+class Clock(msgspec.Struct, frozen=True, tag=5):
+    """What its monotonic and its wall clock show, in nanoseconds."""
+
+
+Question = Posted | Sample | Held | Part | Parcel | Clock
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
