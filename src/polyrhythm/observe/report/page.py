@@ -74,10 +74,12 @@ def page(runs: Sequence[Run]) -> str:
     parts.append(_section("Results", tables.results(runs), details))
     draw = (
         *(figures.success, figures.returns, env_metrics, updates.updates),
-        *(figures.throughput, figures.utilisation, figures.lag),
+        *(figures.throughput, figures.utilisation),
     )
     parts += [_figure(figure) for drawn in draw if (figure := drawn(runs)) is not None]
     parts.append(_hosts(runs))
+    if (lag := figures.lag(runs)) is not None:
+        parts.append(_figure(lag))
     parts += _timelines(runs)
     wall = bars.wall_time(runs)
     if wall is not None:

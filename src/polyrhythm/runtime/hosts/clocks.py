@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -55,8 +55,9 @@ class ClockOffset(NamedTuple):
 SAME = ClockOffset(0.0, 0.0)
 
 
-class _Estimate(NamedTuple):
-    """clock, wall: of the two clocks, in nanoseconds ahead; half_ns: the bound of both; at: by main's clock."""
+class Estimate(NamedTuple):
+    """Of one exchange. clock_ns, wall_ns: how far the two clocks are ahead of main's; half_ns: the bound of both;
+    at_ns: when, by main's monotonic clock."""
 
     clock_ns: int
     wall_ns: int
@@ -64,19 +65,20 @@ class _Estimate(NamedTuple):
     at_ns: int
 
     def bound_ns(self, now_ns: int) -> float:
+        """The bound at another time."""
         return self.half_ns + _DRIFT * (now_ns - self.at_ns)
 
 
-def measure(client: DataClient, trips: int = _TRIPS) -> _Estimate:
+def measure(client: DataClient, trips: int = _TRIPS, clock: Callable[[], int] = time.monotonic_ns) -> Estimate:
     """The estimate of the shortest of these round trips. LookupError: no answer in time; ValueError: it is none."""
     found = []
     for _ in range(trips):
-        wall_before, before = time.time_ns(), time.monotonic_ns()
+        wall_before, before = time.time_ns(), clock()
         (content,) = client.ask(q.Clock())
-        after = time.monotonic_ns()
-        clock, wall = _decode(content)
+        after = clock()
+        theirs, wall = _decode(content)
         half = (after - before + 1) // 2
-        found.append(_Estimate(clock - before - half, wall - wall_before - half, half, after))
+        found.append(Estimate(theirs - before - half, wall - wall_before - half, half, after))
     return min(found, key=lambda estimate: estimate.half_ns)
 
 
@@ -94,7 +96,7 @@ class HostClocks:
     def __init__(self, lost: Collection[str] = (), every_s: float = _EVERY_S) -> None:
         self._lost, self._every_s = lost, every_s
         self._clients: dict[str, DataClient] = {}
-        self._estimates: dict[str, _Estimate] = {}
+        self._estimates: dict[str, Estimate] = {}
         self._warned: set[str] = set()
         self._news = threading.Event()
         self._over = False
@@ -130,17 +132,20 @@ class HostClocks:
             self._news.wait(max(self._every_s, _EACH_S * len(self._clients)))
 
     def _ask(self, host: str, client: DataClient) -> None:
-        """Keep the better of the estimate before and the one of an exchange now; of a host that is silent the last."""
+        """Of a host that is silent the last estimate stays."""
         try:
             found = measure(client)
         except (LookupError, ValueError, zmq.ZMQError) as error:
             log.debug("the clock of host %s: %s", host, error)
-            return
+        else:
+            self.note(host, found)
+
+    def note(self, host: str, found: Estimate) -> None:
+        """Keep the better of this estimate and the one before; warn once of a wall clock that is apart."""
         before = self._estimates.get(host)
         if before is None or found.half_ns <= before.bound_ns(found.at_ns):
             self._estimates[host] = found
-        apart_s = abs(found.wall_ns) - found.half_ns
-        if apart_s > _APART_S * 1e9 and host not in self._warned:
+        if abs(found.wall_ns) - found.half_ns > _APART_S * 1e9 and host not in self._warned:
             self._warned.add(host)
             log.warning(
                 "the wall clock of host %s is %.1f s %s main's (± %.1f s): the times in its logs are, nothing else "
