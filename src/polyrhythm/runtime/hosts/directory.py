@@ -84,11 +84,6 @@ class HostDirectory:
     def host_of(self, station: str) -> str:
         return self._places[station].host
 
-    @property
-    def several(self) -> bool:
-        """Whether the run has, or has had, more than one host."""
-        return len(self._servers) + len(self.lost) > 1
-
     def view(self, station: str) -> q.HostView:
         """What a process of the station that starts now knows of the hosts."""
         place = self._places[station]

@@ -57,11 +57,6 @@ class Hosts(Protocol):
     def host_of(self, station: str) -> str: ...
 
     @property
-    def several(self) -> bool:
-        """Whether the run has, or has had, more than one host."""
-        ...
-
-    @property
     def waiting(self) -> Sequence[str]:
         """The stations that no node has room for."""
         ...

@@ -69,6 +69,7 @@ class ProcessManager:
         self._asked: list[str] = []
         self._pending_work: dict[str, tuple[str, ...]] = {}
         self._seeking: set[str] = set()
+        self._known_hosts: set[str] = set()
         self._earlier: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
         self._dismissed: dict[tuple[str, int], float] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._stations}
@@ -108,7 +109,10 @@ class ProcessManager:
 
     def _log_host(self, spec: ChildSpec) -> str:
         """The host by which its log is named, "" if the run has one host."""
-        return spec.host.own if spec.host is not None and self._hosts is not None and self._hosts.several else ""
+        if spec.host is None:
+            return ""
+        self._known_hosts.update(spec.host.servers)
+        return spec.host.own if len(self._known_hosts) > 1 else ""
 
     def _specs(self, name: str, incarnation: int) -> Iterator[ChildSpec]:
         """What the processes of an incarnation get at their start, by rank."""
@@ -289,7 +293,7 @@ class ProcessManager:
 
     def hosts(self) -> dict[str, str]:
         """Where each station works; empty if the run has one host."""
-        if self._hosts is None or not self._hosts.several:
+        if len(self._known_hosts) < 2:
             return {}
         return {name: group.first.host for name, group in self.groups.items()}
 
