@@ -57,6 +57,20 @@ def test_many_stations_are_shown_by_kind() -> None:
     )
 
 
+def test_hosts_are_shown_with_their_faults() -> None:
+    hosts = {"main": (0.5, 0), "host-1": (0.25, 2), "host-2": (None, 1)}
+    assert block(Status("x", 0.0, hosts=hosts), 119)[1] == (
+        "main █████░░░░░  50%, no faults   host-1 ██░░░░░░░░  25%, 2 faults   host-2 has no station, 1 fault"
+    )
+
+
+def test_of_many_hosts_those_with_faults_are_named() -> None:
+    hosts = {"main": (0.5, 1)} | {f"host-{i}": (0.1, int(i == 7)) for i in range(1, 100)}
+    assert block(Status("x", 0.0, hosts=hosts), 119)[1] == (
+        "main █████░░░░░  50%, 1 fault   host ×99 █░░░░░░░░░  10%, 1 fault (host-7)"
+    )
+
+
 def test_an_ascii_terminal_gets_ascii() -> None:
     assert all(line.isascii() for line in block(TRAINING, 60, plain=True))
 

@@ -95,13 +95,16 @@ def test_a_station_is_labelled_with_its_host_and_its_faults_are_counted(endpoint
         def latest(self):
             return {"generator-0": {"busy_s": 2.0, "passes": 3.0, "dropped/late": 1.0}, "trainer": {"busy_s": 1.0}}
 
+        def hosts(self):
+            return {"generator-0": "host-2", "trainer": "host-1"}
+
     observer = StationsNow(endpoint, Launcher())
     observer.on_decision(0.0, GeneratorJoined("generator-0", 0, host="host-1"), [])
     observer.on_decision(0.0, StationLost("trainer", 0, "killed"), [])
     observer.on_tick(1.0)
     found = scrape(endpoint.port)
     assert found['polyrhythm_station_passes_total{host="host-1",station="generator-0"}'] == 3
-    assert found['polyrhythm_station_faults_total{host="main",station="trainer"}'] == 1
+    assert found['polyrhythm_station_faults_total{host="host-1",station="trainer"}'] == 1
     assert not any("dropped" in series for series in found)
 
 

@@ -164,6 +164,33 @@ def test_one_run_has_every_figure_and_every_table(run: Callable[..., Path]) -> N
     assert list(folder.glob("*.part")) == []
 
 
+def test_a_run_on_several_hosts_shows_each(run: Callable[..., Path]) -> None:
+    """One whose host is gone has faults and no stations."""
+    hosts = {
+        "main": {"utilisation": 0.25, "faults": 0, "stations": ["simulator-0", "trainer"]},
+        "host-1": {"utilisation": 0.5, "faults": 2, "stations": []},
+    }
+    folder = run("hosts")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["faults"] = [{**fault, "host": "host-1"} for fault in summary["faults"]]
+    (folder / "summary.json").write_text(json.dumps({**summary, "hosts": hosts}))
+    with MetricsWriter(folder, tensorboard=False) as metrics:
+        for update in range(UPDATES, UPDATES + 3):
+            values = {"hosts/utilisation/main": 0.2, "hosts/faults/host-1": 2.0, "throughput/transitions_per_s": 1.0}
+            metrics.log(update, values, 20.0 + 10 * update)
+    text = checked(write_report([folder]))
+    headings = Page(text).headings
+    assert headings[headings.index("Utilisation") + 1] == "Hosts"
+    assert '<th scope="row">main</th><td>simulator-0, trainer</td><td>25%</td><td>0</td>' in text
+    assert '<th scope="row">host-1</th><td>–</td><td>50%</td><td>2</td>' in text
+    assert 'aria-label="Utilisation of each host"' in text
+    assert '<th scope="col">on host</th>' in text
+    (folder / "summary.json").unlink()
+    text = checked(write_report([folder]))
+    assert '<th scope="row">main</th><td>–</td><td>20%</td><td>0</td>' in text, "so far, by its updates"
+    assert '<th scope="row">host-1</th><td>–</td><td>0%</td><td>2</td>' in text
+
+
 def test_several_runs_share_their_figures(run: Callable[..., Path], tmp_path: Path) -> None:
     folders = [run("one"), run("two")]
     assert write_report(folders) == tmp_path / "recipe" / "comparison.html"

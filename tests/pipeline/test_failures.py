@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,14 @@ def test_updates_with_skipped_steps_are_told_and_not_one_by_one(caplog: pytest.L
 
 def test_what_was_cancelled_did_not_fail(caplog: pytest.LogCaptureFixture) -> None:
     assert told(SampleFailureLog(None), [""] * 3, caplog, DropReason.CANCELLED) == []
+
+
+def test_a_log_is_found_on_whichever_host_the_station_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The same incarnation may have been elsewhere in an earlier part of the run."""
+    for age, host in ((100, "host-1"), (0, "host-2")):
+        (tmp_path / host).mkdir()
+        file = tmp_path / host / "simulator-0.2.log"
+        file.touch()
+        os.utime(file, (1e9 - age, 1e9 - age))
+    (line,) = told(SampleFailureLog(tmp_path), ["step: ValueError: seed 3"], caplog)
+    assert line.endswith(f"the traceback: {tmp_path}/host-2/simulator-0.2.log")

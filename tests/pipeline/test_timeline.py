@@ -14,6 +14,7 @@ from tests.runtime.mutations import mutations
 
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.timeline import TraceObserver
+from polyrhythm.runtime.hosts.clocks import ClockOffset
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Spans
@@ -37,10 +38,17 @@ class Telling:
     def __init__(self) -> None:
         self.statistics = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0).statistics
         self.said: list[Spans] = []
+        self.offsets: dict[str, ClockOffset] = {}
         self.measuring: list[bool] = []
 
     def measure_spans(self, on: bool) -> None:
         self.measuring.append(on)
+
+    def clocks(self) -> dict[str, ClockOffset]:
+        return self.offsets
+
+    def hosts(self) -> dict[str, str]:
+        return {"g": "host-1", "s": "main"}
 
     def take_spans(self) -> list[Spans]:
         said, self.said = self.said, []
@@ -163,6 +171,22 @@ def test_it_marks_a_choice_of_batching(tmp_path: Path) -> None:
     assert (mark["name"], mark["ts"], mark["args"]) == ("up to 4 requests, 2.5 ms", 1.5e6, {"reason": "because"})
 
 
+def test_it_marks_by_how_much_a_hosts_bars_are_shifted_and_when_that_was_not_true(tmp_path: Path) -> None:
+    launcher = Telling()
+    with TraceWriter(tmp_path / "trace.json") as trace:
+        timeline = TraceObserver(trace, launcher, BEGAN)
+        for number, ahead_s in enumerate((30.0, 30.0001, 30.5, -2.0)):
+            launcher.offsets["host-1"] = ClockOffset(ahead_s, 0.0002)
+            timeline.on_tick(11.0 + number)
+    marks = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "i"]
+    assert [mark["name"] for mark in marks] == [
+        "the clock of host-1 is 30.000000 s ahead of main's, ± 0.2 ms",
+        "the clock of host-1 is 30.500000 s ahead of main's, ± 0.2 ms",
+        "the clock of host-1 is 2.000000 s behind main's, ± 0.2 ms",
+    ]
+    assert {mark["args"]["stations"] for mark in marks} == {"g"}
+
+
 # ---------------------------------------------------------------- what is believed
 
 
@@ -198,6 +222,13 @@ def test_what_a_station_can_have_measured_is_believed(station: str) -> None:
 def test_what_it_cannot_have_measured_is_not(station: str, span: Span, lost: int) -> None:
     with pytest.raises(UnfitMessage):
         expected().check_spans(Spans(station, 0, (span,), lost), 16.0)
+
+
+def test_a_span_may_end_later_than_now_by_what_is_not_known_of_its_clock() -> None:
+    spans = Spans("s", 0, (STEP,), 0)
+    expected().check_spans(spans, 14.999, 0.002)
+    with pytest.raises(UnfitMessage):
+        expected().check_spans(spans, 14.999, 0.0005)
 
 
 def test_mutated_spans_never_harm_the_timeline(tmp_path: Path) -> None:

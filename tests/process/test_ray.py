@@ -71,6 +71,7 @@ def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_no
     finally:
         pipeline.close()
     assert not orphaned_folders()
+    assert len(list((tmp_path / "run" / "logs").glob("*/*.log"))) == 6, "of each incarnation, in its host's folder"
     assert [list(folder.iterdir()) for folder in tmp_path.glob("memory-*")] == [[], [], []]
     assert not [process for process in children() if "polyrhythm" in " ".join(process.cmdline())]
 

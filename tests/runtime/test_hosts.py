@@ -90,7 +90,7 @@ class Recorded:
 def test_mutated_questions_are_answered_and_harm_nothing() -> None:
     rng, arena = random.Random(0), filled()
     before = {name: array.copy() for name, array in arena.obs.items()}
-    asked = [q.Posted([("far", 2)]), q.Sample(0), q.Held(), q.Part(0, 1, 0, 8)]
+    asked = [q.Posted([("far", 2)]), q.Sample(0), q.Held(), q.Part(0, 1, 0, 8), q.Clock()]
     questions: list[list[bytes]] = [[], [b"1"], [b"1", b"2", b"3"]]
     for _ in range(3000):
         content = bytearray(q.encode(rng.choice(asked)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polyrhythm.cli import show
-from polyrhythm.observe.intervals import deciding, measures_success
+from polyrhythm.observe.intervals import counted, deciding, measures_success
 
 #: So many of a list are named.
 _NAMED = 3
@@ -38,6 +38,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "transitions_per_s" in summary:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
         yield "busy", show.shares(summary["utilisation"])
+        if hosts := summary.get("hosts"):
+            yield "hosts", "; ".join(_host(name, own) for name, own in hosts.items())
         yield "lag", show.lag(summary["lag"])
         if leased := {name: own for name, own in summary.get("stations", {}).items() if own.get("switches")}:
             yield "leases", _leases(leased)
@@ -62,6 +64,13 @@ def _time(wall_s: Mapping[str, float]) -> str:
     unit, by = ("min", 60.0) if wall_s["total"] >= 120 else ("s", 1.0)
     phases = (f"{name.replace('_', ' ')} {took / by:.1f}" for name, took in wall_s.items() if name != "total")
     return f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"
+
+
+def _host(name: str, own: Mapping[str, Any]) -> str:
+    """`host-1 45%, 1 fault`."""
+    return (
+        f"{name} {100 * own['utilisation']:.0f}%, {counted(own['faults'], 'fault') if own['faults'] else 'no faults'}"
+    )
 
 
 def _leases(stations: Mapping[str, Mapping[str, float]]) -> str:

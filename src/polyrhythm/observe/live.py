@@ -10,6 +10,8 @@ from polyrhythm.observe.intervals import measures_success, return_in_words, succ
 
 #: More stations than this are shown by kind, with the mean of their shares.
 _STATIONS = 6
+#: The same of hosts.
+_HOSTS = 6
 _BAR = 10
 #: Replacements for terminals that show ASCII only.
 _PLAIN = str.maketrans({"─": "-", "█": "#", "░": ".", "·": "|", "×": "x", "…": "~"})
@@ -21,7 +23,8 @@ class Status:
 
     done, of: units of the phase (updates, or episodes of an evaluation); left_s: estimated time to the end of the run,
     or of `left_of`; recent: success and return of the last training episodes; lag: mean of the last update, largest of
-    all; buffer: finished samples that wait for the trainer; utilisation: share of the last seconds, by station.
+    all; buffer: finished samples that wait for the trainer; utilisation: share of the last seconds, by station; hosts:
+    where there are several, the mean share of the stations of each, None if it has none, and how many were lost there.
     """
 
     phase: str
@@ -37,12 +40,13 @@ class Status:
     buffer: int | None = None
     faults: int = 0
     utilisation: Mapping[str, float] = field(default_factory=dict)
+    hosts: Mapping[str, tuple[float | None, int]] = field(default_factory=dict)
 
 
 def block(status: Status, width: int, *, plain: bool = False) -> list[str]:
     """The lines of the block, none longer than `width`. plain: ASCII only."""
     lines = [_heading(status, width), *_wrapped(_metrics(status), " · ", width)]
-    lines += _wrapped(_stations(status.utilisation), "   ", width)
+    lines += _wrapped(_stations(status.utilisation), "   ", width) + _wrapped(_hosts(status.hosts), "   ", width)
     cut = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
     return [line.translate(_PLAIN) for line in cut] if plain else cut
 
@@ -84,6 +88,26 @@ def episodes(recent: Sequence[tuple[bool, float]]) -> str:
 def _stations(utilisation: Mapping[str, float]) -> list[str]:
     shares = by_kind(utilisation, _STATIONS)
     return [f"{name} {bar(share)} {100 * share:3.0f}%" for name, share in shares.items()]
+
+
+def _hosts(hosts: Mapping[str, tuple[float | None, int]]) -> list[str]:
+    """Each host with its faults; of many those others than main's together, with the names of those that had faults."""
+    shares = by_kind({host: share for host, (share, _) in hosts.items() if share is not None}, _HOSTS)
+    told = [f"{name} {bar(share)} {100 * share:3.0f}%{_faults(name, shares, hosts)}" for name, share in shares.items()]
+    return told + [
+        f"{host} has no station{_faults(host, shares, hosts)}" for host, (share, _) in hosts.items() if share is None
+    ]
+
+
+def _faults(name: str, shares: Mapping[str, float], hosts: Mapping[str, tuple[float | None, int]]) -> str:
+    """Of one host, or of all that are shown together under this name."""
+    if name in hosts:
+        return f", {_counted(hosts[name][1], 'fault')}"
+    own = {
+        host: faults for host, (share, faults) in hosts.items() if faults and share is not None and host not in shares
+    }
+    where = f" ({', '.join(own)})" if own else ""
+    return f", {_counted(sum(own.values()), 'fault')}{where}"
 
 
 def bar(share: float, length: int = _BAR) -> str:

@@ -56,6 +56,10 @@ GROUPS: Mapping[str, str] = {
         "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "
         "all parts of the run"
     ),
+    "hosts": (
+        "in a run on several: utilisation/HOST, the mean of its stations' in the last ten seconds; faults/HOST: "
+        "stations lost there so far, over all parts of the run"
+    ),
     "transport": "dropped_messages: so far in this part of the run, by main and all stations, launcher local",
     "evaluation": (
         "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return, the "

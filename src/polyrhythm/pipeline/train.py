@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
+from polyrhythm.runtime.hosts.nodes import Node
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.specs import EnvSpec
 
@@ -59,12 +61,17 @@ _MANY_DROPPED = 0.05
 
 
 def train(
-    checked: ValidatedRun, folder: Path, live: LiveDisplay | None = None, callbacks: Callbacks | None = None
+    checked: ValidatedRun,
+    folder: Path,
+    live: LiveDisplay | None = None,
+    callbacks: Callbacks | None = None,
+    nodes: Sequence[Node] = (),
 ) -> dict[str, Any]:
     """Run all phases of the configuration that the folder does not have yet; return the content of summary.json.
 
-    checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. Raises RunHalted
-    if the run cannot go on, KeyboardInterrupt if it was interrupted, and any exception of a callback.
+    checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. nodes: as of
+    `build_pipeline`. Raises RunHalted if the run cannot go on, KeyboardInterrupt if it was interrupted, and any
+    exception of a callback.
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
@@ -81,7 +88,8 @@ def train(
         ):
             finished = True
             try:
-                _phases(checked, folder, saved, (progress, interrupts), (metrics, trace, endpoint), live, callbacks)
+                writers = (metrics, trace, endpoint)
+                _phases(checked, folder, saved, (progress, interrupts), writers, live, callbacks, nodes)
             except Interrupted:
                 finished = False
             except RunHalted:
@@ -114,6 +122,7 @@ def _phases(
     writers: tuple[MetricsWriter, TraceWriter, PrometheusEndpoint | None],
     live: LiveDisplay | None,
     callbacks: Callbacks,
+    nodes: Sequence[Node],
 ) -> None:
     """Run the configured phases that are not done."""
     config, spec, policy = checked
@@ -121,7 +130,9 @@ def _phases(
     version = saved.version if saved else prepare_initial_policy(checked, folder, progress, metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
     initial = folder / POLICY_FILE if training else policy
-    pipeline = build_pipeline(config, initial, folder, saved=saved, version=version, trainer=training, start=False)
+    pipeline = build_pipeline(
+        config, initial, folder, saved=saved, version=version, trainer=training, start=False, nodes=nodes
+    )
     try:
         if live:
             live.watch(pipeline)

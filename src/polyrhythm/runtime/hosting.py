@@ -7,8 +7,10 @@ pass `tests/runtime/test_hosting_conformance.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from polyrhythm.runtime.hosts.clocks import ClockOffset
 from polyrhythm.runtime.messages import Event, Joined, Order, Report, Spans
 
 
@@ -51,6 +53,14 @@ class Hosting(Protocol):
 
     def take_spans(self) -> list[Spans]:
         """What they measured since the last call; all until now if `statistics` was called before."""
+        ...
+
+    def clocks(self) -> Mapping[str, ClockOffset]:
+        """How far the clock of each other host is ahead, by which the spans of its stations were shifted."""
+        ...
+
+    def hosts(self) -> Mapping[str, str]:
+        """The host where each station works; empty if the run has one host."""
         ...
 
     def work_done(self) -> int:

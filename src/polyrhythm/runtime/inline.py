@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationContext, StationFactory, StationList
+from polyrhythm.runtime.hosts.clocks import ClockOffset
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.parcels import KeptParcels
@@ -238,6 +239,14 @@ class InlineHosting:
         """What stations did since the last call."""
         taken = [(part.name, *part.spans.take()) for part in self._parts]
         return [Spans(name, 0, tuple(spans), lost) for name, spans, lost in taken if spans or lost]
+
+    def clocks(self) -> dict[str, ClockOffset]:
+        """None: there is one host."""
+        return {}
+
+    def hosts(self) -> dict[str, str]:
+        """None: there is one host."""
+        return {}
 
     def work_done(self) -> int:
         """Units of work done so far, over all stations."""

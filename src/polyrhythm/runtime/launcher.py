@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import Hosting
+from polyrhythm.runtime.hosts.clocks import ClockOffset
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -106,6 +107,12 @@ class Launcher:
 
     def take_spans(self) -> list[Spans]:
         return self.hosting.take_spans()
+
+    def clocks(self) -> Mapping[str, ClockOffset]:
+        return self.hosting.clocks()
+
+    def hosts(self) -> Mapping[str, str]:
+        return self.hosting.hosts()
 
     def work_done(self) -> int:
         return self.hosting.work_done()

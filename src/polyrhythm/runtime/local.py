@@ -27,6 +27,7 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
+from polyrhythm.runtime.hosts.clocks import ClockOffset, HostClocks, SpanAlignment
 from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
@@ -57,8 +58,8 @@ class LocalHosting:
     """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
 
     check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
-    run, where there are several; address: of this machine for them; keys: of the run, if its hosts have them already.
-    joining: the stations that somebody joins.
+    run, where there are several; clocks: of these; address: of this machine for them; keys: of the run, if its hosts
+    have them already. joining: the stations that somebody joins.
     StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
     """
 
@@ -75,6 +76,7 @@ class LocalHosting:
         check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
         spawn: Spawn = start_child,
         hosts: Hosts | None = None,
+        clocks: HostClocks | None = None,
         address: str = LOOPBACK,
         keys: RunKeys | None = None,
         joining: Joining = NOBODY_JOINS,
@@ -82,6 +84,7 @@ class LocalHosting:
         if keys is None and transport == "tcp":
             keys = make_keys()
         self._check_report, self._hosts = check_report, hosts
+        self._alignment = SpanAlignment(clocks)
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
         with ExitStack() as undo:
@@ -227,9 +230,10 @@ class LocalHosting:
                 except ValueError as error:
                     raise UnfitMessage("impossible", str(error)) from error
                 self._reports.append(message)
-            case Spans():
-                self._expected.check_spans(message, time.monotonic())
-                self._spans.append(message)
+            case Spans(station=station):
+                spans, uncertainty_s = self._alignment.align(message, self._manager.groups[station].first.host)
+                self._expected.check_spans(spans, time.monotonic(), uncertainty_s)
+                self._spans.append(spans)
             case _:
                 self._expected.accept(message)
                 self._manager.updates += isinstance(message, records.UpdateDone)
@@ -334,6 +338,14 @@ class LocalHosting:
         """The spans that stations measured since the last call; after `statistics`, all until then."""
         spans, self._spans = self._spans, []
         return spans
+
+    def clocks(self) -> dict[str, ClockOffset]:
+        """How far the clock of each other host is ahead, by which the spans of its stations were shifted."""
+        return dict(self._alignment.used)
+
+    def hosts(self) -> dict[str, str]:
+        """The host where each station works; empty if the run has one host."""
+        return self._manager.hosts()
 
     def work_done(self) -> int:
         """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""

@@ -232,14 +232,14 @@ def utilisation(runs: Sequence[Run]) -> Figure | None:
     """Utilisation of each station: bars for the whole training, and with one run curves over time."""
     shares = [by_kind(run.summary.get("utilisation", {}), _STATIONS) for run in runs]
     stations = list(dict.fromkeys(name for own in shares for name in own))
-    pictures = [_bars(runs, shares, stations)] if stations else []
+    pictures = [share_bars(runs, shares, stations, "Utilisation of each station")] if stations else []
     keys: list[tuple[str, str]] = []
     if len(runs) == 1:
         names = sorted({name for line in runs[0].updates for name in line if name.startswith("stations/utilisation/")})
         order = {name: number for number, name in enumerate(stations)}
         names.sort(key=lambda name: order.get(name.rpartition("/")[2], len(order)))
         if names and len(names) <= _STATIONS:
-            pictures.append(_curves(runs[0], names))
+            pictures.append(share_curves(runs[0], names))
             keys = [(line_key(look(number)), name.rpartition("/")[2]) for number, name in enumerate(names)]
     else:
         keys = [(area_key(colour(number)), run.label) for number, run in enumerate(runs)]
@@ -257,7 +257,8 @@ def utilisation(runs: Sequence[Run]) -> Figure | None:
     return Figure("Utilisation", sentence, keys, pictures)
 
 
-def _bars(runs: Sequence[Run], shares: Sequence[dict[str, float]], stations: Sequence[str]) -> str:
+def share_bars(runs: Sequence[Run], shares: Sequence[dict[str, float]], stations: Sequence[str], title: str) -> str:
+    """A bar for each station, or whatever is named so, and run. shares: of each run, by name."""
     single = len(runs) == 1
     width, left = (450, 145) if single else (920, 150)
     thick, gap = (18, 14) if single else (13, 12)
@@ -273,10 +274,11 @@ def _bars(runs: Sequence[Run], shares: Sequence[dict[str, float]], stations: Seq
                 parts.append(f'<text x="{left + long + 6:.1f}" y="{y + thick - 5:.1f}">{percent(share)}</text>')
             y += thick
         y += gap
-    return svg.picture("Utilisation of each station", width, y, parts)
+    return svg.picture(title, width, y, parts)
 
 
-def _curves(run: Run, names: Sequence[str]) -> str:
+def share_curves(run: Run, names: Sequence[str]) -> str:
+    """Curves of these metrics over time, each between 0 and 1."""
     series = [run.series(name, over="time_s") for name in names]
     times = [x for curve in series for x, _ in curve]
     unit, words = _unit(times)

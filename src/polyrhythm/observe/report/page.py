@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from polyrhythm.observe.report import bars, figures, tables, updates
+from polyrhythm.observe.report import bars, figures, hosts, tables, updates
 from polyrhythm.observe.report.env_metrics import env_metrics
 from polyrhythm.observe.report.figures import Figure
 from polyrhythm.observe.report.read import Run
@@ -74,9 +74,12 @@ def page(runs: Sequence[Run]) -> str:
     parts.append(_section("Results", tables.results(runs), details))
     draw = (
         *(figures.success, figures.returns, env_metrics, updates.updates),
-        *(figures.throughput, figures.utilisation, figures.lag),
+        *(figures.throughput, figures.utilisation),
     )
     parts += [_figure(figure) for drawn in draw if (figure := drawn(runs)) is not None]
+    parts.append(_hosts(runs))
+    if (lag := figures.lag(runs)) is not None:
+        parts.append(_figure(lag))
     parts += _timelines(runs)
     wall = bars.wall_time(runs)
     if wall is not None:
@@ -121,13 +124,21 @@ def _timelines(runs: Sequence[Run]) -> list[str]:
     return [_figure(figure._replace(heading=f"{figure.heading}: {run.label}")) for run, figure in found]
 
 
-def _figure(figure: Figure) -> str:
+def _hosts(runs: Sequence[Run]) -> str:
+    """Of one run a figure and a table, of several the tables."""
+    figure = hosts.hosts(runs[0]) if len(runs) == 1 else None
+    if figure is not None:
+        return _figure(figure, hosts.host_table(runs[0]))
+    return _section("Hosts", *(_named(run, hosts.host_table(run), runs) for run in runs))
+
+
+def _figure(figure: Figure, *more: str) -> str:
     keys = "".join(f"<li>{key}{escape(text)}</li>" for key, text in figure.legend)
     legend = f'<ul class="legend">{keys}</ul>' if keys else ""
     kind = "pair" if len(figure.pictures) > 1 else "pair one"
     caption = f"<figcaption>{escape(figure.sentence)}</figcaption>"
     drawn = f'<div class="{kind}">{"".join(figure.pictures)}</div>'
-    return _section(figure.heading, f"<figure>{caption}{legend}{drawn}</figure>")
+    return _section(figure.heading, f"<figure>{caption}{legend}{drawn}</figure>", *more)
 
 
 def _section(heading: str, *content: str) -> str:

@@ -143,8 +143,13 @@ def faults(run: Run) -> str:
         return ""
     if not run.faults:
         return "<p>No station was lost.</p>"
-    rows = [[fault["station"], fault["reason"], f"{fault['transitions']:,}"] for fault in run.faults]
-    return table(["station", "it …", "after transitions"], rows, "Stations that were lost and replaced.")
+    several = any("host" in fault for fault in run.faults)
+    rows = [
+        [fault["station"], *([fault.get("host", "–")] if several else []), fault["reason"], f"{fault['transitions']:,}"]
+        for fault in run.faults
+    ]
+    head = ["station", *(["on host"] if several else []), "it …", "after transitions"]
+    return table(head, rows, "Stations that were lost and replaced.")
 
 
 def set_aside(run: Run) -> str:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from polyrhythm.observe.intervals import counted
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.messages import Report
-from polyrhythm.runtime.processes.manager import log_file
+from polyrhythm.runtime.processes.manager import find_log
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SampleFailureLog(Observer):
         known = self._types.get(culprit)
         self.last = f"{f'{known}: {what}' if known else said}{f' ({detail})' if detail else ''}"
         if _is_told(self.counts[kind]):
-            file = log_file(self._logs, station, incarnation) if self._logs and known is None else None
+            file = find_log(self._logs, station, incarnation) if self._logs and known is None else None
             where = f"; the traceback: {file}" if file else ""
             log.warning("%s: a sample failed%s: %s%s", station, _times(self.counts[kind]), self.last, where)
 
@@ -65,7 +65,7 @@ class SampleFailureLog(Observer):
         if skipped := int(report.values.get(_SKIPPED, 0)):
             self._skipped += 1
             if _is_told(self._skipped):
-                why = f"; why: {log_file(self._logs, report.station, report.incarnation)}" if self._logs else ""
+                why = f"; why: {find_log(self._logs, report.station, report.incarnation)}" if self._logs else ""
                 said = "update %d: %d optimizer steps were skipped, their gradient is not finite%s%s"
                 log.warning(said, report.step, skipped, _times(self._skipped), why)
 

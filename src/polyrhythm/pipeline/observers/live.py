@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TextIO
@@ -20,6 +20,7 @@ from polyrhythm.observe.live import Status, block
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces, in_order
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
@@ -55,7 +56,7 @@ class _Training:
 class LiveDisplay(Observer):
     """Watches a run from its first phase to its last; `draw` gets the lines. began: when the run did, by `clock`."""
 
-    hears: ClassVar[tuple[type, ...]] = (records.Evaluate, records.StationLost, records.SampleEvaluated)
+    hears: ClassVar[tuple[type, ...]] = (*JOINS, records.Evaluate, records.StationLost, records.SampleEvaluated)
     tick_s: ClassVar[float] = _DRAW_S
 
     def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +68,9 @@ class LiveDisplay(Observer):
         self._stations: StationActivity | None = None
         self._training: _Training | None = None
         self._marks: deque[tuple[float, int]] = deque(maxlen=_PACE)
-        self._done = self._of = self._faults = 0
+        self._done = self._of = 0
+        self._faults: Counter[str] = Counter()  # by host
+        self._places: StationPlaces | None = None
         self._lag = 0.0
 
     # ------------------------------------------------------------ inputs
@@ -78,7 +81,9 @@ class LiveDisplay(Observer):
         self._training, self._done, self._of = None, 0, 0
         self._marks.clear()
         words = _NAMES.get(name, name.replace("_", " "))
-        self._status = Status(words, 0.0, utilisation=self._status.utilisation, faults=self._status.faults)
+        self._status = Status(
+            words, 0.0, utilisation=self._status.utilisation, faults=self._status.faults, hosts=self._status.hosts
+        )
         self.draw()
 
     def count_episodes(self, done: int, of: int) -> None:
@@ -92,6 +97,7 @@ class LiveDisplay(Observer):
     def watch(self, pipeline: Pipeline) -> None:
         """Watch the stations of a run from now on."""
         self._pipeline, self._stations = pipeline, StationActivity(pipeline.launcher)
+        self._places = StationPlaces(pipeline.launcher)
         pipeline.loop.add_observers(self)
 
     def train(
@@ -101,17 +107,19 @@ class LiveDisplay(Observer):
         assert self._pipeline is not None
         self._training = _Training(updates, episodes, totals, lags, after_s)
         self._done, self._of = self._pipeline.loop.conductor.versions.updates, updates
-        self._faults = len(totals.faults)
+        self._faults = totals.faults_by_host()
 
     # ------------------------------------------------------------ as observer
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        assert self._places is not None
+        self._places.note(event)
         match event:
             case records.Evaluate(episodes=episodes) if self._training is None:
                 self._done, self._of = 0, len(episodes)
                 self._mark(now)
-            case records.StationLost():
-                self._faults += 1
+            case records.StationLost(station=station):
+                self._faults[self._places.of(station)] += 1
         ended = sum(isinstance(command, records.SampleEvaluated) for command in commands)
         if ended and self._training is None:
             self._done += ended
@@ -135,7 +143,7 @@ class LiveDisplay(Observer):
         """All that there is to say now."""
         assert self._pipeline is not None
         assert self._stations is not None
-        activity, training = self._stations.activity, self._training
+        activity, training, utilisation = self._stations.activity, self._training, self._stations.activity.utilisation()
         status = replace(
             self._status,
             done=self._done,
@@ -144,14 +152,22 @@ class LiveDisplay(Observer):
             left_s=self._left(now),
             left_of="" if training else "this phase",
             transitions_per_s=activity.per_s("env_steps"),
-            faults=self._faults,
-            utilisation=activity.utilisation(),
+            faults=self._faults.total(),
+            utilisation=utilisation,
+            hosts=self._of_hosts(utilisation),
         )
         if training is None:
             return status
         lag = (self._lag, max(training.lags.counts, default=0))
         buffered = self._pipeline.loop.conductor.ledger.buffered
         return replace(status, recent=tuple(training.episodes.recent), lag=lag, buffer=buffered)
+
+    def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, tuple[float | None, int]]:
+        """Utilisation and faults of each host; empty if the run has one."""
+        if self._places is None or not self._places.several:
+            return {}
+        shares = self._places.mean_of(utilisation)
+        return {host: (shares.get(host), self._faults[host]) for host in in_order({*shares, *self._faults})}
 
     def _left(self, now: float) -> float | None:
         """Seconds to the end of the run (of the phase, if it is an evaluation), by the pace of the last updates."""

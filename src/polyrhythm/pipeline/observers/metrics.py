@@ -187,9 +187,21 @@ class UpdateMetrics(Observer):
         values |= self._idle.take(now) | self._passes.take() | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._totals.faults)
+        values |= self._of_hosts(utilisation)
         values["transport/dropped_messages"] = self._stations.dropped()
         self._writer.log(report.step, values, now - self._began)
         self.latest = {"step": report.step, "time_s": now - self._began, **values}
+
+    def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, float]:
+        """Utilisation and faults by host, where the run has several."""
+        places = self._totals.places
+        if places is None or not places.several:
+            return {}
+        shares = places.mean_of(utilisation)
+        faults = dict.fromkeys(shares, 0) | self._totals.faults_by_host()
+        return {f"hosts/utilisation/{host}": share for host, share in shares.items()} | {
+            f"hosts/faults/{host}": float(count) for host, count in faults.items()
+        }
 
 
 class LagHistogram(Observer):

@@ -9,6 +9,7 @@ from typing import ClassVar
 from polyrhythm.observe import Activity
 from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 
@@ -16,34 +17,22 @@ from polyrhythm.scheduler import records
 _LOOK_S = 1.0
 #: The counters that a dashboard is made of; all of them are in summary.json.
 _COUNTERS = ("busy_s", "env_s", "env_steps", "chunk_steps", "passes", "rows", "tokens", "updates", "scored")
-#: The host of stations in a run with one.
-_MAIN = "main"
 
 
 class StationsNow(Observer):
-    """Gives the endpoint each station's utilisation, counters and faults once a second.
+    """Gives the endpoint each station's host, utilisation, counters and faults once a second."""
 
-    hosts: station → the host where it works, as it was announced; the trainer's is main's where it said nothing.
-    """
-
-    hears: ClassVar[tuple[type, ...]] = (
-        *(records.SimulatorJoined, records.GeneratorJoined, records.ScorerJoined, records.StationLost),
-    )
+    hears: ClassVar[tuple[type, ...]] = (*JOINS, records.StationLost)
     tick_s: ClassVar[float] = _LOOK_S
 
     def __init__(self, endpoint: PrometheusEndpoint, launcher: Launcher) -> None:
-        self.hosts: dict[str, str] = {}
-        self._endpoint, self._launcher = endpoint, launcher
+        self._endpoint, self._launcher, self._places = endpoint, launcher, StationPlaces(launcher)
         self._activity, self._faults = Activity(), Counter[str]()
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        match event:
-            case records.StationLost(station=station):
-                self._faults[station] += 1
-            case records.SimulatorJoined(simulator=name) | records.GeneratorJoined(generator=name):
-                self.hosts[name] = event.host or _MAIN
-            case records.ScorerJoined(scorer=name):
-                self.hosts[name] = event.host or _MAIN
+        self._places.note(event)
+        if isinstance(event, records.StationLost):
+            self._faults[event.station] += 1
 
     def on_tick(self, now: float) -> None:
         counters = self._launcher.latest()
@@ -53,7 +42,7 @@ class StationsNow(Observer):
         self._endpoint.take_stations(
             StationSample(
                 name,
-                self.hosts.get(name, _MAIN),
+                self._places.of(name),
                 shares.get(name),
                 {
                     **{each: counters[name][each] for each in _COUNTERS if each in counters.get(name, {})},

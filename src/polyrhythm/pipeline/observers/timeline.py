@@ -9,6 +9,8 @@ A slot's lane tells apart, without overlap, and without holes from the slot's fi
     generator             its request waits for a generator
     in_batch              a generator is at the pass that answers it
 
+Bars of other hosts are shifted to main's clock; a mark says by how much, and how exactly that is known.
+
 Generators, the trainer and scorers of one sample at a time have lanes of passes, weight changes, optimizer steps and
 scores; a device that stations lease has
 one of their comings and goings. Invariant: over the lanes of a
@@ -25,6 +27,7 @@ from typing import ClassVar
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime import spans as kinds
+from polyrhythm.runtime.hosts.clocks import ClockOffset
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.spans import Span
 from polyrhythm.scheduler import records
@@ -62,6 +65,7 @@ class TraceObserver(Observer):
         self._served: dict[str, dict[int, Span]] = {}  # by slot, those that its waits may still be for
         self._granted: dict[str, deque[float]] = {}
         self._unit_began: dict[str, float] = {}
+        self._clocks: dict[str, ClockOffset] = {}  # of other hosts, as they were last marked
         launcher.measure_spans(True)
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
@@ -111,6 +115,17 @@ class TraceObserver(Observer):
             if said.lost:
                 self._mark("run", said.station, f"{said.lost} spans of {said.station} before this are missing", now)
                 log.warning("%d spans of %s are missing in the timeline: they came too fast", said.lost, said.station)
+
+        for host, clock in self._launcher.clocks().items():
+            self._mark_clock(host, clock, now)
+
+    def _mark_clock(self, host: str, clock: ClockOffset, now: float) -> None:
+        """Say by how much the bars of a host are shifted, and how exactly: once, and when that was not true."""
+        before = self._clocks.get(host)
+        if before is None or abs(clock.ahead_s - before.ahead_s) > before.uncertainty_s + clock.uncertainty_s:
+            self._clocks[host] = clock
+            stations = ", ".join(name for name, where in self._launcher.hosts().items() if where == host)
+            self._mark("run", "clocks", f"the clock of {host} is {clock}", now, {"stations": stations})
 
     # ------------------------------------------------------------ spans to bars
 

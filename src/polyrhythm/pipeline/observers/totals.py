@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.hosts import StationPlaces
+from polyrhythm.runtime.hosts.questions import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 
@@ -21,13 +24,15 @@ class RunTotals(Observer):
     """Counts that go on over an interruption. transitions: of all finished samples, evaluations left out; faults: each
     station that was lost.
 
-    A fault is {station, reason, transitions: so far when it happened}.
+    A fault is {station, reason, transitions: so far when it happened}, with `host` where the run has several.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.SampleFinished, records.StationLost)
 
-    def __init__(self, counts: Mapping[str, Any] | None = None) -> None:
-        """counts: those of an earlier part of the run, as `as_dict` gave them."""
+    def __init__(self, counts: Mapping[str, Any] | None = None, places: StationPlaces | None = None) -> None:
+        """counts: those of an earlier part of the run, as `as_dict` gave them. places: of the stations, kept up to date
+        by whoever gives them."""
+        self.places = places
         self.transitions: int = counts["transitions"] if counts else 0
         self.faults: list[dict[str, Any]] = list(counts["faults"]) if counts else []
 
@@ -36,7 +41,14 @@ class RunTotals(Observer):
             case records.SampleFinished(ticket=ticket, env_steps=env_steps) if ticket >= 0:
                 self.transitions += env_steps
             case records.StationLost(station=station, reason=reason):
-                self.faults.append({"station": station, "reason": reason, "transitions": self.transitions})
+                fault = {"station": station, "reason": reason, "transitions": self.transitions}
+                if self.places is not None and self.places.several:
+                    fault["host"] = self.places.of(station)
+                self.faults.append(fault)
+
+    def faults_by_host(self) -> Counter[str]:
+        """How many stations were lost on each host."""
+        return Counter(fault.get("host", MAIN) for fault in self.faults)
 
     def refuse_faults(self) -> None:
         """Raise RunHalted if a station was lost: what was measured meanwhile says nothing."""

@@ -13,6 +13,7 @@ from polyrhythm.config.sections.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.hosts import JOINS, HostTotals, StationPlaces
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun
@@ -30,7 +31,7 @@ class RunCheckpointer(Observer):
     waits for it any longer. write: writes a snapshot and keeps as many saved runs as it is told; returns its path.
     """
 
-    hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.Checkpointed)
+    hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, *JOINS, records.Checkpointed)
     tick_s: ClassVar[float] = 1.0
 
     def __init__(
@@ -47,18 +48,22 @@ class RunCheckpointer(Observer):
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "busy_s": {}}
-        self.totals = RunTotals(self._before.get("totals"))
+        places = StationPlaces(pipeline.launcher)
+        self.totals = RunTotals(self._before.get("totals"), places)
         self._began, self._next = now, now + settings.run_every_s
         self._deadline_s, self._write = deadline_s, write
         self._writing: _Writing | None = None
         # A saved run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.statistics()
+        self._places, self._hosts = places, HostTotals(places, now, self._at_start, self._before.get("hosts"))
 
     def start(self, now: float) -> None:
         """The stations of a saved run are ready: its time goes on from now, as a new one's does from its begin."""
         self._began = now
+        self._hosts.start(now)
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        self._places.note(event)
         self.totals.on_decision(now, event, commands)
         if not isinstance(event, records.Checkpointed) or now < self._next:
             return
@@ -66,7 +71,8 @@ class RunCheckpointer(Observer):
             self._next = now + self._settings.run_every_s
             self._begin(self._pipeline.launcher.latest(), logging.DEBUG)
 
-    def on_tick(self, now: float) -> None:  # noqa: ARG002
+    def on_tick(self, now: float) -> None:
+        self._hosts.advance(now, self._pipeline.launcher.latest())
         writing = self._under_way()
         if writing is not None and not writing.late and writing.lasted_s > self._deadline_s:
             writing.late = True
@@ -122,24 +128,29 @@ class RunCheckpointer(Observer):
         for name, counts in statistics.items():
             earlier = self._at_start.get(name, {})
             busy[name] = busy.get(name, 0) + (counts.get("busy_s", 0.0) - earlier.get("busy_s", 0.0))
+        self._hosts.advance(self._pipeline.loop.clock(), statistics)
         wall_s = before["wall_s"] + self._pipeline.loop.clock() - self._began
         return {
             "totals": self.totals.as_dict(),
             "lags": self._lags.summary()["counts"],
             "wall_s": wall_s,
             "busy_s": busy,
+            "hosts": self._hosts.as_dict(),
         }
 
     def summary(self) -> dict[str, Any]:
-        """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters."""
+        """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters; hosts,
+        where there are several."""
         statistics = self._pipeline.launcher.statistics()
         counts = self._counts(statistics)
         wall_s = counts["wall_s"]
+        hosts = self._hosts.summary(self.totals.faults_by_host())
         return {
             "transitions_per_s": self.totals.transitions / wall_s,
             "utilisation": {name: busy / wall_s for name, busy in counts["busy_s"].items()},
             "faults": self.totals.faults,
             "stations": statistics,
+            **({"hosts": hosts} if hosts else {}),
         }
 
 

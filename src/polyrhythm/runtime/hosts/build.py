@@ -15,6 +15,7 @@ from pathlib import Path
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.clocks import HostClocks, ask_clock
 from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs
 from polyrhythm.runtime.hosts.identity import Known, write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
@@ -133,6 +134,7 @@ def open_hosts(
         undo.callback(folder.remove)
         silence_s = max(_SILENCE_S, _SILENCES * limits.heartbeat_s)
         directory = _find_hosts(_Hosts(layout, weights, keys, silence_s), folder, places, names, agents)
+        clocks = HostClocks(directory.lost)
         hosting = LocalHosting(
             stations,
             layout,
@@ -144,6 +146,7 @@ def open_hosts(
             check_report=check_report,
             spawn=directory.spawn,
             hosts=directory,
+            clocks=clocks,
             address=places.address,
             keys=keys,
             joining=joining,
@@ -154,7 +157,16 @@ def open_hosts(
         own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
-        directory.clients, directory.on_host = memory.clients, memory.note_host
+        agents.callback(clocks.close)
+
+        def note_host(host: str, endpoint: str) -> None:
+            memory.note_host(host, endpoint)
+            clocks.add(host, ask_clock(sockets, host, endpoint))
+
+        directory.clients, directory.on_host = memory.clients, note_host
+        for host in memory.clients:
+            clocks.add(host, ask_clock(sockets, host, own.servers[host]))
+        clocks.start()
         undo.pop_all()
     return HostedStations(folder, directory, hosting, memory, agents)
 

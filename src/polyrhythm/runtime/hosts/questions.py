@@ -108,7 +108,11 @@ class Parcel(msgspec.Struct, frozen=True, tag=4):
     last: bool
 
 
-Question = Posted | Sample | Held | Part | Parcel
+class Clock(msgspec.Struct, frozen=True, tag=5):
+    """What its monotonic and its wall clock show, in nanoseconds."""
+
+
+Question = Posted | Sample | Held | Part | Parcel | Clock
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 

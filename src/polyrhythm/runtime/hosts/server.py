@@ -6,6 +6,7 @@ answered gets the reason.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class DataServer:
                 yield from pieces_of_sample(self._arena, block)
             case q.Parcel() if self._folder is not None:
                 yield read_part(self._folder, question)
+            case q.Clock():
+                yield q.encode((time.monotonic_ns(), time.time_ns()))
             case q.Held():
                 yield q.encode(self._weights.held() if self._weights is not None else {})
             case q.Part(version, number, begin, length):

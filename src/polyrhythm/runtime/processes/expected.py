@@ -206,14 +206,14 @@ class ExpectedEvents:
             due = f"update {update} is under way" if update >= 0 else "it has no update to do"
             raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}; {due}")
 
-    def check_spans(self, spans: Spans, now: float) -> None:
-        """UnfitMessage: at `now`, the station cannot have measured that."""
+    def check_spans(self, spans: Spans, now: float, uncertainty_s: float = 0.0) -> None:
+        """UnfitMessage: at `now`, the station cannot have measured that. uncertainty_s: of its clock."""
         station = self._station(spans.station, spans.incarnation)
         own = _KINDS[type(station.joined)]
         slots = station.rows if isinstance(station.joined, records.SimulatorJoined) else self._layout.slots
         for span in spans.spans:
             lane = span.lane in slots if span.kind in _OF_SLOTS else span.lane == spans.station
-            if span.kind not in own or not lane or not _is_plausible(span, now):
+            if span.kind not in own or not lane or not _is_plausible(span, now + uncertainty_s):
                 raise UnfitMessage("impossible", f"{spans.station} cannot have measured {span}")
         if spans.lost < 0:
             raise UnfitMessage("impossible", f"{spans.station} cannot have lost {spans.lost} spans")

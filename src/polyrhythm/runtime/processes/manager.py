@@ -69,6 +69,7 @@ class ProcessManager:
         self._asked: list[str] = []
         self._pending_work: dict[str, tuple[str, ...]] = {}
         self._seeking: set[str] = set()
+        self._known_hosts: set[str] = set()
         self._earlier: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
         self._dismissed: dict[tuple[str, int], float] = {}
         self._past: dict[str, Counter[str]] = {name: Counter() for name in self._stations}
@@ -89,9 +90,9 @@ class ProcessManager:
         """Start an incarnation of a station, all its ranks. RunHalted: the system cannot; then none of them is left."""
         group = RankGroup(name, incarnation, self._hosts.view(name).servers if self._hosts is not None else ())
         try:
-            self._logs.mkdir(parents=True, exist_ok=True)
             for spec in self._specs(name, incarnation):
-                file = log_file(self._logs, name, incarnation, spec.rank)
+                file = log_file(self._logs, name, incarnation, spec.rank, self._log_host(spec))
+                file.parent.mkdir(parents=True, exist_ok=True)
                 group.processes.append(ChildProcess(spec, file, now, self._spawn_child))
         except OSError as error:
             group.kill()
@@ -105,6 +106,13 @@ class ProcessManager:
             ends = tuple((process.endpoint, len(process.addresses)) for process in before if process.endpoint)
             self._earlier[name, before.incarnation] = ends
         self.groups[name] = group  # whole: other threads ask which processes there are
+
+    def _log_host(self, spec: ChildSpec) -> str:
+        """The host by which its log is named, "" if the run has one host."""
+        if spec.host is None:
+            return ""
+        self._known_hosts.update(spec.host.servers)
+        return spec.host.own if len(self._known_hosts) > 1 else ""
 
     def _specs(self, name: str, incarnation: int) -> Iterator[ChildSpec]:
         """What the processes of an incarnation get at their start, by rank."""
@@ -223,7 +231,7 @@ class ProcessManager:
         self._failures.count(group.failure(self.updates), now, self._limits)
         verdict = self._failures.verdict(name, self._limits)
         if verdict:
-            file = log_file(self._logs, name, group.incarnation, group.culprit.rank if group.culprit else 0)
+            file = (group.culprit or group.first).log_file
             return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}", name, reason)
         return f"starting it again (failure {self._failures.total})"
 
@@ -282,6 +290,12 @@ class ProcessManager:
             log.info(message, names, _LEAVE_S - _NAMED_S)
         for process in slow:
             process.wait(begin + _LEAVE_S - time.monotonic())
+
+    def hosts(self) -> dict[str, str]:
+        """Where each station works; empty if the run has one host."""
+        if len(self._known_hosts) < 2:
+            return {}
+        return {name: group.first.host for name, group in self.groups.items()}
 
     # ------------------------------------------------------------ messages to and from stations
 
@@ -365,9 +379,17 @@ class ProcessManager:
         return found
 
 
-def log_file(logs: Path, station: str, incarnation: int, rank: int = 0) -> Path:
-    """Where a rank of an incarnation of a station writes what it logs."""
-    return logs / f"{process_address(station, incarnation, rank)}.log"
+def log_file(logs: Path, station: str, incarnation: int, rank: int = 0, host: str = "") -> Path:
+    """Where a rank of an incarnation of a station writes what it logs. host: of the run's several, "" if it has one."""
+    return logs / host / f"{process_address(station, incarnation, rank)}.log"
+
+
+def find_log(logs: Path, station: str, incarnation: int) -> Path:
+    """The log of rank 0 of an incarnation, on whichever host it is; the one last written to, if a part of the run
+    before this one has had the same elsewhere."""
+    own = log_file(logs, station, incarnation)
+    found = [file for file in (own, *logs.glob(f"*/{own.name}")) if file.is_file()]
+    return max(found, key=lambda file: file.stat().st_mtime, default=own)
 
 
 def _name_with_call(process: ChildProcess, now: float) -> str:

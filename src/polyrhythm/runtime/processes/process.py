@@ -47,10 +47,11 @@ Spawn = Callable[[ChildSpec, IO[bytes]], Handle]
 class ChildProcess:
     """A started process. joined, endpoint, addresses: its announcement, inbox and parts, once it is ready; ended: here,
     by `kill`; killed: by somebody else, before that; failure: its report of the error that ended it, if any; refusal:
-    why it refused a command of main, if it did."""
+    why it refused a command of main, if it did. host: where it works, "" if the run has one host."""
 
     def __init__(self, spec: ChildSpec, log_file: Path, now: float, spawn: Spawn) -> None:
         self.station, self.incarnation, self.rank = spec.station, spec.incarnation, spec.rank
+        self.host = spec.host.own if spec.host is not None else ""
         self.monitor = LivenessMonitor(began=now)
         self.endpoint = ""
         self.addresses: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class ChildProcess:
         self.refusal = ""
         self.ended = self.killed = False
         self._outbox: Outbox | None = None
-        self._log_file = log_file
+        self.log_file = log_file
         with log_file.open("ab") as log:  # a resumed run writes on
             self._handle = spawn(spec, log)
 
@@ -123,7 +124,7 @@ class ChildProcess:
 
     def last_lines(self) -> str:
         """The end of its log."""
-        with self._log_file.open("rb") as file:
+        with self.log_file.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
             text = file.read().decode("utf-8", errors="replace")
         return "\n".join(text.splitlines()[-_LAST_LINES:])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -19,11 +19,7 @@ from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.nodes import AgentProcess
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import start_child
-
-
-def program_version() -> str:
-    """The installed version of polyrhythm."""
-    return metadata.version("polyrhythm")
+from polyrhythm.runtime.ray.versions import Versions, own_versions, why_not
 
 
 class StationActor:
@@ -58,12 +54,12 @@ class AgentActor:
     def __init__(self) -> None:
         self._agent: AgentProcess | None = None
 
-    def start(self, content: bytes, version: str, folder: str) -> bytes:
-        """What the agent found. version: of the program that asks; folder: of the run, which has to be seen from here,
-        "" if it need not."""
-        found, own = Found(), program_version()
-        if version != own:
-            found = Found(error=f"polyrhythm {own} is installed there, {version} runs here; install the same")
+    def start(self, content: bytes, versions: Sequence[str], folder: str) -> bytes:
+        """What the agent found. versions: of the run, as plain strings, which every version can read; folder: of the
+        run, which has to be seen from here, "" if it need not."""
+        found = Found()
+        if differs := why_not(Versions(*versions[:2]), own_versions()):
+            found = Found(error=differs)
         elif folder and not Path(folder).is_dir():
             found = Found(
                 error=f"the run's folder {folder} cannot be seen there, where the trainer saves its state; set out_dir "

@@ -32,8 +32,9 @@ from polyrhythm.runtime.hosts.nodes import FOUND_S, Node
 from polyrhythm.runtime.hosts.survey import Sight
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
-from polyrhythm.runtime.ray.actors import AgentActor, StationActor, program_version
+from polyrhythm.runtime.ray.actors import AgentActor, StationActor
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher
+from polyrhythm.runtime.ray.versions import own_versions, ray_differs
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
             self._remove_temporary()
+            if differs := ray_differs(str(error)):
+                raise StartError(f"ray.address = {address}: {differs}") from error
             line = (str(error).splitlines() or ["no reason given"])[0]
             raise StartError(
                 f"ray.address = {address}: {line}; start a cluster with `ray start --head`, name the address that it "
@@ -194,7 +197,7 @@ class Cluster:
         place = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
         saves = str(self._folder) if spec.host in spec.publishers else ""
-        found_ref = actor.start.remote(msgspec.msgpack.encode(spec), program_version(), saves)
+        found_ref = actor.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
         try:
             content = ray.get(found_ref, timeout=FOUND_S)
         except RayError as error:

@@ -1,0 +1,46 @@
+"""Whether a node has what the run has: the same polyrhythm, and the same Python, patch versions aside.
+
+Messages between processes have the form of one version of polyrhythm, and saved states and modules of one's own are
+read by the Python that wrote them. Ray refuses another Python too, unless it is told not to, in words of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from typing import NamedTuple
+
+_RAY_SAYS = re.compile(r"Version mismatch:.*?Ray: (\S+).*?Python: (\S+).*?Ray: (\S+).*?Python: (\S+)", re.DOTALL)
+
+
+class Versions(NamedTuple):
+    """Of polyrhythm, as it is installed, and of Python, major and minor."""
+
+    polyrhythm: str
+    python: str
+
+
+def own_versions() -> Versions:
+    return Versions(metadata.version("polyrhythm"), f"{sys.version_info.major}.{sys.version_info.minor}")
+
+
+def why_not(run: Versions, node: Versions) -> str:
+    """Why a node with these versions cannot be of this run, in one sentence; "" if it can."""
+    if node.polyrhythm != run.polyrhythm:
+        return f"polyrhythm {node.polyrhythm} is installed there, {run.polyrhythm} runs here; install the same"
+    if node.python != run.python:
+        return f"Python {node.python} runs there, {run.python} here; start Ray there with Python {run.python}"
+    return ""
+
+
+def ray_differs(said: str) -> str:
+    """What Ray says of a cluster with another Ray or Python, in one sentence; "" if it says something else."""
+    found = _RAY_SAYS.search(said)
+    if found is None:
+        return ""
+    ray, python, own_ray, own_python = found.groups()
+    return (
+        f"the cluster has Ray {ray} and Python {python}, here are Ray {own_ray} and Python {own_python}; start it with "
+        "the same, or train from an environment that has what the cluster has"
+    )
