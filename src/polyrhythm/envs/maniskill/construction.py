@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyrhythm.conformance import raised
 from polyrhythm.envs.maniskill.drivers import how_to_get_driver, is_about_driver
+from polyrhythm.envs.maniskill.modes import modes_of
 from polyrhythm.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
@@ -25,19 +26,24 @@ def make_env(settings: ManiSkillSettings, task: str, rows: int) -> Any:
     Raises ConfigError for an unknown task or a setting that it refuses, MissingError for assets or a driver.
     """
     registered = find_registered(task)
-    _refuse_reward(settings, task, registered.cls)
+    modes = modes_of(settings, task, registered.cls)
     _refuse_missing_assets(task, registered)
-    size = {"width": settings.image_size, "height": settings.image_size}
+    height, width = settings.picture
+    own_size = modes.is_twin or settings.observation == "state"
     chosen: dict[str, Any] = {"control_mode": settings.control_mode, "robot_uids": settings.robot}
     arguments = {
         **(registered.default_kwargs or {}),
+        **settings.kwargs,
         **{name: value for name, value in chosen.items() if value},
         "num_envs": rows,
-        "obs_mode": settings.observation,
-        "reward_mode": settings.reward,
+        "obs_mode": modes.observation,
+        "reward_mode": modes.reward,
         "sim_backend": "physx_cuda" if settings.simulates_on_gpu else "physx_cpu",
         "render_backend": "gpu" if settings.draws_on_gpu else "cpu",
-        "sensor_configs": {} if settings.observation == "state" else size,
+        "sensor_configs": {
+            **settings.kwargs.get("sensor_configs", {}),
+            **({} if own_size else {"width": width, "height": height}),
+        },
     }
     try:
         with _no_questions(task):
@@ -79,13 +85,6 @@ def find_registered(task: str) -> Any:
         near = ", ".join(difflib.get_close_matches(name, REGISTERED_ENVS, n=3, cutoff=0.0))
         raise ConfigError(f"env.tasks = {task}: ManiSkill has no such task; the nearest are {near}")
     return REGISTERED_ENVS[name]
-
-
-def _refuse_reward(settings: ManiSkillSettings, task: str, kind: Any) -> None:
-    if settings.reward not in kind.SUPPORTED_REWARD_MODES:
-        known = ", ".join(mode for mode in kind.SUPPORTED_REWARD_MODES if mode != "none")
-        fix = f"choose {known}" if known else "choose another task, since this one has no reward"
-        raise ConfigError(f"env.reward = {settings.reward}: {task} has no such reward; {fix}")
 
 
 def _refuse_missing_assets(task: str, registered: Any) -> None:
@@ -139,6 +138,13 @@ def _explained(settings: ManiSkillSettings, task: str, error: BaseException) -> 
         return ConfigError(f"env.control_mode = {settings.control_mode}: {task}'s robot lacks it; it has {known}")
     if "not found in the dict of registered agents" in message:
         return ConfigError(f"env.robot = {settings.robot}: ManiSkill has no such robot; leave it empty for the task's")
+    if isinstance(error, FileNotFoundError):
+        return MissingError(
+            f"env.tasks = {task}: it needs a file that is not on this machine ({message[:_QUOTED]}); put the task's "
+            "assets there"
+        )
+    if isinstance(error, TypeError) and "argument" in message:
+        return ConfigError(f"env.kwargs: the class of {task} takes others ({message[:_QUOTED]}); correct env.kwargs")
     return ConfigError(
         f"env.tasks = {task}: ManiSkill cannot make it ({type(error).__name__}: {message[:_QUOTED]}); correct env"
     )
