@@ -79,7 +79,9 @@ def _urdf() -> str:
 
 def _link(name: str) -> str:
     edges = "0.04 0.005 0.02" if "finger" in name else "0.03 0.03 0.03"
-    inertial = '<inertial><mass value="0.2"/><inertia ixx="1e-4" iyy="1e-4" izz="1e-4" ixy="0" ixz="0" iyz="0"/></inertial>'
+    inertial = (
+        '<inertial><mass value="0.2"/><inertia ixx="1e-4" iyy="1e-4" izz="1e-4" ixy="0" ixz="0" iyz="0"/></inertial>'
+    )
     box = f'<geometry><box size="{edges}"/></geometry>'
     return f'<link name="{name}">{inertial}<visual>{box}</visual></link>'
 

@@ -112,7 +112,9 @@ def test_settings_and_spec_need_no_simulator():
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (("door-clos-v3",), "unknown Meta-World task 'door-clos-v3'; the nearest is 'door-close-v3'"),
+        (("door-clos-v3",), "no task or set 'door-clos-v3'; did you mean door-close-v3. sets are MT10, MT25, MT50"),
+        (("MT05",), "no task or set 'MT05'; did you mean MT50"),
+        (("MT1",), "MT1 is any one task of Meta-World; name it, such as reach-v3"),
         (("reach-v3", "reach-v3"), "listed 2 times"),
         ((), "at least 1 item"),
     ],

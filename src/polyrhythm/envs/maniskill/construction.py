@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -110,9 +111,13 @@ def _lacks_assets(task: str, what: str, name: str) -> MissingError:
 @contextmanager
 def _no_questions(task: str) -> Iterator[None]:
     """Within it ManiSkill's question whether to download something is a MissingError."""
+    from mani_skill.agents import REGISTERED_AGENTS
     from mani_skill.utils import download_asset
 
     def refuse(question: str) -> bool:
+        robot = re.match(r"Robot (\S+) has assets", question)
+        if robot and (known := REGISTERED_AGENTS.get(robot[1])) and known.asset_download_ids:
+            raise _lacks_assets(task, f"robot {robot[1]}", " ".join(known.asset_download_ids))
         raise _lacks_assets(task, question.partition(" which ")[0], "ID, with the ID that is missing")
 
     asks, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse

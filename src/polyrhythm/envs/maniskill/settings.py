@@ -31,6 +31,11 @@ _SET_HERE = {
 }
 
 
+def _none_is_empty(value: Any) -> Any:
+    """A recipe that extends another one cannot remove entries otherwise."""
+    return {} if value is None else value
+
+
 def _as_aggregates(value: Any) -> Any:
     """Expand a list of names to `last` for each."""
     return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
@@ -56,8 +61,8 @@ class ManiSkillSettings(BaseModel):
     type: Literal["maniskill"] = "maniskill"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     """Registered ids such as `PickCube-v1`, or `module:ID` to import the module that registers it."""
-    kwargs: Mapping[str, Any] = Field(default_factory=dict)
-    """Further arguments of the tasks' classes, such as {obj_set: train}, or {sim_config: {control_freq: 5}}."""
+    kwargs: Annotated[Mapping[str, Any], BeforeValidator(_none_is_empty)] = Field(default_factory=dict)
+    """Further arguments of the tasks' classes, such as {obj_set: train} or {sim_config: {control_freq: 5}}."""
     instructions: Mapping[str, str] = Field(default_factory=dict)
     """Task → instruction for the policy, in place of the built-in one, or of the task's own for each object."""
     observation: Literal["state", "rgb", "rgbd"] = "state"
@@ -77,7 +82,7 @@ class ManiSkillSettings(BaseModel):
     reward: Literal["sparse", "dense", "normalized_dense"] = "sparse"
     """ManiSkill's reward modes. `sparse`: 1 at each step with success, -1 with failure, also for a task without a
     reward of its own; `normalized_dense`: shaped, at most 1 per step."""
-    reward_flags: Mapping[str, float] = Field(default_factory=dict)
+    reward_flags: Annotated[Mapping[str, float], BeforeValidator(_none_is_empty)] = Field(default_factory=dict)
     """Flag of ManiSkill's `info` → weight, in place of `reward`: a step earns the change of the weighted sum, which is
     0 when an episode begins. RLinf's has {is_src_obj_grasped: 0.1, consecutive_grasp: 0.1, success: 1.0}."""
     max_steps: Annotated[int, Field(ge=0)] = 0

@@ -65,7 +65,8 @@ class World:
         self._own = "" if task in settings.instructions else next(iter(own_sentences(self._env)), "")
         self.sentences = sentences
         if self._own and sentences is None:
-            self.sentences = read_sentences(self._env, task, lambda numbers: self._reset([*range(rows)], 0, numbers))
+            self.sentences = read_sentences(self._env, task, self._choose)
+            self._reset(list(range(rows)), 0)
 
     def tasks(self) -> list[Task]:
         """The task; or one for each sentence where its episodes have different ones."""
@@ -158,6 +159,17 @@ class World:
         self._numbers = numbers
         found: Mapping[str, Any] = info
         return found
+
+    def _choose(self, episodes: NDArray[np.int64]) -> None:
+        """Begin the episodes of these numbers [rows], or, in RLinf's tasks, choose their objects without placing them:
+        that takes a tenth of the time."""
+        from mani_skill.utils import common
+
+        if choose := getattr(self._env, "_initialize_episode_pre", None):
+            rows, numbers = (common.to_tensor(a, device=self._env.device) for a in (np.arange(self.rows), episodes))
+            choose(rows, {"episode_id": numbers})
+        else:
+            self._reset(list(range(self.rows)), 0, episodes)
 
     def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
         """In place of ManiSkill's `get_obs`: what it gives without images. Keeps the info for `observe`: to ask for it

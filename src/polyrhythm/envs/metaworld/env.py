@@ -6,7 +6,6 @@ Any row runs any of the tasks: a task's model and renderer are made at its first
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.appearance import VISION, Appearance, AppearanceSettings
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import Camera, choose_gl_backend
@@ -91,9 +91,13 @@ class MetaWorldSettings(BaseModel):
     @classmethod
     def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
         for task in tasks:
+            if task == "MT1":
+                raise ValueError("MT1 is any one task of Meta-World; name it, such as reach-v3")
             if task not in INSTRUCTIONS:
-                near = difflib.get_close_matches(task, INSTRUCTIONS, n=1, cutoff=0.0)[0]
-                raise ValueError(f"unknown Meta-World task {task!r}; the nearest is {near!r}")
+                raise ValueError(
+                    f"Meta-World has no task or set {task!r}; {nearest(task, [*TASK_SETS, *INSTRUCTIONS])}sets are "
+                    f"{', '.join(TASK_SETS)}, and polyrhythm envs metaworld lists the tasks"
+                )
             if tasks.count(task) > 1:
                 raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
         return tasks
