@@ -124,6 +124,14 @@ def test_bad_tasks_are_refused(tasks, said):
         MetaWorldSettings(tasks=tasks)
 
 
+def test_a_preset_sets_what_is_not_set():
+    papers = MetaWorldSettings(tasks=("reach-v3",), preset="vla", image_size=96)
+    shown = (papers.camera, papers.settle_steps, papers.render, papers.image_size, papers.max_steps)
+    assert shown == ("corner2", 15, "full", 96, 100)
+    assert MetaWorldSettings.model_validate(papers.model_dump()) == papers
+    assert MetaWorldSettings(tasks=("reach-v3",)).render == "cheap"
+
+
 def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.setattr("polyrhythm.envs.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
     monkeypatch.setattr("sys.platform", "linux")

@@ -105,13 +105,7 @@ class CpuBatch:
                 outcomes.append(_nothing(self.settings.metrics))
                 self._discard(row)
         self._steps[np.asarray(rows)] += 1
-        whole = Outcome(
-            np.concatenate([outcome.reward for outcome in outcomes]),
-            np.concatenate([outcome.ended for outcome in outcomes]),
-            np.concatenate([outcome.success for outcome in outcomes]),
-            {name: np.concatenate([o.metrics[name] for o in outcomes]) for name in self.settings.metrics},
-        )
-        result = _result(self.settings, whole, self._steps[np.asarray(rows)] >= limits)
+        result = _result(self.settings, _joined(outcomes), self._steps[np.asarray(rows)] >= limits)
         if failed:
             raise RowsFailed(failed, result)
         return result
@@ -187,6 +181,18 @@ class GpuBatch:
 
     def close(self) -> None:
         self._world.close()
+
+
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Those of one row each as one of all."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return Outcome(
+        np.concatenate([outcome.reward for outcome in outcomes]),
+        np.concatenate([outcome.ended for outcome in outcomes]),
+        np.concatenate([outcome.success for outcome in outcomes]),
+        {name: np.concatenate([outcome.metrics[name] for outcome in outcomes]) for name in outcomes[0].metrics},
+    )
 
 
 def _nothing(metrics: Iterable[str]) -> Outcome:

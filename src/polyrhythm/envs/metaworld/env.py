@@ -27,6 +27,14 @@ _ACTION_DIM = 4
 _LONGEST_EPISODE = 500
 #: Maximum dense reward of one step in Meta-World.
 _DENSE_SCALE = 10.0
+#: What `preset: vla` sets where it is not set.
+_VLA: Mapping[str, Any] = {
+    "camera": "corner2",
+    "settle_steps": 15,
+    "render": "full",
+    "image_size": 224,
+    "max_steps": 100,
+}
 
 
 class MetaWorldSettings(BaseModel):
@@ -52,6 +60,9 @@ class MetaWorldSettings(BaseModel):
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     """Task names such as `door-close-v3`, or a set of them: MT10, MT25 or MT50."""
+    preset: Literal["", "vla"] = ""
+    """`vla`: pictures and limits of the VLA papers where they are not set here: camera corner2, 15 settle steps, full
+    rendering, 224 pixels, 100 steps."""
     observation: Literal["pixels", "state"] = "pixels"
     """Observation of the policy. `state` renders nothing and needs no graphics library."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 64
@@ -78,6 +89,11 @@ class MetaWorldSettings(BaseModel):
     """Instructions: the usual sentences, or the same tasks in other words."""
     appearance: AppearanceSettings = AppearanceSettings()
     """How far pictures differ from the usual ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: Any) -> Any:
+        return {**_VLA, **values} if isinstance(values, Mapping) and values.get("preset") == "vla" else values
 
     @field_validator("tasks", mode="before")
     @classmethod
