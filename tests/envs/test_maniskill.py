@@ -339,6 +339,10 @@ def test_a_question_within_a_process_is_a_missing_asset(maniskill, monkeypatch):
     asks = download_asset.prompt_yes_no
     with pytest.raises(MissingError, match="robot needs x"), construction._no_questions(PICK):
         download_asset.prompt_yes_no("robot needs x which could not be found")
+    arm = "Robot widowx250s_bridgedataset_flat_table has assets available for download. Would you like to?"
+    command = "run: python -m mani_skill.utils.download_asset widowx250s$"
+    with pytest.raises(MissingError, match=command), construction._no_questions(PICK):
+        download_asset.prompt_yes_no(arm)
     assert download_asset.prompt_yes_no is asks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -92,20 +92,21 @@ def _refuse_missing_assets(task: str, registered: Any) -> None:
     """Raise MissingError for files of the task that are not on this machine; ManiSkill would ask on stdin."""
     from mani_skill.utils.assets import data
 
-    missing = []
+    missing, needed = [], []
     for name in registered.asset_download_ids or ():
         group = name in data.DATA_GROUPS
         sources = data.expand_data_group_into_individual_data_source_ids(name) if group else [name]
-        missing += [source for source in sources if not data.is_data_source_downloaded(source)]
+        lacking = [source for source in sources if not data.is_data_source_downloaded(source)]
+        missing += lacking
+        needed += [name] if lacking else []
     if missing:
-        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), registered.uid)
+        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), needed)
 
 
-def _lacks_assets(task: str, what: str, name: str) -> MissingError:
-    return MissingError(
-        f"env.tasks = {task}: its assets are not on this machine ({what}); run: "
-        f"python -m mani_skill.utils.download_asset {name}"
-    )
+def _lacks_assets(task: str, what: str, names: Sequence[str]) -> MissingError:
+    """names: ManiSkill's of what is to be downloaded; its command does not know the ids of a user's own tasks."""
+    commands = "; ".join(f"python -m mani_skill.utils.download_asset {name}" for name in names)
+    return MissingError(f"env.tasks = {task}: its assets are not on this machine ({what}); run: {commands}")
 
 
 @contextmanager
@@ -117,8 +118,8 @@ def _no_questions(task: str) -> Iterator[None]:
     def refuse(question: str) -> bool:
         robot = re.match(r"Robot (\S+) has assets", question)
         if robot and (known := REGISTERED_AGENTS.get(robot[1])) and known.asset_download_ids:
-            raise _lacks_assets(task, f"robot {robot[1]}", " ".join(known.asset_download_ids))
-        raise _lacks_assets(task, question.partition(" which ")[0], "ID, with the ID that is missing")
+            raise _lacks_assets(task, f"robot {robot[1]}", known.asset_download_ids)
+        raise _lacks_assets(task, question.partition(" which ")[0], ["ID, with the ID that is missing"])
 
     asks, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
     try:
