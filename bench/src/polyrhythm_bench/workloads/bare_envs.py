@@ -56,7 +56,9 @@ def maniskill(task: str) -> Bare:
     import gymnasium as library
     import mani_skill.envs  # noqa: F401 - registers the tasks
 
-    env = library.make(task, num_envs=1, obs_mode="state", render_backend="cpu", disable_env_checker=True).unwrapped
+    env = library.make(
+        task, num_envs=1, obs_mode="state", reward_mode="sparse", render_backend="cpu", disable_env_checker=True
+    ).unwrapped
     return Bare(lambda seed: env.reset(seed=seed), lambda action: env.step(action[None]), env.close)
 
 

@@ -74,7 +74,7 @@ class CpuBatch:
         self._kinds, self._sentences = _kinds(first), [world.sentences for world in first]
         self.spec = spec_of(settings, first)
         self._row: list[World | None] = [None] * rows
-        self._steps = np.zeros(rows, np.int64)
+        self._steps, self._limits = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         failed: dict[int, Exception] = {}
@@ -84,7 +84,7 @@ class CpuBatch:
                 kind, read = self.settings.tasks[number], self._sentences[number]
                 self._worlds[row, number] = World(self.settings, kind, 1, read)
             world = self._row[row] = self._worlds[row, number]
-            self._steps[row] = 0
+            self._steps[row], self._limits[row] = 0, world.limit
             try:
                 world.reset(0, int(seed), sentence)
             except Exception as error:  # noqa: BLE001 - a task may raise anything
@@ -96,16 +96,16 @@ class CpuBatch:
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         outcomes: list[Outcome] = []
         failed: dict[int, Exception] = {}
-        limits = np.array([self._world(row).limit for row in rows])
-        for i, row in enumerate(map(int, rows)):
+        order = np.asarray(rows)
+        for i, row in enumerate(order.tolist()):
             try:
                 outcomes.append(self._world(row).step(actions[i : i + 1]))
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
                 outcomes.append(_nothing(self.settings.metrics))
                 self._discard(row)
-        self._steps[np.asarray(rows)] += 1
-        result = _result(self.settings, _joined(outcomes), self._steps[np.asarray(rows)] >= limits)
+        self._steps[order] += 1
+        result = _result(self.settings, _joined(outcomes), self._steps[order] >= self._limits[order])
         if failed:
             raise RowsFailed(failed, result)
         return result
@@ -210,6 +210,5 @@ def _brief(form: Form) -> str:
 
 def _result(settings: ManiSkillSettings, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
     """late: [n], the time limit is reached."""
-    terminates = settings.time_limit == "terminates"
-    terminated = outcome.ended | (late & terminates)
+    terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
     return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

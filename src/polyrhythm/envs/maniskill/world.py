@@ -62,6 +62,7 @@ class World:
         self.reports_success = "success" in info
         self._refuse_rewards(info)
         self.action = self._action_spec()
+        self._bounds = np.array(self.action.low, np.float32), np.array(self.action.high, np.float32)
         self._own = "" if task in settings.instructions else next(iter(own_sentences(self._env)), "")
         self.sentences = sentences
         if self._own and sentences is None:
@@ -95,18 +96,20 @@ class World:
 
     def step(self, actions: NDArray[np.generic]) -> Outcome:
         """One step of all rows; actions [rows,A], clipped to the bounds."""
-        clipped = np.clip(actions, self.action.low, self.action.high).astype(np.float32, copy=False)
+        low, high = self._bounds
+        clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
         observation, reward, ended, _, info = self._env.step(clipped)
         self._numbers = self._to_numbers(observation)
-        success, fail, ended = self._flag(info.get("success")), self._flag(info.get("fail")), self._flag(ended)
-        goes_on = success & ~fail & (not self.settings.end_on_success)
+        success, ended = self._flag(info.get("success")), self._flag(ended)
+        if not self.settings.end_on_success:
+            ended &= ~success | self._flag(info.get("fail"))
         if self.settings.reward_flags:
             reward = self._change_of_flags(info)
         elif self._env.reward_mode == "none":
-            reward = success.astype(np.float32) - fail
+            reward = success.astype(np.float32) - self._flag(info.get("fail"))
         return Outcome(
-            _numpy(reward).astype(np.float32).reshape(self.rows),
-            ended & ~goes_on,
+            np.array(_numpy(reward), np.float32).reshape(self.rows),
+            ended,
             success,
             {name: self._metric(name, info.get(name)) for name in self.settings.metrics},
         )
@@ -205,17 +208,17 @@ class World:
 
     def _to_numbers(self, observation: Any) -> NDArray[np.float32]:
         """Numbers of all rows as a new array, [rows,N]."""
-        from mani_skill.utils import common
-
         if self._camera and self.settings.proprio == "joints":
             observation = observation["agent"]["qpos"]
         elif self._camera:
+            from mani_skill.utils import common
+
             observation = common.flatten_state_dict(observation, use_torch=True, device=self._env.device)
         return np.array(_numpy(observation), np.float32)
 
     def _flag(self, value: Any) -> NDArray[np.bool_]:
         """[rows] flags; false where the task has none."""
-        return np.zeros(self.rows, np.bool_) if value is None else _numpy(value).astype(np.bool_).reshape(self.rows)
+        return np.zeros(self.rows, np.bool_) if value is None else np.array(_numpy(value), np.bool_).reshape(self.rows)
 
     def _metric(self, name: str, value: Any) -> NDArray[np.floating]:
         """[rows] numbers; NaN where the task has none."""
@@ -251,7 +254,5 @@ def _is_changed(env: Any) -> bool:
 
 
 def _numpy(value: Any) -> NDArray[Any]:
-    """A tensor on any device, or a number, as an array."""
-    from mani_skill.utils import common
-
-    return np.asarray(common.to_numpy(value))
+    """A tensor on any device, or a number, as an array; it may share the tensor's memory."""
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
