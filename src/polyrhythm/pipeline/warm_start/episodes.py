@@ -160,7 +160,9 @@ def _act(
     return going
 
 
-def _act_whole(env: EnvBatch, rows: NDArray[np.intp], episodes: list[DemoEpisode], actor: Actor) -> NDArray[np.bool_]:
+def _act_whole(
+    env: EnvBatch, rows: NDArray[np.intp], episodes: list[DemoEpisode], actor: Actor
+) -> NDArray[np.bool_]:
     """`_act` for an environment that takes whole chunks. There is no noise on discrete actions."""
     labels = actor(rows, episodes)
     left = np.array([env.spec.max_steps - episode.steps for episode in episodes])
