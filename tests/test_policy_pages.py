@@ -38,7 +38,7 @@ def test_a_row_of_the_paper_is_in_order_but_for_what_is_missing(name: str) -> No
     assert {"policy", "objective", "memory by station"} <= {finding.name for finding in found}
 
 
-@pytest.mark.parametrize("name", ROWS.keys() - {"metaworld_pi0"})
+@pytest.mark.parametrize("name", ROWS)
 def test_a_tiny_variant_differs_in_size_alone(name: str) -> None:
     whole, tiny = load_config(name), load_config(f"{name}_tiny")
     assert tiny.training.versions == 2

@@ -90,6 +90,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "verifiers",
                 "mujoco",
                 "OpenGL",
+                "PIL",
                 "robosuite",
                 "tokenizers",
                 "polyrhythm.config",

@@ -16,7 +16,8 @@ from polyrhythm.pipeline.build import build_pipeline
 
 ROWS = 5
 MAKE = "tests.envs.vector_envs:counting"
-ALONE = {"type": "gymnasium", "id": "tests.envs.vector_envs:Countdown-v0", "metrics": ["left"]}
+RAISED = "tests.envs.vector_envs:Raised"
+ALONE = {"type": "gymnasium", "id": "tests.envs.vector_envs:Countdown-v0", "metrics": ["left", "last.action"]}
 WAYS: dict[str, dict[str, Any]] = {
     "disabled": {"id": "tests.envs.vector_envs:Countdown-v0"},
     "processes": {"id": "tests.envs.vector_envs:Countdown-v0", "mode": "async"},
@@ -39,7 +40,7 @@ def settings_of(section: dict[str, Any]) -> EnvSettings:
 
 
 def vector(way: str, **others: Any) -> EnvSettings:
-    return settings_of({"type": "gymnasium_vector", "metrics": ["left"], **WAYS[way], **others})
+    return settings_of({"type": "gymnasium_vector", "metrics": ["left", "last.action"], **WAYS[way], **others})
 
 
 @pytest.fixture(params=list(WAYS))
@@ -74,7 +75,8 @@ def test_every_episode_is_that_of_an_environment_alone_and_its_end_stays(batch: 
             expected = alone.step(np.flatnonzero(live), actions[live])
             for name in ("reward", "terminated", "truncated", "success"):
                 assert np.array_equal(getattr(found, name)[live], getattr(expected, name)), name
-            assert np.array_equal(found.metrics["left"][live], expected.metrics["left"])
+            for name, numbers in expected.metrics.items():
+                assert np.array_equal(found.metrics[name][live], numbers), name
             lengths += live
             live[live] = ~(expected.terminated | expected.truncated)
         assert len(set(lengths)) > 1, "rows ended at different steps"
@@ -170,11 +172,29 @@ def test_a_run_trains_on_it(way: str) -> None:
         ({"make": MAKE, "kwargs": {"silent": True}, "max_steps": 3}, "does not say what happens .*; set env.autoreset"),
         ({"make": MAKE, "autoreset": "disabled", "max_steps": 3}, "says AutoresetMode.NEXT_STEP; set it to auto"),
         ({"make": MAKE, "kwargs": {"colour": 3}, "max_steps": 3}, "it raised TypeError: .*colour"),
+        (
+            {"make": MAKE, "wrappers": [RAISED], "max_steps": 3},
+            "which the function of make does not make; leave them out",
+        ),
+        ({"id": "CartPole-v1", "mode": "own", "wrappers": [RAISED]}, "which mode: own does not make; leave them out"),
+        ({"id": "CartPole-v1", "wrappers": ["nowhere:No"]}, "env.wrappers.0 = nowhere:No: cannot be imported"),
     ],
 )
 def test_wrong_settings_are_one_sentence(section: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=said):
         settings_of({"type": "gymnasium_vector", **section}).spec()
+
+
+@pytest.mark.parametrize("way", ["disabled", "processes"])
+def test_wrappers_are_applied_to_the_environment_of_each_row_in_order(way: str) -> None:
+    batch = vector(way, wrappers=[RAISED, {"apply": RAISED, "kwargs": {"times": 5}}]).build(2)
+    alone = settings_of(ALONE).build(2)
+    for one in (batch, alone):
+        one.reset([0, 1], [0, 0], [1, 2])
+    rewards = [one.step([0, 1], np.ones((2, 1), np.int64)).reward for one in (batch, alone)]
+    batch.close()
+    assert rewards[1].all()
+    assert np.array_equal(rewards[0], 10 * rewards[1])
 
 
 def test_info_that_is_no_number_of_each_row_is_refused() -> None:

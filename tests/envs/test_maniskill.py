@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -12,21 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tests.envs.bridge_assets import BACKGROUND as BRIDGE
+from tests.envs.bridge_assets import make_assets
 
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.base import EnvBatch, Renderer, RowsFailed
 from polyrhythm.envs.maniskill import drivers
 from polyrhythm.envs.maniskill.batch import CpuBatch, GpuBatch
 from polyrhythm.envs.maniskill.probe import probe
+from polyrhythm.envs.maniskill.sentences import read_sentences
 from polyrhythm.envs.maniskill.settings import ManiSkillSettings
 from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of
 from polyrhythm.envs.maniskill.world import Outcome, World
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.specs import ActionSpec, ArraySpec
+from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
 #: Tasks that need no assets besides those in ManiSkill's package.
 SHIPPED = (PICK, PUSH, "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1", "PegInsertionSide-v1")
+TWIN = "tests.envs.twin_task:PutOne-v1"
 Build = Callable[..., EnvBatch]
 
 
@@ -91,6 +97,11 @@ def test_settings_need_no_simulator():
         ({"tasks": (PICK,), "observation": "rgb", "appearance": {"colour_change": 0.5}}, "colours cannot be changed"),
         ({"tasks": (PICK, "StackCube-v1"), "placement": "beyond"}, "StackCube-v1 has no known range; only LiftPeg"),
         ({"tasks": (PICK,), "placement": "beyond", "backend": "gpu"}, "needs rows that are simulated alone; set cpu"),
+        ({"tasks": (PICK,), "kwargs": {"obs_mode": "rgb"}}, "observation decides it; leave it out here"),
+        (
+            {"tasks": (PICK,), "reward": "dense", "reward_flags": {"success": 1}},
+            "reward is dense; leave one of them out",
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings, problem):
@@ -160,10 +171,14 @@ class Line:
 
     def __init__(self) -> None:
         self.at = np.zeros((self.rows, 1), np.float32)
-        self.calls: list[tuple[int, int]] = []
+        self.calls: list[tuple[int, int, str]] = []
+        self.drawn = 0
 
-    def reset(self, row: int, seed: int) -> None:
-        self.calls.append((row, seed))
+    def tasks(self) -> list[Task]:
+        return [Task(f"Line-v1: {sentence}", sentence, "Line-v1") for sentence in ("go", "run")]
+
+    def reset(self, row: int, seed: int, sentence: str) -> None:
+        self.calls.append((row, seed, sentence))
         self.at[row] = seed / 10
 
     def step(self, actions: np.ndarray) -> Outcome:
@@ -172,7 +187,8 @@ class Line:
         return Outcome(self.at[:, 0].copy(), done, done, {})
 
     def observe(self) -> dict[str, Any]:
-        return {"state": self.at}
+        self.drawn += 1
+        return {"state": self.at.copy()}
 
     def arrays(self) -> dict[str, ArraySpec]:
         return {"state": ArraySpec((1,), "float32")}
@@ -183,8 +199,8 @@ def test_a_gpu_batch_steps_all_rows_in_the_order_asked_and_resets_each_alone(mon
     line = Line()
     batch = GpuBatch(ManiSkillSettings(tasks=("Line-v1",), backend="gpu", time_limit="truncates"), line)  # type: ignore[arg-type]
     assert (batch.rows, batch.spec.step_rows, batch.spec.reset_rows, batch.spec.max_steps) == (3, False, True, 4)
-    batch.reset([2, 0, 1], [0, 0, 0], [2, 0, 1])
-    assert line.calls == [(2, 2), (0, 0), (1, 1)], "a call for each row"
+    batch.reset([2, 0, 1], [0, 1, 0], [2, 0, 1])
+    assert line.calls == [(2, 2, "go"), (0, 0, "run"), (1, 1, "go")], "a call for each row"
     result = batch.step([2, 1, 0], np.array([[1], [0.5], [0]], np.float32))
     assert np.allclose(result.reward, [1.2, 0.6, 0.0])
     assert np.allclose(observe(batch, [0, 2])["state"][:, 0], [0.0, 1.2])
@@ -195,6 +211,57 @@ def test_a_gpu_batch_steps_all_rows_in_the_order_asked_and_resets_each_alone(mon
     assert np.allclose(observe(batch, [0, 1, 2])["state"][:, 0], [0.0, 0.6, 0.5])
     result = batch.step([0, 1, 2], np.zeros((3, 1), np.float32))
     assert result.truncated.tolist() == [True, True, False], "a row's time begins with its reset"
+
+
+def test_a_gpu_batch_draws_once_however_often_it_is_asked(monkeypatch):
+    """A station asks row by row once rows are at different steps."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    line = Line()
+    batch = GpuBatch(ManiSkillSettings(tasks=("Line-v1",), backend="gpu"), line)  # type: ignore[arg-type]
+    batch.reset([0, 1, 2], [0, 0, 0], [1, 2, 3])
+    for change in (lambda: batch.step([0, 1, 2], np.ones((3, 1), np.float32)), lambda: batch.reset([1], [0], [7])):
+        for again in (change, lambda: None):
+            again()
+            drawn = line.drawn
+            seen = [observe(batch, [row])["state"][0] for row in (0, 1, 2)]
+            assert np.array_equal(seen, line.at)
+            assert line.drawn == drawn + (again is change)
+
+
+def test_a_variant_is_asked_for_its_form_on_the_device_that_it_will_run_on(monkeypatch):
+    """With `auto` a GPU simulates the usual placement alone; rows of a CPU step alone."""
+    asked: list[ManiSkillSettings] = []
+    monkeypatch.setattr("polyrhythm.envs.maniskill.probe.probe", lambda settings: asked.append(settings) or Line)
+    monkeypatch.setattr(Line, "spec", None, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    usual = ManiSkillSettings(tasks=(PICK,), backend="auto")
+    for settings in (usual, usual.model_copy(update={"placement": "beyond"})):
+        settings.spec()
+    assert [one.simulates_on_gpu for one in asked] == [True, False]
+
+
+def test_an_episode_is_drawn_among_all_of_its_sentence():
+    """Numbers of 2 objects × 2 backgrounds × 3 places, the last the fastest."""
+
+    class Numbered:
+        num_envs, total_num_trials, xyz_configs, quat_configs = 3, 12, [0, 0, 0], [0]
+        numbers = np.zeros(3, np.int64)
+
+        def get_language_instruction(self) -> list[str]:
+            return [f"object {number // 6}" for number in self.numbers]
+
+    env = Numbered()
+    found = read_sentences(env, "Any-v1", lambda numbers: setattr(env, "numbers", numbers))
+    assert found is not None
+    assert [*found.starts] == ["object 0", "object 1"]
+    drawn = {found.episode("object 1", seed) for seed in range(200)}
+    assert drawn == set(range(6, 12))
+    assert found.episode("object 1", 2**62) == found.episode("object 1", 2**62)
+    Numbered.total_num_trials = 10**9
+    with pytest.raises(ConfigError, match=r"too many instructions to read; give it one by env.instructions: \{Any-v1"):
+        read_sentences(env, "Any-v1", print)
+    Numbered.total_num_trials = 0
+    assert read_sentences(env, "Any-v1", print) is None
 
 
 @pytest.fixture
@@ -242,6 +309,14 @@ def test_a_question_on_stdin_gets_no_answer(probe_with):
         ({"tasks": ("TwoRobotPickCube-v1",)}, ConfigError, "its action is no vector but Dict"),
         ({"backend": "gpu", "renderer": "cpu"}, MissingError, "env.backend = gpu: there is no CUDA device"),
         ({"tasks": ("Empty-v1",)}, ConfigError, "this one has no reward"),
+        ({"reward_flags": {"won": 1}}, ConfigError, "env.reward_flags.won: PickCube-v1 reports no such flag; it has "),
+        ({"tasks": (TWIN,)}, ConfigError, "env.observation = state: .* has no such observation; choose rgb"),
+        ({"tasks": (TWIN,), "observation": "rgb"}, ConfigError, "env.kwargs: .* missing 1 required .*'obj_set'"),
+        (
+            {"tasks": (TWIN,), "observation": "rgb", "reward": "dense"},
+            ConfigError,
+            "choose sparse, since this one has no",
+        ),
         ({"tasks": ("nowhere:A-v1",)}, MissingError, "there is no module nowhere here; install the package"),
     ],
 )
@@ -264,6 +339,10 @@ def test_a_question_within_a_process_is_a_missing_asset(maniskill, monkeypatch):
     asks = download_asset.prompt_yes_no
     with pytest.raises(MissingError, match="robot needs x"), construction._no_questions(PICK):
         download_asset.prompt_yes_no("robot needs x which could not be found")
+    arm = "Robot widowx250s_bridgedataset_flat_table has assets available for download. Would you like to?"
+    command = "run: python -m mani_skill.utils.download_asset widowx250s$"
+    with pytest.raises(MissingError, match=command), construction._no_questions(PICK):
+        download_asset.prompt_yes_no(arm)
     assert download_asset.prompt_yes_no is asks
 
 
@@ -276,6 +355,110 @@ def test_tasks_that_need_no_download_run(build, task):
     result = batch.step([0], actions(batch, *[0.5] * batch.spec.action.dim))
     assert 0 < result.reward[0] <= 1
     assert batch.spec.max_steps in (50, 100)
+
+
+def twin(build: Build, rows: int, **changes: Any) -> EnvBatch:
+    section = {"kwargs": {"obj_set": "train"}, "observation": "rgb", "proprio": "joints", "image_size": (24, 32)}
+    return build(rows, TWIN, **{**section, **changes})
+
+
+@pytest.mark.sim
+def test_a_digital_twin_has_a_task_for_each_of_its_sentences(build):
+    batch = twin(build, 2)
+    assert [task.instruction for task in batch.spec.tasks] == ["put cube on plate", "put cup on plate"]
+    assert {task.suite for task in batch.spec.tasks} == {TWIN}
+    numbers = set()
+    for seed in range(12):
+        batch.reset([0, 1], [1, 0], [seed, seed])
+        rows = [batch._row[row]._env for row in (0, 1)]
+        assert [env.get_language_instruction()[0] for env in rows] == ["put cup on plate", "put cube on plate"]
+        numbers.add(rows[0].number)
+    assert len(numbers) > 4, "different backgrounds and places"
+    one = twin(build, 1, instructions={TWIN: "do it"})
+    assert [(task.name, task.instruction) for task in one.spec.tasks] == [(TWIN, "do it")]
+
+
+@pytest.mark.sim
+def test_the_picture_of_a_digital_twin_is_its_own_resized_and_asks_for_no_second_evaluation(build):
+    import torch
+    from PIL import Image
+    from tests.envs.twin_task import BACKGROUNDS
+
+    batch = twin(build, 1, reward_flags={"asked": 0.5})
+    batch.reset([0], [1], [3])
+    env = batch._row[0]._env
+    rewards = []
+    for _ in range(3):
+        rewards.append(float(batch.step([0], actions(batch, *[0.3] * 8)).reward[0]))
+        seen = [observe(batch, [0]) for _ in range(2)]
+        assert all(np.array_equal(seen[0][name], seen[1][name]) for name in seen[0])
+    assert rewards == [1.0, 0.5, 0.5], "the change of half of what was 1 after the reset, and 0 before"
+    whole = type(env).get_obs(env, {"success": torch.zeros(1), "asked": torch.zeros(1)})["sensor_data"]["side"]["rgb"]
+    assert whole.shape == (1, 48, 64, 3)
+    small = Image.fromarray(whole[0].numpy()).resize((32, 24), Image.Resampling.BILINEAR)
+    assert np.array_equal(seen[0]["image"][0], np.asarray(small))
+    behind = BACKGROUNDS[env.number // 6 % 2]
+    share = (seen[0]["image"][0] == behind).all(axis=2).mean()
+    assert 0.2 < share < 1, "the robot is before it"
+    assert seen[0]["proprio"].shape == (1, 9)
+
+
+@pytest.mark.sim
+def test_a_task_without_a_reward_earns_its_success(build, monkeypatch):
+    import torch
+
+    batch = twin(build, 1)
+    batch.reset([0], [0], [3])
+    assert batch.step([0], actions(batch, *[0.0] * 8)).reward[0] == 0
+    for won, lost in ((True, False), (False, True)):
+        flags = {"success": torch.tensor([won]), "fail": torch.tensor([lost])}
+        monkeypatch.setattr(batch._row[0]._env, "evaluate", lambda flags=flags: flags)
+        result = batch.step([0], actions(batch, *[0.0] * 8))
+        assert (result.reward[0], result.success[0], result.terminated[0]) == (1 if won else -1, won, True)
+
+
+@pytest.mark.sim
+def test_an_episode_with_another_sentence_than_its_tasks_is_refused(build, monkeypatch):
+    batch = twin(build, 1)
+    batch.reset([0], [0], [3])
+    monkeypatch.setattr(batch._row[0]._env, "get_language_instruction", lambda: ["put it away"])
+    with pytest.raises(RowsFailed, match="says 'put it away' instead of 'put cube on plate'"):
+        batch.reset([0], [0], [4])
+
+
+@pytest.mark.sim
+def test_maniskills_own_bridge_task_runs_with_its_files(maniskill, tmp_path):
+    """With an arm, objects and a photograph that are made here, in a process that has not read where they lie."""
+    make_assets(tmp_path)
+    section = {"tasks": ("PutCarrotOnPlateInScene-v1",), "observation": "rgb", "proprio": "joints", "backend": "cpu"}
+    section |= {"image_size": (48, 64), "reward_flags": {"is_src_obj_grasped": 0.1, "success": 1.0}, "max_steps": 7}
+    code = """
+        import json, sys
+        import numpy as np
+        from polyrhythm.envs.maniskill.settings import ManiSkillSettings
+        batch = ManiSkillSettings.model_validate_json(sys.argv[1]).build(2)
+        seen = {name: np.zeros((2, *a.shape), a.dtype) for name, a in batch.spec.observation.items()}
+        batch.reset([0, 1], [0, 0], [1, 2])
+        batch.observe([0, 1], seen)
+        result = batch.step([0, 1], np.zeros((2, 7), np.float32))
+        behind = (seen["image"] == BACKGROUND).all(axis=3).mean()
+        same = np.array_equal(*seen["image"])
+        told = [batch.spec.tasks[0].instruction, *seen["image"].shape, behind, same, *result.reward.tolist()]
+        print("\\n" + json.dumps(told, default=float))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code).replace("BACKGROUND", str(BRIDGE)), json.dumps(section)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MS_ASSET_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    instruction, *shape, behind, same, first, second = json.loads(done.stdout.splitlines()[-1])
+    assert (instruction, shape) == ("put carrot on plate", [2, 48, 64, 3])
+    assert 0.3 < behind < 1
+    assert not same, "the carrot lies elsewhere"
+    assert (first, second) == (0, 0)
 
 
 @pytest.mark.sim

@@ -112,7 +112,9 @@ def test_settings_and_spec_need_no_simulator():
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (("door-clos-v3",), "unknown Meta-World task 'door-clos-v3'; the nearest is 'door-close-v3'"),
+        (("door-clos-v3",), "no task or set 'door-clos-v3'; did you mean door-close-v3. sets are MT10, MT25, MT50"),
+        (("MT05",), "no task or set 'MT05'; did you mean MT50"),
+        (("MT1",), "MT1 is any one task of Meta-World; name it, such as reach-v3"),
         (("reach-v3", "reach-v3"), "listed 2 times"),
         ((), "at least 1 item"),
     ],
@@ -120,6 +122,14 @@ def test_settings_and_spec_need_no_simulator():
 def test_bad_tasks_are_refused(tasks, said):
     with pytest.raises(ValidationError, match=said):
         MetaWorldSettings(tasks=tasks)
+
+
+def test_a_preset_sets_what_is_not_set():
+    papers = MetaWorldSettings(tasks=("reach-v3",), preset="vla", image_size=96)
+    shown = (papers.camera, papers.settle_steps, papers.render, papers.image_size, papers.max_steps)
+    assert shown == ("corner2", 15, "full", 96, 100)
+    assert MetaWorldSettings.model_validate(papers.model_dump()) == papers
+    assert MetaWorldSettings(tasks=("reach-v3",)).render == "cheap"
 
 
 def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from polyrhythm.envs.appearance import Appearance, AppearanceSettings
+from polyrhythm.envs.libero.env import LiberoSettings
+from polyrhythm.envs.libero.other_words import in_other_words
+from polyrhythm.envs.libero.tasks import INSTRUCTIONS as LIBERO
 from polyrhythm.envs.metaworld.env import MetaWorldSettings
 from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS
 from polyrhythm.envs.robosuite.env import RobosuiteSettings
@@ -64,6 +67,27 @@ def test_every_task_has_other_words_that_a_policy_of_eight_words_can_read() -> N
     for usual, other in ((INSTRUCTIONS, OTHER_WORDS), (ROBOSUITE, OTHER_ROBOSUITE)):
         assert len({*usual.values(), *other.values()}) == len(set(usual.values())) + len(other)
         assert all(words(other[name]) <= max(8, words(usual[name])) for name in usual)
+
+
+def test_liberos_instructions_in_other_words_are_all_different_from_the_usual_ones() -> None:
+    usual = set(LIBERO.values())
+    other = {in_other_words(sentence) for sentence in usual}
+    assert len(other) == len(usual)
+    assert not other & usual
+    told = "switch on the cooker and move the moka pot on it"
+    assert in_other_words("turn on the stove and put the moka pot on it") == told
+
+
+def test_libero_has_every_kind_of_variant() -> None:
+    name = next(iter(LIBERO))
+    assert [*LiberoSettings(tasks=(name,)).variants()] == ["camera", "lighting", "texture", "position", "instruction"]
+    told = LiberoSettings(tasks=(name,), instructions={name: "up"}, initial_states="sampled")
+    assert [*told.variants()] == ["camera", "lighting", "texture"]
+    usual = LiberoSettings(tasks=(name,))
+    for variant in ("position", "instruction"):
+        varied = usual.model_validate({**usual.model_dump(), **usual.variants()[variant].settings})
+        assert varied.spec().initial_states == (0 if variant == "position" else 50)
+        assert (varied.spec().tasks[0].instruction != LIBERO[name]) == (variant == "instruction")
 
 
 def words(sentence: str) -> int:

@@ -26,10 +26,23 @@ class Countdown(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
         self.left, self.action = self.left - 1, int(action)
         info = {"success": self.left == 0 and self.action == 2, "left": float(self.left)}
+        info["last"] = {"action": 10.0 * self.action}
         return self._seen(), float(self.left), self.left == 0, False, info
 
     def _seen(self) -> dict[str, Any]:
         return {"left": np.array([self.left], np.float32), "last": {"action": self.action}}
+
+
+class Raised(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The reward is so many times as high."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], times: float = 2.0) -> None:
+        super().__init__(env)
+        self.times = times
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        observation, reward, *others = self.env.step(action)
+        return (observation, self.times * float(reward), *others)
 
 
 def counting(num_envs: int, autoreset: str = "NextStep", *, silent: bool = False) -> Made:

@@ -51,7 +51,7 @@ class GymnasiumTask(_Settings):
     """Keyword arguments of its environment; they override those of all tasks."""
 
 
-def _as_wrapper(value: Any) -> Any:
+def as_wrapper(value: Any) -> Any:
     return {"apply": value} if isinstance(value, str) else value
 
 
@@ -85,7 +85,7 @@ class GymnasiumSettings(_Settings):
     """Env steps after which an episode is truncated; 0 takes the registered limit."""
     tasks: tuple[GymnasiumTask, ...] = ()
     """Several tasks instead of one id, each {id, instruction, name, kwargs}; a row keeps an instance of each it met."""
-    wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(_as_wrapper)], ...] = ()
+    wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
     """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""

@@ -14,6 +14,7 @@ import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,8 +23,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from polyrhythm.conformance import raised
 from polyrhythm.envs.base import RowNumbers, StepResult
-from polyrhythm.envs.gymnasium_env import as_aggregates
-from polyrhythm.envs.gymnasium_make import find_registered
+from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wrapper
+from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
@@ -58,6 +59,8 @@ class GymnasiumVectorSettings(BaseModel):
     """Keyword arguments of the environment, or of make."""
     autoreset: Literal["auto", "disabled", "same_step", "next_step"] = "auto"
     """What a vector environment that does not say it (`metadata["autoreset_mode"]`) does with a row that ended."""
+    wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
+    """With id, in the modes sync and async: what is applied to the environment of each row, as in `gymnasium`."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Env steps after which an episode is truncated; 0 takes the registered limit."""
     instruction: str = ""
@@ -72,6 +75,9 @@ class GymnasiumVectorSettings(BaseModel):
         check_metrics(self.metrics)
         if bool(self.id) == bool(self.make):
             raise ValueError("set either id or make: a registered id such as CartPole-v1, or module:function")
+        if self.wrappers and (self.make or self.mode == "own"):
+            what = "the function of make" if self.make else "mode: own"
+            raise ValueError(f"wrappers are applied to single rows, which {what} does not make; leave them out")
         return self
 
     def spec(self) -> EnvSpec:
@@ -112,7 +118,11 @@ class GymnasiumVectorSettings(BaseModel):
         if self.mode == "own":
             return gymnasium.make_vec(spec, rows, "vector_entry_point", **self.kwargs)
         own = {"autoreset_mode": AutoresetMode.DISABLED}
-        return gymnasium.make_vec(spec, rows, self.mode, own, **self.kwargs)
+        wrappers = [
+            partial(apply_wrapper, address=wrapper.apply, kwargs=wrapper.kwargs, where=f"env.wrappers.{place}")
+            for place, wrapper in enumerate(self.wrappers)
+        ]
+        return gymnasium.make_vec(spec, rows, self.mode, own, wrappers, **self.kwargs)
 
     def _called(self, rows: int) -> Any:
         module, _, name = self.make.partition(":")
@@ -273,11 +283,17 @@ def _lost_with_its_processes() -> Iterator[None]:
 
 
 def _column(info: Mapping[str, Any], name: str, rows: int) -> NDArray[np.float64]:
-    """An entry of a vector environment's info, [rows]; `_NAME` says which rows have it."""
+    """An entry of a vector environment's info, [rows]; `_NAME` says which rows have it. `a.b` is `b` of the mapping
+    under `a`, unless there is an entry of that name."""
+    whole = name
+    while name not in info and "." in name:
+        parent, _, name = name.partition(".")
+        inner = info.get(parent)
+        info = inner if isinstance(inner, Mapping) else {}
     value = np.asarray(info[name]) if name in info else np.full(rows, np.nan)
     if value.shape != (rows,) or value.dtype.kind not in "biuf":
         raise ConfigError(
-            f"env.metrics.{name}: the info has {value.dtype}{list(value.shape)} there; name a number of each row"
+            f"env.metrics.{whole}: the info has {value.dtype}{list(value.shape)} there; name a number of each row"
         )
     there = np.asarray(info.get(f"_{name}", np.ones(rows, np.bool_)), np.bool_)
     return np.where(there, value.astype(np.float64), np.nan)

@@ -51,11 +51,14 @@ def metaworld(task: str) -> Bare:
 
 
 def maniskill(task: str) -> Bare:
-    """A state task with one row on the CPU."""
+    """A state task with one row on the CPU, without ManiSkill's time limit and Gymnasium's checks, as the adapter has
+    it."""
     import gymnasium as library
     import mani_skill.envs  # noqa: F401 - registers the tasks
 
-    env = library.make(task, num_envs=1, obs_mode="state", render_backend="cpu")
+    env = library.make(
+        task, num_envs=1, obs_mode="state", reward_mode="sparse", render_backend="cpu", disable_env_checker=True
+    ).unwrapped
     return Bare(lambda seed: env.reset(seed=seed), lambda action: env.step(action[None]), env.close)
 
 

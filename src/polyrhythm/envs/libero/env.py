@@ -17,6 +17,7 @@ from polyrhythm.conformance import Finding
 from polyrhythm.envs.appearance import VISION, AppearanceSettings
 from polyrhythm.envs.libero.instance import ACTION_DIM, PROPRIO_DIM, LiberoInstance
 from polyrhythm.envs.libero.library import check_robosuite, find_assets, initial_states, make, package_folder
+from polyrhythm.envs.libero.other_words import in_other_words
 from polyrhythm.envs.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS
 from polyrhythm.envs.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.envs.robosuite.batch import RobosuiteBatch
@@ -145,8 +146,16 @@ class LiberoSettings(BaseModel):
         )
 
     def variants(self) -> dict[str, Variant]:
-        """Variants for an evaluation out of distribution: of pictures."""
-        return VISION
+        """Variants for an evaluation out of distribution: of pictures, of the wording of tasks that have no instruction
+        of the recipe's own, and of positions, which are otherwise the fixed ones."""
+        found = dict(VISION)
+        if self.initial_states == "fixed":
+            what = "objects where LIBERO places them anew, not in the fixed initial states"
+            found["position"] = Variant("position", what, {"initial_states": "sampled"})
+        if usual := [task for task in self.tasks if task not in self.instructions]:
+            words = {task: in_other_words(INSTRUCTIONS[task]) for task in usual}
+            found["instruction"] = Variant("semantic", "instructions in other words", {"instructions": words})
+        return found
 
     def build(self, rows: int) -> RobosuiteBatch:
         """A batch of `rows` rows, with the first environment made and stepped once."""

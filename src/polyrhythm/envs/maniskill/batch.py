@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ def spec_of(settings: ManiSkillSettings, worlds: Sequence[World]) -> EnvSpec:
     return EnvSpec(
         observation=arrays,
         action=action,
-        tasks=tuple(Task(task, settings.instruction(task)) for task in settings.tasks),
+        tasks=_in_suites([task for world in worlds for task in world.tasks()]),
         max_steps=max(world.limit for world in worlds),
         reset_rows=True,
         step_rows=not settings.simulates_on_gpu,
@@ -47,26 +48,45 @@ def spec_of(settings: ManiSkillSettings, worlds: Sequence[World]) -> EnvSpec:
     )
 
 
+def _in_suites(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Every task in a suite, if one of them is: a suite has a task for each sentence of one id."""
+    if not any(task.suite for task in tasks):
+        return tuple(tasks)
+    return tuple(replace(task, suite=task.suite or task.name) for task in tasks)
+
+
+def _kinds(worlds: Iterable[World]) -> list[tuple[int, str]]:
+    """Of each task of the spec the number of its world, and its sentence where that world has several."""
+    return [
+        (number, task.instruction if task.suite else "")
+        for number, world in enumerate(worlds)
+        for task in world.tasks()
+    ]
+
+
 class CpuBatch:
     """Rows that each have an instance of every task that they have run; used by one thread."""
 
     def __init__(self, settings: ManiSkillSettings, rows: int) -> None:
         self.settings, self.rows = settings, rows
-        self._worlds = {(0, number): World(settings, task, 1) for number, task in enumerate(settings.tasks)}
-        self.spec = spec_of(settings, [*self._worlds.values()])
+        first = [World(settings, task, 1) for task in settings.tasks]
+        self._worlds = {(0, number): world for number, world in enumerate(first)}
+        self._kinds, self._sentences = _kinds(first), [world.sentences for world in first]
+        self.spec = spec_of(settings, first)
         self._row: list[World | None] = [None] * rows
-        self._steps = np.zeros(rows, np.int64)
+        self._steps, self._limits = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         failed: dict[int, Exception] = {}
         for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
-            where = (row, int(task))
-            if where not in self._worlds:
-                self._worlds[where] = World(self.settings, self.settings.tasks[task], 1)
-            world = self._row[row] = self._worlds[where]
-            self._steps[row] = 0
+            number, sentence = self._kinds[task]
+            if (row, number) not in self._worlds:
+                kind, read = self.settings.tasks[number], self._sentences[number]
+                self._worlds[row, number] = World(self.settings, kind, 1, read)
+            world = self._row[row] = self._worlds[row, number]
+            self._steps[row], self._limits[row] = 0, world.limit
             try:
-                world.reset(0, int(seed))
+                world.reset(0, int(seed), sentence)
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
                 self._discard(row)
@@ -76,22 +96,16 @@ class CpuBatch:
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         outcomes: list[Outcome] = []
         failed: dict[int, Exception] = {}
-        limits = np.array([self._world(row).limit for row in rows])
-        for i, row in enumerate(map(int, rows)):
+        order = np.asarray(rows)
+        for i, row in enumerate(order.tolist()):
             try:
                 outcomes.append(self._world(row).step(actions[i : i + 1]))
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
                 outcomes.append(_nothing(self.settings.metrics))
                 self._discard(row)
-        self._steps[np.asarray(rows)] += 1
-        whole = Outcome(
-            np.concatenate([outcome.reward for outcome in outcomes]),
-            np.concatenate([outcome.ended for outcome in outcomes]),
-            np.concatenate([outcome.success for outcome in outcomes]),
-            {name: np.concatenate([o.metrics[name] for o in outcomes]) for name in self.settings.metrics},
-        )
-        result = _result(self.settings, whole, self._steps[np.asarray(rows)] >= limits)
+        self._steps[order] += 1
+        result = _result(self.settings, _joined(outcomes), self._steps[order] >= self._limits[order])
         if failed:
             raise RowsFailed(failed, result)
         return result
@@ -128,15 +142,18 @@ class GpuBatch:
 
     def __init__(self, settings: ManiSkillSettings, world: World) -> None:
         self.settings, self.rows, self._world = settings, world.rows, world
-        self.spec = spec_of(settings, [world])
+        self.spec, self._kinds = spec_of(settings, [world]), _kinds([world])
         self._steps = np.zeros(world.rows, np.int64)
+        self._seen: Mapping[str, NDArray[np.generic]] | None = None
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        for row, _, seed in zip(rows, tasks, seeds, strict=True):
-            self._world.reset(int(row), int(seed))
+        self._seen = None
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            self._world.reset(int(row), int(seed), self._kinds[task][1])
             self._steps[row] = 0
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        self._seen = None
         order = np.asarray(rows)
         whole = np.empty((self.rows, self.spec.action.dim), np.float32)
         whole[order] = actions
@@ -151,8 +168,11 @@ class GpuBatch:
         return _result(self.settings, asked, self._steps[order] >= self.spec.max_steps)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        """Draws all rows at once, and only once until the next step or reset: a station may ask row by row."""
+        if self._seen is None:
+            self._seen = self._world.observe()
         order = np.asarray(rows)
-        for name, array in self._world.observe().items():
+        for name, array in self._seen.items():
             out[name][: len(order)] = array[order]
 
     def render(self, row: int) -> NDArray[np.uint8]:
@@ -161,6 +181,18 @@ class GpuBatch:
 
     def close(self) -> None:
         self._world.close()
+
+
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Those of one row each as one of all."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return Outcome(
+        np.concatenate([outcome.reward for outcome in outcomes]),
+        np.concatenate([outcome.ended for outcome in outcomes]),
+        np.concatenate([outcome.success for outcome in outcomes]),
+        {name: np.concatenate([outcome.metrics[name] for outcome in outcomes]) for name in outcomes[0].metrics},
+    )
 
 
 def _nothing(metrics: Iterable[str]) -> Outcome:
@@ -178,6 +210,5 @@ def _brief(form: Form) -> str:
 
 def _result(settings: ManiSkillSettings, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
     """late: [n], the time limit is reached."""
-    terminates = settings.time_limit == "terminates"
-    terminated = outcome.ended | (late & terminates)
+    terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
     return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.conformance import raised
 from polyrhythm.envs.maniskill.drivers import how_to_get_driver, is_about_driver
+from polyrhythm.envs.maniskill.modes import modes_of
 from polyrhythm.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
@@ -25,19 +27,24 @@ def make_env(settings: ManiSkillSettings, task: str, rows: int) -> Any:
     Raises ConfigError for an unknown task or a setting that it refuses, MissingError for assets or a driver.
     """
     registered = find_registered(task)
-    _refuse_reward(settings, task, registered.cls)
+    modes = modes_of(settings, task, registered.cls)
     _refuse_missing_assets(task, registered)
-    size = {"width": settings.image_size, "height": settings.image_size}
+    height, width = settings.picture
+    own_size = modes.is_twin or settings.observation == "state"
     chosen: dict[str, Any] = {"control_mode": settings.control_mode, "robot_uids": settings.robot}
     arguments = {
         **(registered.default_kwargs or {}),
+        **settings.kwargs,
         **{name: value for name, value in chosen.items() if value},
         "num_envs": rows,
-        "obs_mode": settings.observation,
-        "reward_mode": settings.reward,
+        "obs_mode": modes.observation,
+        "reward_mode": modes.reward,
         "sim_backend": "physx_cuda" if settings.simulates_on_gpu else "physx_cpu",
         "render_backend": "gpu" if settings.draws_on_gpu else "cpu",
-        "sensor_configs": {} if settings.observation == "state" else size,
+        "sensor_configs": {
+            **settings.kwargs.get("sensor_configs", {}),
+            **({} if own_size else {"width": width, "height": height}),
+        },
     }
     try:
         with _no_questions(task):
@@ -81,40 +88,38 @@ def find_registered(task: str) -> Any:
     return REGISTERED_ENVS[name]
 
 
-def _refuse_reward(settings: ManiSkillSettings, task: str, kind: Any) -> None:
-    if settings.reward not in kind.SUPPORTED_REWARD_MODES:
-        known = ", ".join(mode for mode in kind.SUPPORTED_REWARD_MODES if mode != "none")
-        fix = f"choose {known}" if known else "choose another task, since this one has no reward"
-        raise ConfigError(f"env.reward = {settings.reward}: {task} has no such reward; {fix}")
-
-
 def _refuse_missing_assets(task: str, registered: Any) -> None:
     """Raise MissingError for files of the task that are not on this machine; ManiSkill would ask on stdin."""
     from mani_skill.utils.assets import data
 
-    missing = []
+    missing, needed = [], []
     for name in registered.asset_download_ids or ():
         group = name in data.DATA_GROUPS
         sources = data.expand_data_group_into_individual_data_source_ids(name) if group else [name]
-        missing += [source for source in sources if not data.is_data_source_downloaded(source)]
+        lacking = [source for source in sources if not data.is_data_source_downloaded(source)]
+        missing += lacking
+        needed += [name] if lacking else []
     if missing:
-        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), registered.uid)
+        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), needed)
 
 
-def _lacks_assets(task: str, what: str, name: str) -> MissingError:
-    return MissingError(
-        f"env.tasks = {task}: its assets are not on this machine ({what}); run: "
-        f"python -m mani_skill.utils.download_asset {name}"
-    )
+def _lacks_assets(task: str, what: str, names: Sequence[str]) -> MissingError:
+    """names: ManiSkill's of what is to be downloaded; its command does not know the ids of a user's own tasks."""
+    commands = "; ".join(f"python -m mani_skill.utils.download_asset {name}" for name in names)
+    return MissingError(f"env.tasks = {task}: its assets are not on this machine ({what}); run: {commands}")
 
 
 @contextmanager
 def _no_questions(task: str) -> Iterator[None]:
     """Within it ManiSkill's question whether to download something is a MissingError."""
+    from mani_skill.agents import REGISTERED_AGENTS
     from mani_skill.utils import download_asset
 
     def refuse(question: str) -> bool:
-        raise _lacks_assets(task, question.partition(" which ")[0], "ID, with the ID that is missing")
+        robot = re.match(r"Robot (\S+) has assets", question)
+        if robot and (known := REGISTERED_AGENTS.get(robot[1])) and known.asset_download_ids:
+            raise _lacks_assets(task, f"robot {robot[1]}", known.asset_download_ids)
+        raise _lacks_assets(task, question.partition(" which ")[0], ["ID, with the ID that is missing"])
 
     asks, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
     try:
@@ -139,6 +144,13 @@ def _explained(settings: ManiSkillSettings, task: str, error: BaseException) -> 
         return ConfigError(f"env.control_mode = {settings.control_mode}: {task}'s robot lacks it; it has {known}")
     if "not found in the dict of registered agents" in message:
         return ConfigError(f"env.robot = {settings.robot}: ManiSkill has no such robot; leave it empty for the task's")
+    if isinstance(error, FileNotFoundError):
+        return MissingError(
+            f"env.tasks = {task}: it needs a file that is not on this machine ({message[:_QUOTED]}); put the task's "
+            "assets there"
+        )
+    if isinstance(error, TypeError) and "argument" in message:
+        return ConfigError(f"env.kwargs: the class of {task} takes others ({message[:_QUOTED]}); correct env.kwargs")
     return ConfigError(
         f"env.tasks = {task}: ManiSkill cannot make it ({type(error).__name__}: {message[:_QUOTED]}); correct env"
     )

@@ -36,5 +36,6 @@ def _trial(tried: ManiSkillSettings) -> Finding:
     except PolyrhythmError as error:
         problem, _, fix = str(error).partition("; run: ")
         return Finding(name, "missing", problem, fix)
-    frame = f"a frame of {tried.image_size}x{tried.image_size} pixels {seen.observe_ms:.0f} ms"
+    height, width = tried.picture
+    frame = f"a frame of {width}x{height} pixels {seen.observe_ms:.0f} ms"
     return Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")

@@ -18,6 +18,23 @@ from polyrhythm.envs.variants import Variant
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.spaces import Aggregate, check_metrics
 
+_Pixels = Annotated[int, Field(ge=8, le=1024)]
+#: Arguments of ManiSkill's classes that are settings here → the setting.
+_SET_HERE = {
+    "num_envs": "the run's rows",
+    "obs_mode": "observation",
+    "reward_mode": "reward",
+    "control_mode": "control_mode",
+    "robot_uids": "robot",
+    "sim_backend": "backend",
+    "render_backend": "renderer",
+}
+
+
+def _none_is_empty(value: Any) -> Any:
+    """A recipe that extends another one cannot remove entries otherwise."""
+    return {} if value is None else value
+
 
 def _as_aggregates(value: Any) -> Any:
     """Expand a list of names to `last` for each."""
@@ -27,9 +44,9 @@ def _as_aggregates(value: Any) -> Any:
 class ManiSkillSettings(BaseModel):
     """ManiSkill 3 tasks with state or camera images, simulated on the CPU or all rows together on a GPU.
 
-    Observation: `state` float32 [N], ManiSkill's own, with objects and goals; or with `rgb` `image` uint8
-    [image_size,image_size,3] and `proprio` float32 [N]; `rgbd` adds `depth` float32 [image_size,image_size,1] in
-    metres. Action: float32 [A], ManiSkill's own of the control mode.
+    Observation: `state` float32 [N], ManiSkill's own, with objects and goals; or with `rgb` `image` uint8 [H,W,3] of
+    `image_size` and `proprio` float32 [N]; `rgbd` adds `depth` float32 [H,W,1] in metres. Action: float32 [A],
+    ManiSkill's own of the control mode.
 
     backend cpu: an instance per row; equal (task, seed) give bit-equal initial states. backend gpu: one task, all rows
     step together; each row is reset on its own with its seed, but rows lie at different places of one scene, so that
@@ -44,12 +61,15 @@ class ManiSkillSettings(BaseModel):
     type: Literal["maniskill"] = "maniskill"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     """Registered ids such as `PickCube-v1`, or `module:ID` to import the module that registers it."""
+    kwargs: Annotated[Mapping[str, Any], BeforeValidator(_none_is_empty)] = Field(default_factory=dict)
+    """Further arguments of the tasks' classes, such as {obj_set: train} or {sim_config: {control_freq: 5}}."""
     instructions: Mapping[str, str] = Field(default_factory=dict)
-    """Task → instruction for the policy, in place of the built-in one."""
+    """Task → instruction for the policy, in place of the built-in one, or of the task's own for each object."""
     observation: Literal["state", "rgb", "rgbd"] = "state"
     """`state` draws nothing; it still needs a Vulkan driver."""
-    image_size: Annotated[int, Field(ge=8, le=1024)] = 128
-    """Edge of the square image in pixels."""
+    image_size: _Pixels | tuple[_Pixels, _Pixels] = 128
+    """Edge of a square image in pixels, or [height, width]. A digital twin such as PutCarrotOnPlateInScene-v1 draws at
+    its camera's own size (640 wide, 480 high), and its picture is resized to this one: [168, 224] keeps the ratio."""
     camera: str = ""
     """Name of the camera; empty: the task's first one, often `base_camera`."""
     proprio: Literal["full", "joints"] = "full"
@@ -60,8 +80,11 @@ class ManiSkillSettings(BaseModel):
     control_mode: str = ""
     """Such as `pd_joint_delta_pos` or `pd_ee_delta_pose`; empty: the robot's first one."""
     reward: Literal["sparse", "dense", "normalized_dense"] = "sparse"
-    """ManiSkill's reward modes. `sparse`: 1 at each step with success, -1 with failure; `normalized_dense`: shaped, at
-    most 1 per step."""
+    """ManiSkill's reward modes. `sparse`: 1 at each step with success, -1 with failure, also for a task without a
+    reward of its own; `normalized_dense`: shaped, at most 1 per step."""
+    reward_flags: Annotated[Mapping[str, float], BeforeValidator(_none_is_empty)] = Field(default_factory=dict)
+    """Flag of ManiSkill's `info` → weight, in place of `reward`: a step earns the change of the weighted sum, which is
+    0 when an episode begins. RLinf's has {is_src_obj_grasped: 0.1, consecutive_grasp: 0.1, success: 1.0}."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Env steps after which an episode ends; 0 takes the registered limit."""
     time_limit: Literal["terminates", "truncates"] = "terminates"
@@ -93,6 +116,15 @@ class ManiSkillSettings(BaseModel):
                 raise ValueError(f"task {task!r} is listed {self.tasks.count(task)} times; list it once")
         if other := [task for task in self.instructions if task not in self.tasks]:
             raise ValueError(f"instructions has {other[0]!r}, which is not among tasks; add it there, or remove it")
+        if given := [name for name in _SET_HERE if name in self.kwargs]:
+            name = given[0]
+            raise InvalidSetting(
+                f"kwargs.{name}", self.kwargs[name], f"{_SET_HERE[name]} decides it; leave it out here"
+            )
+        if self.reward_flags and self.reward != "sparse":
+            raise InvalidSetting(
+                "reward_flags", dict(self.reward_flags), f"reward is {self.reward}; leave one of them out"
+            )
         if self.backend == "gpu" and len(self.tasks) > 1:
             raise ValueError(
                 f"backend = gpu simulates one task, and tasks has {len(self.tasks)}; list one, or set backend to cpu"
@@ -134,6 +166,12 @@ class ManiSkillSettings(BaseModel):
         return found
 
     @property
+    def picture(self) -> tuple[int, int]:
+        """Height and width of the image in pixels."""
+        size = self.image_size
+        return (size, size) if isinstance(size, int) else size
+
+    @property
     def simulates_on_gpu(self) -> bool:
         """Whether physics is computed on a GPU."""
         if self.backend == "auto":
@@ -145,9 +183,9 @@ class ManiSkillSettings(BaseModel):
         """Whether Vulkan uses a GPU."""
         return self.renderer == "gpu" or (self.renderer == "auto" and count_gpus() > 0)
 
-    def instruction(self, task: str) -> str:
-        """The instruction of one of `tasks`."""
-        return self.instructions.get(task) or instruction_of(task)
+    def instruction(self, task: str, own: str = "") -> str:
+        """The instruction of one of `tasks`. own: what the task's code says, if it says anything."""
+        return self.instructions.get(task) or instruction_of(task, own)
 
     def check(self) -> None:
         """Make an instance of each task in another process. Raises MissingError if an asset or a driver is missing,
@@ -160,7 +198,9 @@ class ManiSkillSettings(BaseModel):
         Raises ConfigError or MissingError as `check` does."""
         from polyrhythm.envs.maniskill.probe import probe
 
-        return probe(self.model_copy(update={"placement": "usual", "appearance": AppearanceSettings()})).spec
+        usual = {"placement": "usual", "appearance": AppearanceSettings()}
+        backend = "gpu" if self.simulates_on_gpu else "cpu"  # which `auto` would choose anew for the usual ones
+        return probe(self.model_copy(update={**usual, "backend": backend})).spec
 
     def rendering(self) -> ManiSkillSettings:
         """Every batch can render its rows for a video."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-#: Task id → instruction of the policy. The first six need no assets besides those in ManiSkill's package; the last one
-#: is registered by RLinf's code.
+#: Task id → instruction of the policy. The first six need no assets besides those in ManiSkill's package; the last four
+#: are bridge tasks, and have the sentences of their own code.
 INSTRUCTIONS: dict[str, str] = {
     "PickCube-v1": "take the red cube and hold it at the goal",
     "PushCube-v1": "push the blue cube forward onto the round target",
@@ -24,7 +24,10 @@ INSTRUCTIONS: dict[str, str] = {
     "TurnFaucet-v1": "turn the handle of the faucet",
     "OpenCabinetDrawer-v1": "pull the drawer open",
     "OpenCabinetDoor-v1": "pull the door of the cabinet open",
-    "PutOnPlateInScene25Main-v3": "put the object on the plate",
+    "PutCarrotOnPlateInScene-v1": "put carrot on plate",
+    "PutEggplantInBasketScene-v1": "put eggplant into yellow basket",
+    "StackGreenCubeOnYellowCubeBakedTexInScene-v1": "stack the green block on the yellow block",
+    "PutSpoonOnTableClothInScene-v1": "put the spoon on the towel",
 }
 
 #: The same tasks in other words, for an evaluation out of distribution.
@@ -46,7 +49,10 @@ OTHER_WORDS: dict[str, str] = {
     "TurnFaucet-v1": "open the tap by its lever",
     "OpenCabinetDrawer-v1": "slide out the drawer",
     "OpenCabinetDoor-v1": "swing open the cupboard",
-    "PutOnPlateInScene25Main-v3": "set the thing down on the dish",
+    "PutCarrotOnPlateInScene-v1": "set the orange vegetable down on the dish",
+    "PutEggplantInBasketScene-v1": "drop the purple vegetable in the basket",
+    "StackGreenCubeOnYellowCubeBakedTexInScene-v1": "place the green cube on top of the yellow one",
+    "PutSpoonOnTableClothInScene-v1": "lay the spoon down on the cloth",
 }
 
 
@@ -55,12 +61,12 @@ def other_words_of(task: str) -> str | None:
     return OTHER_WORDS.get(task.rpartition(":")[2])
 
 
-def instruction_of(task: str) -> str:
-    """The task's instruction; for a task that is not listed, the words of its id: `RotateValveLevel0-v1` gives
-    "rotate valve level 0". A module before the id, `module:ID`, is left out."""
+def instruction_of(task: str, own: str = "") -> str:
+    """The task's instruction; for a task that is not listed, what its code says, `own`, or else the words of its id:
+    `RotateValveLevel0-v1` gives "rotate valve level 0". A module before the id, `module:ID`, is left out."""
     identifier = task.rpartition(":")[2]
-    if identifier in INSTRUCTIONS:
-        return INSTRUCTIONS[identifier]
+    if known := INSTRUCTIONS.get(identifier) or own:
+        return known
     name = re.sub(r"-v\d+$", "", identifier)
     words = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", name)
     return " ".join(words).lower() or task

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from polyrhythm.envs.appearance import Appearance
 from polyrhythm.envs.maniskill.appearance import Scene
 from polyrhythm.envs.maniskill.construction import episode_steps, make_env
+from polyrhythm.envs.maniskill.pictures import resized
 from polyrhythm.envs.maniskill.placement import place_beyond
+from polyrhythm.envs.maniskill.sentences import Sentences, own_sentences, read_sentences
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import ActionSpec, ArraySpec
+from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 if TYPE_CHECKING:
     from polyrhythm.envs.maniskill.settings import ManiSkillSettings
@@ -36,9 +38,11 @@ class Outcome(NamedTuple):
 
 
 class World:
-    """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises as `make_env` does."""
+    """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises as `make_env` does.
 
-    def __init__(self, settings: ManiSkillSettings, task: str, rows: int) -> None:
+    sentences: the instructions of its episodes, if another world of the task has read them."""
+
+    def __init__(self, settings: ManiSkillSettings, task: str, rows: int, sentences: Sentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
         self._env = make_env(settings, task, rows)
@@ -47,22 +51,43 @@ class World:
                 f"env.backend = gpu: {task} makes all objects anew at a reset, so rows cannot be reset alone; "
                 "set it to cpu"
             )
-        self.reports_success = "success" in self._env.get_info()
         self._camera = "" if settings.observation == "state" else self._find_camera()
+        self._info: Mapping[str, Any] = {}
+        self._own_get_obs = self._env.get_obs if _is_changed(self._env) else None
         if self._camera:  # its own get_obs, which step and reset call, would draw
             self._env.get_obs = self._observe_numbers
         self._scene = Scene(self._env, self._camera)
-        self._numbers = np.zeros((rows, 0), np.float32)
-        self._reset(list(range(rows)), 0)
+        self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
+        info = self._reset(list(range(rows)), 0)
+        self.reports_success = "success" in info
+        self._refuse_rewards(info)
         self.action = self._action_spec()
+        self._bounds = np.array(self.action.low, np.float32), np.array(self.action.high, np.float32)
+        self._own = "" if task in settings.instructions else next(iter(own_sentences(self._env)), "")
+        self.sentences = sentences
+        if self._own and sentences is None:
+            self.sentences = read_sentences(self._env, task, self._choose)
+            self._reset(list(range(rows)), 0)
 
-    def reset(self, row: int, seed: int) -> None:
+    def tasks(self) -> list[Task]:
+        """The task; or one for each sentence where its episodes have different ones."""
+        if self.sentences is None or not self._own:
+            return [Task(self.task, self.settings.instruction(self.task, self._own))]
+        return [Task(f"{self.task}: {sentence}", sentence, self.task) for sentence in self.sentences.starts]
+
+    def reset(self, row: int, seed: int, sentence: str = "") -> None:
         """Begin an episode in one row; its numbers and images change, those of other rows do not.
 
         seed: 0..2^63-1; ManiSkill takes 32 bits, so it is hashed to these. On a GPU each row is reset by a call of its
         own: ManiSkill draws the states of all rows that are reset together from the seed of the first.
+        sentence: the instruction of one of several `tasks`.
         """
-        self._reset([row], int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        numbers = None
+        if sentence:
+            assert self.sentences is not None
+            numbers = np.array([self.sentences.episode(sentence, seed)])
+        self._reset([row], int(np.random.SeedSequence(seed).generate_state(1)[0]), numbers)
+        self._refuse_other_words(row, sentence or self._own)
         if self.settings.placement == "beyond":  # with one row, as another appearance
             place_beyond(self._env, self.task, seed)
             self._numbers = self._to_numbers(self._env.get_obs(self._env.get_info()))
@@ -71,14 +96,20 @@ class World:
 
     def step(self, actions: NDArray[np.generic]) -> Outcome:
         """One step of all rows; actions [rows,A], clipped to the bounds."""
-        clipped = np.clip(actions, self.action.low, self.action.high).astype(np.float32, copy=False)
+        low, high = self._bounds
+        clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
         observation, reward, ended, _, info = self._env.step(clipped)
         self._numbers = self._to_numbers(observation)
         success, ended = self._flag(info.get("success")), self._flag(ended)
-        goes_on = success & ~self._flag(info.get("fail")) & (not self.settings.end_on_success)
+        if not self.settings.end_on_success:
+            ended &= ~success | self._flag(info.get("fail"))
+        if self.settings.reward_flags:
+            reward = self._change_of_flags(info)
+        elif self._env.reward_mode == "none":
+            reward = success.astype(np.float32) - self._flag(info.get("fail"))
         return Outcome(
-            _numpy(reward).astype(np.float32).reshape(self.rows),
-            ended & ~goes_on,
+            np.array(_numpy(reward), np.float32).reshape(self.rows),
+            ended,
             success,
             {name: self._metric(name, info.get(name)) for name in self.settings.metrics},
         )
@@ -87,8 +118,12 @@ class World:
         """The observation of all rows, [rows, ...] by name; draws the images."""
         if not self._camera:
             return {"state": self._numbers}
-        drawn = self._env._get_obs_sensor_data()[self._camera]
-        found: dict[str, NDArray[np.generic]] = {"image": _numpy(drawn["rgb"]), "proprio": self._numbers}
+        if self._own_get_obs is None:
+            drawn = self._env._get_obs_sensor_data()[self._camera]
+        else:  # the task changes what its cameras see, such as by a background
+            drawn = self._own_get_obs(self._info)["sensor_data"][self._camera]
+        image = resized(_numpy(drawn["rgb"]), self.settings.picture)
+        found: dict[str, NDArray[np.generic]] = {"image": image, "proprio": self._numbers}
         if self.settings.observation == "rgbd":
             found["depth"] = (_numpy(drawn["depth"]) / _MILLIMETRES).astype(np.float32)
         return found
@@ -109,36 +144,81 @@ class World:
         """Free the simulation."""
         self._env.close()
 
-    def _reset(self, rows: list[int], seed: int) -> None:
+    def _reset(self, rows: list[int], seed: int, episodes: NDArray[np.int64] | None = None) -> Mapping[str, Any]:
+        """ManiSkill's info. episodes: [len(rows)] numbers of the episodes, for tasks that have numbered ones."""
         from mani_skill.utils import common
 
-        where = common.to_tensor(np.array(rows, np.int64), device=self._env.device)
+        options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self._env.device)}
+        if episodes is not None:
+            options["episode_id"] = common.to_tensor(episodes, device=self._env.device)
         # The seed of every row, so that a row's own generator is the same wherever the row is.
-        observation, _ = self._env.reset(seed=[seed] * self.rows, options={"env_idx": where})
+        observation, info = self._env.reset(seed=[seed] * self.rows, options=options)
+        self._earned[rows] = 0.0
         numbers = self._to_numbers(observation)
         if len(rows) < self.rows:
             kept = self._numbers.copy()
             kept[rows] = numbers[rows]
             numbers = kept
         self._numbers = numbers
+        found: Mapping[str, Any] = info
+        return found
+
+    def _choose(self, episodes: NDArray[np.int64]) -> None:
+        """Begin the episodes of these numbers [rows], or, in RLinf's tasks, choose their objects without placing them:
+        that takes a tenth of the time."""
+        from mani_skill.utils import common
+
+        if choose := getattr(self._env, "_initialize_episode_pre", None):
+            rows, numbers = (common.to_tensor(a, device=self._env.device) for a in (np.arange(self.rows), episodes))
+            choose(rows, {"episode_id": numbers})
+        else:
+            self._reset(list(range(self.rows)), 0, episodes)
 
     def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
-        """In place of ManiSkill's `get_obs`: what it gives without images."""
-        return self._env._get_obs_state_dict(self._env.get_info() if info is None else info)
+        """In place of ManiSkill's `get_obs`: what it gives without images. Keeps the info for `observe`: to ask for it
+        again would count a grasp twice in tasks whose `evaluate` counts."""
+        self._info = self._env.get_info() if info is None else info
+        return self._env._get_obs_state_dict(self._info)
+
+    def _change_of_flags(self, info: Mapping[str, Any]) -> NDArray[np.float32]:
+        """[rows] change of the weighted sum of flags since the step before."""
+        weights = self.settings.reward_flags.items()
+        total = np.sum([weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights], axis=0)
+        before, self._earned = self._earned, total.astype(np.float32)
+        return self._earned - before
+
+    def _refuse_rewards(self, info: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the task reports nothing of which a reward could be made."""
+        if unknown := [name for name in self.settings.reward_flags if name not in info]:
+            known = ", ".join(name for name, value in info.items() if np.size(_numpy(value)) == self.rows)
+            raise ConfigError(f"env.reward_flags.{unknown[0]}: {self.task} reports no such flag; it has {known}")
+        if self._env.reward_mode == "none" and not self.settings.reward_flags and not {"success", "fail"} & {*info}:
+            raise ConfigError(
+                f"env.reward = sparse: {self.task} has no such reward; choose another task, since this one has no "
+                "reward, and reports neither success nor failure"
+            )
+
+    def _refuse_other_words(self, row: int, wanted: str) -> None:
+        """Raise ConfigError if an episode has another instruction than the policy will read."""
+        if wanted and (told := own_sentences(self._env)[row]) != wanted:
+            raise ConfigError(
+                f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
+                f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
+            )
 
     def _to_numbers(self, observation: Any) -> NDArray[np.float32]:
         """Numbers of all rows as a new array, [rows,N]."""
-        from mani_skill.utils import common
-
         if self._camera and self.settings.proprio == "joints":
             observation = observation["agent"]["qpos"]
         elif self._camera:
+            from mani_skill.utils import common
+
             observation = common.flatten_state_dict(observation, use_torch=True, device=self._env.device)
         return np.array(_numpy(observation), np.float32)
 
     def _flag(self, value: Any) -> NDArray[np.bool_]:
         """[rows] flags; false where the task has none."""
-        return np.zeros(self.rows, np.bool_) if value is None else _numpy(value).astype(np.bool_).reshape(self.rows)
+        return np.zeros(self.rows, np.bool_) if value is None else np.array(_numpy(value), np.bool_).reshape(self.rows)
 
     def _metric(self, name: str, value: Any) -> NDArray[np.floating]:
         """[rows] numbers; NaN where the task has none."""
@@ -166,8 +246,13 @@ class World:
         return ActionSpec("continuous", shape[0], low=tuple(space.low), high=tuple(space.high))
 
 
-def _numpy(value: Any) -> NDArray[Any]:
-    """A tensor on any device, or a number, as an array."""
-    from mani_skill.utils import common
+def _is_changed(env: Any) -> bool:
+    """Whether the task has a `get_obs` of its own."""
+    from mani_skill.envs.sapien_env import BaseEnv
 
-    return np.asarray(common.to_numpy(value))
+    return type(env).get_obs is not BaseEnv.get_obs
+
+
+def _numpy(value: Any) -> NDArray[Any]:
+    """A tensor on any device, or a number, as an array; it may share the tensor's memory."""
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)

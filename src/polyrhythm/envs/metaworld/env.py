@@ -6,7 +6,6 @@ Any row runs any of the tasks: a task's model and renderer are made at its first
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.appearance import VISION, Appearance, AppearanceSettings
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.metaworld.mujoco_rendering import Camera, choose_gl_backend
@@ -27,6 +27,14 @@ _ACTION_DIM = 4
 _LONGEST_EPISODE = 500
 #: Maximum dense reward of one step in Meta-World.
 _DENSE_SCALE = 10.0
+#: What `preset: vla` sets where it is not set.
+_VLA: Mapping[str, Any] = {
+    "camera": "corner2",
+    "settle_steps": 15,
+    "render": "full",
+    "image_size": 224,
+    "max_steps": 100,
+}
 
 
 class MetaWorldSettings(BaseModel):
@@ -52,6 +60,9 @@ class MetaWorldSettings(BaseModel):
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     """Task names such as `door-close-v3`, or a set of them: MT10, MT25 or MT50."""
+    preset: Literal["", "vla"] = ""
+    """`vla`: pictures and limits of the VLA papers where they are not set here: camera corner2, 15 settle steps, full
+    rendering, 224 pixels, 100 steps."""
     observation: Literal["pixels", "state"] = "pixels"
     """Observation of the policy. `state` renders nothing and needs no graphics library."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 64
@@ -79,6 +90,11 @@ class MetaWorldSettings(BaseModel):
     appearance: AppearanceSettings = AppearanceSettings()
     """How far pictures differ from the usual ones."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: Any) -> Any:
+        return {**_VLA, **values} if isinstance(values, Mapping) and values.get("preset") == "vla" else values
+
     @field_validator("tasks", mode="before")
     @classmethod
     def _spelled_out(cls, tasks: Any) -> Any:
@@ -91,9 +107,13 @@ class MetaWorldSettings(BaseModel):
     @classmethod
     def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
         for task in tasks:
+            if task == "MT1":
+                raise ValueError("MT1 is any one task of Meta-World; name it, such as reach-v3")
             if task not in INSTRUCTIONS:
-                near = difflib.get_close_matches(task, INSTRUCTIONS, n=1, cutoff=0.0)[0]
-                raise ValueError(f"unknown Meta-World task {task!r}; the nearest is {near!r}")
+                raise ValueError(
+                    f"Meta-World has no task or set {task!r}; {nearest(task, [*TASK_SETS, *INSTRUCTIONS])}sets are "
+                    f"{', '.join(TASK_SETS)}, and polyrhythm envs metaworld lists the tasks"
+                )
             if tasks.count(task) > 1:
                 raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
         return tasks
