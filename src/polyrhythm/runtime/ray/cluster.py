@@ -15,7 +15,6 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -33,6 +32,7 @@ from polyrhythm.runtime.hosts.survey import Sight
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor, program_version
+from polyrhythm.runtime.ray.room import check_room, describe_wanted
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher
 
 log = logging.getLogger(__name__)
@@ -132,27 +132,14 @@ class Cluster:
     def _place(self, stations: dict[str, int]) -> None:
         """Reserve a bundle for each station."""
         settings = self._settings
-        bundles = [{"CPU": count * settings.cpus_per_station} for count in stations.values()]
-        self._check_room(bundles)
-        self._group = placement_group(bundles, strategy=settings.strategy.upper())
+        cpus = [count * settings.cpus_per_station for count in stations.values()]
+        check_room(cpus, settings.cpus_per_station, _alive_nodes())
+        self._group = placement_group([{"CPU": count} for count in cpus], strategy=settings.strategy.upper())
         if not self._group.wait(settings.start_s):
             raise StartError(
-                f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; {_wanted(bundles)}, "
-                f"free now: {_describe(ray.available_resources())}; end what uses the cluster, or lower "
-                "ray.cpus_per_station"
-            )
-
-    def _check_room(self, bundles: Sequence[dict[str, float]]) -> None:
-        """Refuse at once what can never fit."""
-        nodes = {node["NodeManagerAddress"]: node["Resources"].get("CPU", 0.0) for node in _alive_nodes()}
-        cpus = [bundle["CPU"] for bundle in bundles]
-        total = sum(node["Resources"].get("CPU", 0.0) for node in _alive_nodes())
-        if sum(cpus) > total or max(cpus) > max(nodes.values(), default=0.0):
-            found = ", ".join(f"{count:g} on {name}" for name, count in nodes.items())
-            raise StartError(
-                f"ray.cpus_per_station = {self._settings.cpus_per_station:g}: {_wanted(bundles)}, {total:g} are in the "
-                f"cluster ({found}); lower it (0.25 shares a core among four stations), use fewer stations, or "
-                "add nodes"
+                f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; "
+                f"{describe_wanted(cpus)}, free now: {_describe(ray.available_resources())}; end what "
+                "uses the cluster, or lower ray.cpus_per_station"
             )
 
     def look(self) -> tuple[dict[str, Node], Sight]:
@@ -261,10 +248,6 @@ class RayNode:
 
 def _alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _wanted(bundles: Sequence[dict[str, float]]) -> str:
-    return f"{sum(bundle['CPU'] for bundle in bundles):g} CPUs are wanted for {len(bundles)} stations"
 
 
 def _describe(resources: dict[str, float]) -> str:
