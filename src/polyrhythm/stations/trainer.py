@@ -11,7 +11,8 @@ follow.
 Invariant: what is published and saved is what the commands before found, as they are executed in order. A state that is
 due is announced once it is written, before any later `UpdateDone`; where it is one file, before its version is
 published. So `Published(N)` may come after the next `UpdateDone`, when it is published from the copy that was saved,
-but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`.
+but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`. Samples of other
+hosts are here before the first step of their update: from then on it depends on no other host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import Channels, Order, Report
+from polyrhythm.runtime.messages import Channels, Order, Report, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -41,6 +42,7 @@ from polyrhythm.scheduler.records import (
 )
 from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
+from polyrhythm.stations.far_samples import FarSamples
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import Learner
@@ -89,6 +91,7 @@ class Trainer:
         self._overlap = overlap and not learner.ranks.divides
         self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
+        self._far = FarSamples(arena)
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
         self._publication: _Publication | None = None
@@ -114,23 +117,24 @@ class Trainer:
         if isinstance(command, PublishWeights) and not 0 <= command.version < FAR - 1:
             raise UnfitMessage("impossible", f"{self.name} cannot publish version {command.version}")
         self._todo.append(command)
+        if isinstance(command, StartUpdate):
+            self._far.note(command)
 
     def _can_train(self, command: StartUpdate) -> bool:
-        """Whether it is the next update and the arena holds its samples where it says."""
+        """Whether it is the next update and the arena holds its samples where it says, or another host may."""
         due = self._learner.updates + sum(isinstance(other, StartUpdate) for other in self._todo)
-        places = zip(command.tickets, command.payload_ids, strict=False)
         return (
             command.update == due
             and 0 < len(command.tickets) == len(command.payload_ids)
             and len(command.scores) in (0, len(command.tickets))
-            and all(self._arena.holds(payload_id, ticket) for ticket, payload_id in places)
+            and self._far.could_have(command)
         )
 
     def work(self) -> bool:
-        """Do one optimizer step, one publication, or one save.
+        """Fetch the samples of an update, or do one optimizer step, one publication, or one save.
 
-        Consumes: samples and requests to publish or save, in command order. Waits for: only a publication that is
-        still copying weights that a step would change. Unblocked by: `handle`.
+        Consumes: samples and requests to publish or save, in command order. Waits for: a publication that is still
+        copying weights that a step would change; a host that has samples of an update. Unblocked by: `handle`.
         Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. Noticing that a
         publication or a saving has ended counts as a unit, so that it is reported even if nothing follows.
         """
@@ -145,6 +149,10 @@ class Trainer:
             return settled
         command = self._todo[0]
         begin = time.monotonic()
+        if self._far and isinstance(command, StartUpdate):
+            self._doing, self._done = (_FETCH, begin), None
+            self._fetch()
+            return True
         self._doing = (_WORDS[type(command)], begin)
         match command:
             case PublishWeights():
@@ -170,6 +178,15 @@ class Trainer:
         if self._publication_span is not None:
             yield self._publication_span
             self._publication_span = None
+
+    def _fetch(self) -> None:
+        try:
+            self._far.fetch_next()
+        except Unobeyable:
+            self._todo.clear()
+            raise
+        finally:
+            self._doing = IDLE
 
     def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
@@ -324,6 +341,7 @@ def publish_weights(
 
 
 #: Command type → name of its unit of work.
+_FETCH = "fetch"
 _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", SaveTrainer: "save"}
 
 

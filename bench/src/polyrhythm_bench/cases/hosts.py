@@ -226,7 +226,7 @@ class FarHost:
 
     def _samples(self) -> None:
         for block in range(_SAMPLES):
-            self._arena.fetch(f"{_THERE}/{block}")
+            self._arena.fetch([f"{_THERE}/{block}"])
 
 
 @contextmanager

@@ -81,9 +81,11 @@ class Posted(msgspec.Struct, frozen=True, tag=0):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=1):
-    """The finished sample in a block."""
+    """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most."""
 
     block: int
+    begin: int
+    count: int
 
 
 class Held(msgspec.Struct, frozen=True, tag=2):
@@ -112,7 +114,7 @@ Question = Posted | Sample | Held | Part | Parcel
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
-#: Bytes of one part of a version; parts that are asked for before the first has come.
+#: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3
 #: Bytes of the largest question; of an answer beside its arrays.
 LARGEST_QUESTION, HEAD_BYTES = 2**20, 2**16

@@ -56,10 +56,10 @@ class DataServer:
         match question:
             case q.Posted(slots):
                 yield from self._requests(slots)
-            case q.Sample(block):
+            case q.Sample(block, begin, count):
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
-                yield from pieces_of_sample(self._arena, block)
+                yield from pieces_of_sample(self._arena, block, begin, count)
             case q.Parcel() if self._folder is not None:
                 yield read_part(self._folder, question)
             case q.Held():
