@@ -30,8 +30,8 @@ from polyrhythm.runtime.hosts.pieces import (
     pieces_of_rest,
     pieces_of_sample,
     request_of,
-    write_rest,
     write_part,
+    write_rest,
 )
 from polyrhythm.runtime.hosts.server import DataServer
 from polyrhythm.runtime.join import messages as m
@@ -261,7 +261,11 @@ def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
     arena = finished_arena()
     request, sample, rest = (
         bytes_of(pieces)
-        for pieces in (pieces_of_request(arena, "s.0/0", 2), pieces_of_sample(arena, 2, 0, 2), [*pieces_of_rest(arena, 2)])
+        for pieces in (
+            pieces_of_request(arena, "s.0/0", 2),
+            pieces_of_sample(arena, 2, 0, 2),
+            [*pieces_of_rest(arena, 2)],
+        )
     )
     into, refused = in_memory(LAYOUT), 0
     for number in range(count):

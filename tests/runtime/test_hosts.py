@@ -74,9 +74,9 @@ def test_a_request_of_another_host_comes_with_its_observations(tmp_path: Path) -
     ],
 )
 def test_a_question_that_cannot_be_answered_gets_the_reason(question: q.Question, why: str, tmp_path: Path) -> None:
+    far = filled()
+    far.head[1, 0] = 2
     with pytest.raises(LookupError, match=why):
-        far = filled()
-        far.head[1, 0] = 2
         served(tmp_path, far).ask(question)
 
 
@@ -97,6 +97,7 @@ def test_mutated_questions_are_answered_and_harm_nothing() -> None:
     rng, arena = random.Random(0), filled()
     before = {name: array.copy() for name, array in arena.obs.items()}
     asked = [q.Posted([("far", 2)]), q.Sample(0, 0, 1), q.Held(), q.Part(0, 1, 0, 8)]
+    asked.append(q.Sees([Known("host-1", "run", "token")]))
     questions: list[list[bytes]] = [[], [b"1"], [b"1", b"2", b"3"]]
     for _ in range(3000):
         content = bytearray(q.encode(rng.choice(asked)))

@@ -241,7 +241,7 @@ def far_host(link: Link, megabytes: int) -> Iterator[FarHost]:
         node = LocalNode("there", link.there, link.prefix, {"POLYRHYTHM_SHARED_MEMORY": str(root)})
         stack.callback(node.close)
         spec = AgentSpec(_THERE, (), "", _LAYOUT, layout, (_THERE,), link.there, keys)
-        found = node.start_agent(spec)
+        found = node.start_agent(spec)()
         far = Path(found.folder)
         _fill(Arena(_LAYOUT, memoryview(open_segment(far, ARENA))))
         published = SharedWeights(layout, memoryview(open_segment(far, WEIGHTS)), far)

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from polyrhythm.runtime.hosts.identity import Known
+
 
 @dataclass(frozen=True, slots=True)
 class HostView:
@@ -110,7 +112,14 @@ class Parcel(msgspec.Struct, frozen=True, tag=4):
     last: bool
 
 
-Question = Posted | Sample | Held | Part | Parcel
+class Sees(msgspec.Struct, frozen=True, tag=5):
+    """Which of these hosts the asked one shares memory with, if any: its name, and the run's folder there. Otherwise
+    nothing."""
+
+    known: Sequence[Known]
+
+
+Question = Posted | Sample | Held | Part | Parcel | Sees
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 

@@ -15,6 +15,8 @@ import socket
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -176,23 +178,27 @@ class Cluster:
         self._watcher.add(process)
         return process
 
-    def start_agent(self, node: str, spec: AgentSpec) -> tuple[Any, Found]:
-        """Start an agent on a node; its actor, and what it found. StartError: it does not start."""
+    def start_agent(self, node: str, spec: AgentSpec) -> tuple[Any, Callable[[], Found]]:
+        """Start an agent on a node; its actor, and what waits for what it finds. StartError, from that: it does not
+        start."""
         place = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
         saves = str(self._folder) if spec.host in spec.publishers else ""
         found_ref = actor.start.remote(msgspec.msgpack.encode(spec), program_version(), saves)
-        try:
-            content = ray.get(found_ref, timeout=FOUND_S)
-        except RayError as error:
-            ray.kill(actor)
-            line = str(error).strip().splitlines()[-1]
-            raise StartError(f"the host's agent does not start ({type(error).__name__}: {line})") from error
-        found = msgspec.msgpack.decode(content, type=Found)
-        if found.error:
-            ray.kill(actor)
-            raise StartError(found.error)
-        return actor, found
+        until = time.monotonic() + FOUND_S
+
+        def wait() -> Found:
+            try:
+                content = ray.get(found_ref, timeout=max(0.0, until - time.monotonic()))
+            except RayError as error:
+                line = (str(error).strip().splitlines() or ["no reason given"])[-1]
+                raise StartError(f"the host's agent does not start ({type(error).__name__}: {line})") from error
+            found = msgspec.msgpack.decode(content, type=Found)
+            if found.error:
+                raise StartError(found.error)
+            return found
+
+        return actor, wait
 
     def close(self) -> None:
         """Leave the cluster, and end it if it is this run's own; a second call does nothing."""
@@ -219,6 +225,7 @@ class RayNode:
         self.name, self.address = f"node {address} ({node[:8]})", address
         self._cluster, self.id = cluster, node
         self._agent: Any = None
+        self._found = False  # whether the agent has said what it found
         self._processes: list[ActorProcess] = []  # since the agent was started
         self.leaves = True
 
@@ -226,9 +233,15 @@ class RayNode:
     def abandoned(self) -> bool:
         return any(process.abandoned for process in self._processes)
 
-    def start_agent(self, spec: AgentSpec) -> Found:
-        self._processes = []
-        self._agent, found = self._cluster.start_agent(self.id, spec)
+    def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
+        self._processes, self._found = [], False
+        self._agent, wait = self._cluster.start_agent(self.id, spec)
+
+        def found() -> Found:
+            answer = wait()
+            self._found = True
+            return answer
+
         return found
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
@@ -238,12 +251,14 @@ class RayNode:
 
     def close(self) -> None:
         agent, self._agent = self._agent, None
-        if agent is not None:
+        if agent is None:
+            return
+        if self._found:  # one that did not start, or does so yet, ends with its actor
             try:
                 ray.get(agent.close.remote(), timeout=ANSWER_S)
             except RayError as error:
                 log.warning("%s: its agent does not answer (%s); it ends with its node", self.name, error)
-            ray.kill(agent)
+        ray.kill(agent)
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
