@@ -17,10 +17,9 @@ hosts are here before the first step of their update: from then on it depends on
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -43,6 +42,7 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.far_samples import FarSamples
+from polyrhythm.stations.publication import Publication
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import Learner
@@ -94,7 +94,7 @@ class Trainer:
         self._far = FarSamples(arena)
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
-        self._publication: _Publication | None = None
+        self._publication: Publication | None = None
         self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
@@ -219,9 +219,9 @@ class Trainer:
     def _publish(self, version: int) -> None:
         self._settle()
         self._published = True
-        self._publication = _Publication(self._save_and_publish, version, self._overlap)
+        self._publication = Publication(self._save_and_publish, version, self._overlap)
 
-    def _save_and_publish(self, publication: _Publication) -> None:
+    def _save_and_publish(self, publication: Publication) -> None:
         """A state that is written from a whole copy is written first, and published from that copy."""
         version, policy = publication.version, None
         if self._saver is not None and self._saver.due(version):
@@ -340,57 +340,9 @@ def publish_weights(
             pass
 
 
-#: Command type → name of its unit of work.
-_FETCH = "fetch"
+#: Command type → name of its unit of work; that in which an update's samples are fetched.
 _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", SaveTrainer: "save"}
-
-
-class _Publication:
-    """One publication, done at once or in a thread. begun: when; lasted: its begin and end, once it is over. read: the
-    learner's tensors are not read any more; saved: the state that is due with it is announced, or it is over; set by
-    `publish`, which may leave that to the end."""
-
-    def __init__(self, publish: Callable[[_Publication], None], version: int, overlap: bool) -> None:
-        self._publish, self.version = publish, version
-        self.begun, self.lasted = time.monotonic(), (0.0, 0.0)
-        self.read, self.saved = threading.Event(), threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
-        if self._thread is None:
-            self._publish_timed()
-        else:
-            self._thread.start()
-
-    def _publish_timed(self) -> None:
-        self._publish(self)
-        self.lasted = (self.begun, time.monotonic())
-
-    def _run(self) -> None:
-        try:
-            self._publish_timed()
-        except Exception as error:  # noqa: BLE001 - raised by wait()
-            self._error = error
-        finally:
-            self.read.set()
-            self.saved.set()
-
-    @property
-    def over(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
-
-    def wait_for(self, stage: threading.Event) -> None:
-        """Wait until it has come so far; raise its error, if any."""
-        if self._thread is not None:
-            stage.wait()
-        if self._error is not None:
-            raise self._error
-
-    def wait(self) -> None:
-        """Wait until it is over; raise its error, if any."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
+_FETCH = "fetch"
 
 
 def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:

@@ -238,7 +238,11 @@ class RayNode:
         self._agent, wait = self._cluster.start_agent(self.id, spec)
 
         def found() -> Found:
-            answer = wait()
+            try:
+                answer = wait()
+            except StartError:
+                self.close()
+                raise
             self._found = True
             return answer
 
