@@ -37,6 +37,21 @@ def test_a_nic_sends_one_thing_after_the_other_and_receives_so_too() -> None:
     assert network.summary()["gb"] == 3.0
 
 
+def test_a_nic_is_busy_for_at_most_the_time_that_has_passed() -> None:
+    """Twenty transfers of 1 s are queued: after 5 s five have passed, after 40 s all of them have for 20 s."""
+    clock = Clock()
+    network = Network(clock, 0.0, 1e9)
+    for _ in range(20):
+        network.transfer("a", "b", 10**9)
+    shares = []
+    for at in (5.0, 40.0):
+        clock.at(at, lambda _: shares.append(network.summary()["busiest_share"]), None)
+    clock.advance()
+    clock.advance()
+    assert shares == [1.0, 0.5]
+    assert network.summary()["mean_share"] == 0.5
+
+
 def test_a_simulator_on_another_host_pays_for_messages_observations_answers_and_samples() -> None:
     cluster, summary = run(settings(simulators=FAR, generators=NEAR, trainer=NEAR, links=LINKS, versions=1))
     # Weights at 50; tickets there at 60, reset 50. Then each time: request 10, question 10, observation 4 + 10, pass 6,

@@ -441,7 +441,8 @@ def test_impossible_combinations_say_what_to_change(change: dict[str, Any], path
 
 
 @pytest.mark.parametrize(
-    ("sharding", "largest"), [("whole", 8), ("even:3", 3), ([2, 6], 6), ("my.module:cut", None), ("even:8", 1), ("rows", 1)]
+    ("sharding", "largest"),
+    [("whole", 8), ("even:3", 3), ([2, 6], 6), ("my.module:cut", None), ("even:8", 1), ("rows", 1)],
 )
 def test_largest_slot(sharding: Any, largest: int | None) -> None:
     assert validate(merge(BASE, {"rollout": {"sharding": sharding}})).rollout.largest_slot_rows == largest

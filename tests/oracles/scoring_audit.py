@@ -8,13 +8,12 @@ it, or given up; what is given up is released once its scorer has answered or is
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Command,
     Event,
-    PayloadsLost,
     ReleasePayloads,
     SampleFinished,
     SampleScored,
@@ -46,21 +45,20 @@ class ScoringAudit:
         if self.rules is None:
             scores = any(isinstance(command, ScoreSample) for command in commands)
             return "a sample is scored in a run without scorers" if scores else ""
-        lost = self._hear(event)
+        self._hear(event)
         for command in commands:
             wrong = ""
             if isinstance(command, ScoreSample):
                 wrong = self._begin(command)
             elif isinstance(command, ReleasePayloads):
-                wrong = self._release(command, lost)
+                wrong = self._release(command)
             elif isinstance(command, StartUpdate):
                 wrong = self._lend(command)
             if wrong:
                 return wrong
         return self._waiting(conductor)
 
-    def _hear(self, event: Event) -> set[str]:
-        """Take note of the event; the payloads that are gone by it."""
+    def _hear(self, event: Event) -> None:
         if isinstance(event, ScorerJoined):
             self._lose(event.scorer)
             self.places[event.scorer] = event.places
@@ -72,7 +70,6 @@ class ScoringAudit:
             self.scores[self.under_way.pop(event.number).payload_id] = event.score
         elif isinstance(event, ScoringFailed):
             self.tries[self.under_way.pop(event.number).payload_id] += 1
-        return set(event.payload_ids) if isinstance(event, PayloadsLost) else set()
 
     def _lose(self, scorer: str) -> None:
         self.places.pop(scorer, None)
@@ -101,8 +98,8 @@ class ScoringAudit:
     def _of(self, scorer: str) -> list[ScoreSample]:
         return [begun for begun in self.under_way.values() if begun.scorer == scorer]
 
-    def _release(self, command: ReleasePayloads, lost: set[str]) -> str:
-        read = {begun.payload_id for begun in self.under_way.values()} - lost
+    def _release(self, command: ReleasePayloads) -> str:
+        read = {begun.payload_id for begun in self.under_way.values()}
         for payload_id in command.payload_ids:
             if payload_id in read:
                 return f"{payload_id} is released while it is scored"
@@ -110,10 +107,6 @@ class ScoringAudit:
             self.scores.pop(payload_id, None)
             self.tries.pop(payload_id, None)
             self.shaken.discard(payload_id)
-            if payload_id in lost:  # what is produced again may have its name
-                for number, begun in self.under_way.items():
-                    if begun.payload_id == payload_id:
-                        self.under_way[number] = replace(begun, payload_id="")
         return ""
 
     def _lend(self, command: StartUpdate) -> str:

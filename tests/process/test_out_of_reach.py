@@ -66,7 +66,7 @@ class FarNode:
     def abandoned(self) -> bool:
         return any(process.abandoned for process in self.started)
 
-    def start_agent(self, spec: AgentSpec) -> Found:
+    def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
         return self._node.start_agent(spec)
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:

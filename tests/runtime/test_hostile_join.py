@@ -30,8 +30,8 @@ from polyrhythm.runtime.hosts.pieces import (
     pieces_of_rest,
     pieces_of_sample,
     request_of,
+    write_part,
     write_rest,
-    write_sample,
 )
 from polyrhythm.runtime.hosts.server import DataServer
 from polyrhythm.runtime.join import messages as m
@@ -244,7 +244,7 @@ def test_a_spec_that_no_run_would_hear_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_question_of_another_host_is_answered_or_refused(count: int) -> None:
-    asked: tuple[q.Question, ...] = (q.Posted([("s.0/0", 2)]), q.Sample(2), q.Held(), q.Part(1, 1, 0, 100))
+    asked: tuple[q.Question, ...] = (q.Posted([("s.0/0", 2)]), q.Sample(2, 0, 2), q.Held(), q.Part(1, 1, 0, 100))
     server = DataServer(None, finished_arena(), None)  # type: ignore[arg-type] - questions are given to it here
     contents, refused = [b"\0" + q.encode(question) for question in asked], 0
     with steady():
@@ -261,13 +261,17 @@ def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
     arena = finished_arena()
     request, sample, rest = (
         bytes_of(pieces)
-        for pieces in (pieces_of_request(arena, "s.0/0", 2), pieces_of_sample(arena, 2), [*pieces_of_rest(arena, 2)])
+        for pieces in (
+            pieces_of_request(arena, "s.0/0", 2),
+            pieces_of_sample(arena, 2, 0, 2),
+            [*pieces_of_rest(arena, 2)],
+        )
     )
     into, refused = in_memory(LAYOUT), 0
     for number in range(count):
         for take, pieces in (
             (lambda given: request_of(LAYOUT, 2, given), request),
-            (lambda given: write_sample(into, 2, given), sample),
+            (lambda given: write_part(into, 2, 0, given), sample),
             (lambda given: write_rest(into, 2, (1, 0), given), rest),
         ):
             try:

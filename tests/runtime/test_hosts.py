@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import DataClient, HostSilent
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
-from polyrhythm.runtime.hosts.pieces import write_sample
+from polyrhythm.runtime.hosts.pieces import write_part
 from polyrhythm.runtime.hosts.server import DataServer
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.transport.authentication import make_keys
@@ -62,16 +62,22 @@ def test_a_request_of_another_host_comes_with_its_observations(tmp_path: Path) -
     [
         (q.Posted([("nobody", 1)]), "slot nobody has no request of 1 rows"),
         (q.Posted([("far", 3)]), "slot far has no request of 3 rows"),
-        (q.Sample(2), "there is no block 2"),
-        (q.Sample(-1), "there is no block -1"),
-        (q.Sample(0), "block 0 holds no finished sample"),
+        (q.Sample(2, 0, 1), "there is no block 2"),
+        (q.Sample(-1, 0, 1), "there is no block -1"),
+        (q.Sample(0, 0, 1), "block 0 holds no finished sample"),
+        (q.Sample(1, 3, 1), "there are no 1 entries from 3 on of a sample of 2 steps"),
+        (q.Sample(1, -1, 1), "there are no 1 entries from -1 on"),
+        (q.Sample(1, 0, 0), "there are no 0 entries"),
+        (q.Sample(1, 0, 2**40), "there are no 1099511627776 entries"),
         (q.Part(0, 1, 0, 2**40), "there are no bytes"),
         (q.Part(0, 1, -1, 8), "there are no bytes"),
     ],
 )
 def test_a_question_that_cannot_be_answered_gets_the_reason(question: q.Question, why: str, tmp_path: Path) -> None:
+    far = filled()
+    far.head[1, 0] = 2
     with pytest.raises(LookupError, match=why):
-        served(tmp_path, filled()).ask(question)
+        served(tmp_path, far).ask(question)
 
 
 class Recorded:
@@ -90,7 +96,8 @@ class Recorded:
 def test_mutated_questions_are_answered_and_harm_nothing() -> None:
     rng, arena = random.Random(0), filled()
     before = {name: array.copy() for name, array in arena.obs.items()}
-    asked = [q.Posted([("far", 2)]), q.Sample(0), q.Held(), q.Part(0, 1, 0, 8), q.Clock()]
+    asked = [q.Posted([("far", 2)]), q.Sample(0, 0, 1), q.Held(), q.Part(0, 1, 0, 8), q.Clock()]
+    asked.append(q.Sees([Known("host-1", "run", "token")]))
     questions: list[list[bytes]] = [[], [b"1"], [b"1", b"2", b"3"]]
     for _ in range(3000):
         content = bytearray(q.encode(rng.choice(asked)))
@@ -132,9 +139,9 @@ def test_a_damaged_sample_is_refused_and_changes_nothing(damage: object) -> None
     arena = in_memory(LAYOUT)
     pieces = [np.array([1, 0, 0, 1, 5, 0, 0]).tobytes(), bytes(8), bytes(4), bytes(1), bytes([9] * 8), bytes([9] * 24)]
     with pytest.raises(ValueError, match=r"."):
-        write_sample(arena, 1, damage(pieces))  # type: ignore[operator]
+        write_part(arena, 1, 0, damage(pieces))  # type: ignore[operator]
     assert not any(array.any() for array in (arena.head, *arena.obs.values()))
-    write_sample(arena, 1, pieces)
+    arena.head[1] = write_part(arena, 1, 0, pieces)
     assert arena.holds("1", 5)
 
 
@@ -157,3 +164,79 @@ def test_a_slot_that_moved_is_asked_for_where_it_is_now(tmp_path: Path) -> None:
     assert others.requests([("far", 1)]).keys() == {"far"}
     with pytest.raises(UnfitMessage, match="there is no host c"):
         others.note_slots("c", ["far"])
+
+
+class SlowLink:
+    """Both ends of a link to a server, on a clock of its own: `rate` bytes arrive in a second, in order. on_answer:
+    called with every answer that arrives."""
+
+    def __init__(self, arena: Arena, rate: float) -> None:
+        self.now, self._free, self._rate = 0.0, 0.0, rate
+        self._asked = list[list[bytes]]()
+        self._coming = list[tuple[float, list[memoryview]]]()
+        self._server = DataServer(self, arena, None)  # type: ignore[arg-type]
+        self.on_answer: Callable[[], object] = lambda: None
+
+    def ask(self, parts: Sequence[bytes]) -> None:
+        self._asked.append(list(parts))
+        self._server.serve(0.0)
+
+    def answer(self, who: bytes, parts: Sequence[bytes]) -> None:
+        pieces = [memoryview(np.ascontiguousarray(np.frombuffer(part, np.uint8))) for part in parts]
+        self._free = max(self.now, self._free) + sum(piece.nbytes for piece in pieces) / self._rate
+        self._coming.append((self._free, pieces))
+
+    def receive(self, seconds: float) -> object:
+        """What the server is asked; or, once there is an answer, that."""
+        if self._asked:
+            return b"who", self._asked.pop()
+        at, pieces = self._coming[0]
+        if at > self.now + seconds:
+            self.now += seconds
+            return None
+        self.now = max(self.now, at)
+        del self._coming[0]
+        self.on_answer()
+        return pieces
+
+    def close(self) -> None:
+        self._coming.clear()
+
+
+LARGE = ArenaLayout(blocks=2, steps=9, chunk=1, obs={"image": ArraySpec((2**20,), "uint8")}, answers={}, slots={"s": 1})
+
+
+def test_a_sample_comes_in_parts_each_with_the_limit_of_an_answer() -> None:
+    """20 MB at 1 MB/s, where an answer may take 5 s."""
+    far = in_memory(LARGE)
+    for block, steps in enumerate((9, 8)):
+        places = LARGE.block(block, steps)
+        far.rewards[places, 0] = np.arange(steps) + block
+        for entry in range(steps + 1):
+            far.obs["image"][block + entry * LARGE.blocks] = 10 * block + entry
+        far.finish(block, steps=steps, terminated=1, success=0, env_steps=steps, ticket=5 + block, group=0, task=0)
+    link = SlowLink(far, 1e6)
+    arena = Arena(LARGE, bytearray(LARGE.nbytes), OtherHosts(LARGE, "a", {}, {"b": DataClient("b", lambda: link)}))
+    assert not arena.has("b/0", 5)
+    arena.fetch(["b/0", "b/1"])
+    nbytes = (10 + 9) * 2**20
+    assert nbytes / 1e6 < link.now < 1.01 * nbytes / 1e6, "the link had always something to carry"
+    for block, steps in enumerate((9, 8)):
+        assert arena.has(f"b/{block}", 5 + block)
+        part, shown = LARGE.block(block, steps), LARGE.block(block, steps + 1)
+        np.testing.assert_array_equal(arena.obs["image"][shown], far.obs["image"][shown])
+        np.testing.assert_array_equal(arena.rewards[part], far.rewards[part])
+    np.testing.assert_array_equal(arena.head, far.head)
+
+
+def test_a_sample_that_is_replaced_while_it_is_fetched_is_not_here() -> None:
+    far = in_memory(LARGE)
+    head = {"steps": 9, "terminated": 1, "success": 0, "env_steps": 9, "group": 0, "task": 0}
+    far.finish(0, **head, ticket=5)
+    link = SlowLink(far, 1e6)
+    link.on_answer = lambda: far.finish(0, **head, ticket=6)
+    arena = Arena(LARGE, bytearray(LARGE.nbytes), OtherHosts(LARGE, "a", {}, {"b": DataClient("b", lambda: link)}))
+    with pytest.raises(LookupError, match="the sample in block 0 of host b was replaced while it was fetched"):
+        arena.fetch(["b/0"])
+    assert not arena.has("b/0", 5)
+    assert not arena.head.any()

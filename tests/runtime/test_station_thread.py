@@ -1,11 +1,13 @@
-"""The loop of a part whose station has a device that works beside it."""
+"""The loop of a part: a device that works beside it, and a command that cannot be obeyed after all."""
 
 from __future__ import annotations
 
+import queue
 import threading
 from typing import Any
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import Unobeyable
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.spans import PASS, Span
@@ -92,3 +94,47 @@ def test_a_message_is_heard_before_a_unit_of_work_that_would_wait_for_the_device
 def test_without_patience_it_goes_on_at_once() -> None:
     station, _ = lived(0.0)
     assert station.said[:2] == ["work", "work"]
+
+
+class Unable:
+    """Accepts commands, and finds in its work that it cannot obey the first."""
+
+    name = "t"
+
+    def __init__(self) -> None:
+        self._todo: list[Any] = []
+
+    def handle(self, command: Any) -> None:
+        self._todo.append(command)
+
+    def work(self) -> bool:
+        if not self._todo:
+            return False
+        first = self._todo[0]
+        self._todo.clear()
+        raise Unobeyable(first, "its samples are gone")
+
+    def close(self) -> None: ...
+
+
+class Told(Host):
+    """A process whose parts refuse commands."""
+
+    def __init__(self) -> None:
+        self.refused = queue.Queue[tuple[bytes, str]]()
+
+    def refuse(self, command: bytes, why: str) -> None:
+        self.refused.put((command, why))
+
+
+def test_a_command_that_turns_out_to_be_impossible_is_refused_as_it_came_and_the_part_hears_on() -> None:
+    """Main replaces the station then, as after one that it refuses at once."""
+    inbox, host = PartQueue(), Told()
+    part = StationThread("t.0", Unable, inbox, DropCounter("test"), LAYOUT, host)  # type: ignore[arg-type, return-value]
+    part.start()
+    command = wire.encode(r.StartUpdate("t", 3, 2, (7,), ("b/1",), (0,), (0.5,)))
+    inbox.put(command)
+    assert host.refused.get(timeout=60) == (command, "its samples are gone")
+    inbox.put(wire.encode(wire.Stop()))
+    assert part.over.wait(60)
+    assert part.error is None

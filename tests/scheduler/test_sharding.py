@@ -28,7 +28,14 @@ def broken(batch: EnvBatchShape, generators: Sequence[str]) -> list[tuple[int, s
 
 @pytest.mark.parametrize(
     ("strategy", "sizes"),
-    [("whole", [7]), ("rows", [1] * 7), ("even:2", [4, 3]), ("even:7", [1] * 7), ([3, 4], [3, 4]), (f"{__name__}:by_half", [3, 4])],
+    [
+        ("whole", [7]),
+        ("rows", [1] * 7),
+        ("even:2", [4, 3]),
+        ("even:7", [1] * 7),
+        ([3, 4], [3, 4]),
+        (f"{__name__}:by_half", [3, 4]),
+    ],
 )
 def test_slots_are_consecutive_and_cover_the_batch(strategy: str | list[int], sizes: list[int]) -> None:
     info = shard("b", 7, strategy, ["g0", "g1"])

@@ -47,9 +47,9 @@ def layout_of(policy):
 class Stand:
     """A trainer with everything that it says; an update of it has 2 epochs of 3 mini-batches."""
 
-    def __init__(self, states=None, channel=None, policy=None, *, overlap=False, settings=None, ranks=ONE_RANK):
+    def __init__(self, states=None, channel=None, policy=None, *, overlap=False, settings=None, ranks=ONE_RANK, **more):
         self.policy, self.said = policy or ToyPolicy(), []
-        self.arena = holding(collect(ToyPolicy(), lengths=(3, 4, 2)))
+        self.arena = more.get("arena") or holding(collect(ToyPolicy(), lengths=(3, 4, 2)))
         self.channel = channel or InlineWeights(layout_of(self.policy))
         train = training(epochs=2, minibatch_steps=3)
         self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0, ranks=ranks)

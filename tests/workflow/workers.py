@@ -50,6 +50,10 @@ class Echo(Worker):
     def take(self, channel: Channel, timeout_s: float | None = None) -> Any:
         return channel.get(timeout_s=timeout_s)
 
+    def take_batch(self, channel: Channel, items: int) -> int:
+        """The sum of the first numbers of so many arrays."""
+        return sum(int(array[0]) for array in channel.get_batch(items))
+
     def give(self, channel: Channel, count: int, timeout_s: float | None = None) -> int:
         for number in range(count):
             channel.put(number, timeout_s=timeout_s)

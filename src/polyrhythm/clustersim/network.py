@@ -19,7 +19,8 @@ from polyrhythm.clustersim.clock import Clock
 
 @dataclass(slots=True)
 class Nic:
-    """A host's network card. until: when a direction is free again; seconds, nbytes: of all transfers so far."""
+    """A host's network card. until: when a direction is free again; s, bytes: of all transfers that have begun, also
+    of what is still to pass."""
 
     out_until: float = 0.0
     in_until: float = 0.0
@@ -91,8 +92,8 @@ class Network:
 
     def summary(self) -> dict[str, object]:
         """Of the run so far. busiest: the host whose NIC had the most to do in one direction, with its busy share."""
-        now = self.clock.now or 1.0
-        busy = {name: max(nic.out_s, nic.in_s) / now for name, nic in self.nics.items()}
+        now = self.clock.now
+        busy = {name: _busy_s(nic, now) / (now or 1.0) for name, nic in self.nics.items()}
         busiest = max(busy, key=lambda name: busy[name], default="")
         return {
             "hosts": len(self.nics),
@@ -102,3 +103,8 @@ class Network:
             "mean_share": sum(busy.values()) / max(1, len(busy)),
             "waited_s": dict(self.waited),
         }
+
+
+def _busy_s(nic: Nic, now: float) -> float:
+    """Seconds that the busier direction has worked so far: what is queued has yet to pass."""
+    return max(nic.out_s - max(0.0, nic.out_until - now), nic.in_s - max(0.0, nic.in_until - now))

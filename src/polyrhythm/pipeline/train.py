@@ -42,6 +42,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     save_policy,
 )
 from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
+from polyrhythm.pipeline.persistence.published import read_newest
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.placed import place
@@ -197,6 +198,7 @@ class _Run:
         """
         config, pipeline, progress = self._config, self._pipeline, self._progress
         loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
+        whole = False
         episodes, lags, saver, timeline, traffic, evaluator = self._observe(trace, saved)
         if saved is None:
             saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved state
@@ -214,6 +216,7 @@ class _Run:
             totals["weights"] = traffic.summary()
             with interrupts.defer_first():
                 self.evaluations.finish(evaluator)
+            whole = True
         except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
             saver.save()
@@ -223,14 +226,19 @@ class _Run:
             timeline.finish(loop.clock())
             evaluator.close()
             saver.wait()
-            self._save_published()
+            self._save_published(needed=whole)
         loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.totals.faults)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
-        counts = {"lag": lags.summary(), "ledger": ledger.as_dict(), **loop.conductor.summary()}
+        counts = {
+            "lag": lags.summary(),
+            "ledger": ledger.as_dict(),
+            **loop.conductor.summary(),
+            "failed_samples": dict(pipeline.failures.counts),
+            "dropped_messages": launcher.dropped(),
+        }
         counts["set_aside"] = [{**one, "task": pipeline.spec.tasks[one["task"]].name} for one in counts["set_aside"]]
-        counts |= {"failed_samples": dict(pipeline.failures.counts), "dropped_messages": launcher.dropped()}
         progress.commit("rl", {**totals, **counts})
 
     def _observe(self, trace: TraceWriter, saved: SavedRun | None) -> _TrainingObservers:
@@ -278,10 +286,13 @@ class _Run:
             )
         return ledger
 
-    def _save_published(self) -> None:
-        """Save the newest published weights; they are complete even if an update was interrupted or failed."""
-        version, weights = self._pipeline.weights.read()
-        save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
+    def _save_published(self, *, needed: bool) -> None:
+        """Save the newest published weights; they are complete even if an update was interrupted or failed. needed:
+        nothing else has ended the run."""
+        read = read_newest(self._pipeline.weights, POLICY_FILE, needed=needed)
+        if read is not None:
+            version, weights = read
+            save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
 
 
 def _warn_of_dropped(ledger: SampleLedger) -> None:

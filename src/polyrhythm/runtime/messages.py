@@ -126,7 +126,7 @@ class Station(Protocol):
         ...
 
     def work(self) -> bool:
-        """Do one unit of work; False if there was none."""
+        """Do one unit of work; False if there was none. Unobeyable: nor will there be any."""
         ...
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
@@ -202,6 +202,15 @@ class Listening(Protocol):
 
 class StopWork(BaseException):
     """A unit of work that waits is to end, because the station is told to leave."""
+
+
+class Unobeyable(Exception):
+    """A command that was accepted cannot be obeyed: what it names is not there. Main is told, and the station is to do
+    nothing more."""
+
+    def __init__(self, command: Order, why: str) -> None:
+        super().__init__(why)
+        self.command = command
 
 
 class Departed(Exception):

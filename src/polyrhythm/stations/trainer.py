@@ -11,15 +11,15 @@ follow.
 Invariant: what is published and saved is what the commands before found, as they are executed in order. A state that is
 due is announced once it is written, before any later `UpdateDone`; where it is one file, before its version is
 published. So `Published(N)` may come after the next `UpdateDone`, when it is published from the copy that was saved,
-but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`.
+but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`. Samples of other
+hosts are here before the first step of their update: from then on it depends on no other host.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import Channels, Order, Report
+from polyrhythm.runtime.messages import Channels, Order, Report, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -41,6 +41,8 @@ from polyrhythm.scheduler.records import (
 )
 from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
+from polyrhythm.stations.far_samples import FarSamples
+from polyrhythm.stations.publication import Publication
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import Learner
@@ -89,9 +91,10 @@ class Trainer:
         self._overlap = overlap and not learner.ranks.divides
         self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
+        self._far = FarSamples(arena)
         self._steps: Steps | None = None
         self._metrics: Metrics = {}
-        self._publication: _Publication | None = None
+        self._publication: Publication | None = None
         self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
@@ -114,23 +117,24 @@ class Trainer:
         if isinstance(command, PublishWeights) and not 0 <= command.version < FAR - 1:
             raise UnfitMessage("impossible", f"{self.name} cannot publish version {command.version}")
         self._todo.append(command)
+        if isinstance(command, StartUpdate):
+            self._far.note(command)
 
     def _can_train(self, command: StartUpdate) -> bool:
-        """Whether it is the next update and the arena holds its samples where it says."""
+        """Whether it is the next update and the arena holds its samples where it says, or another host may."""
         due = self._learner.updates + sum(isinstance(other, StartUpdate) for other in self._todo)
-        places = zip(command.tickets, command.payload_ids, strict=False)
         return (
             command.update == due
             and 0 < len(command.tickets) == len(command.payload_ids)
             and len(command.scores) in (0, len(command.tickets))
-            and all(self._arena.holds(payload_id, ticket) for ticket, payload_id in places)
+            and self._far.could_have(command)
         )
 
     def work(self) -> bool:
-        """Do one optimizer step, one publication, or one save.
+        """Fetch the samples of an update, or do one optimizer step, one publication, or one save.
 
-        Consumes: samples and requests to publish or save, in command order. Waits for: only a publication that is
-        still copying weights that a step would change. Unblocked by: `handle`.
+        Consumes: samples and requests to publish or save, in command order. Waits for: a publication that is still
+        copying weights that a step would change; a host that has samples of an update. Unblocked by: `handle`.
         Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. Noticing that a
         publication or a saving has ended counts as a unit, so that it is reported even if nothing follows.
         """
@@ -145,6 +149,10 @@ class Trainer:
             return settled
         command = self._todo[0]
         begin = time.monotonic()
+        if self._far and isinstance(command, StartUpdate):
+            self._doing, self._done = (_FETCH, begin), None
+            self._fetch()
+            return True
         self._doing = (_WORDS[type(command)], begin)
         match command:
             case PublishWeights():
@@ -170,6 +178,15 @@ class Trainer:
         if self._publication_span is not None:
             yield self._publication_span
             self._publication_span = None
+
+    def _fetch(self) -> None:
+        try:
+            self._far.fetch_next()
+        except Unobeyable:
+            self._todo.clear()
+            raise
+        finally:
+            self._doing = IDLE
 
     def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
@@ -202,9 +219,9 @@ class Trainer:
     def _publish(self, version: int) -> None:
         self._settle()
         self._published = True
-        self._publication = _Publication(self._save_and_publish, version, self._overlap)
+        self._publication = Publication(self._save_and_publish, version, self._overlap)
 
-    def _save_and_publish(self, publication: _Publication) -> None:
+    def _save_and_publish(self, publication: Publication) -> None:
         """A state that is written from a whole copy is written first, and published from that copy."""
         version, policy = publication.version, None
         if self._saver is not None and self._saver.due(version):
@@ -323,56 +340,9 @@ def publish_weights(
             pass
 
 
-#: Command type → name of its unit of work.
+#: Command type → name of its unit of work; that in which an update's samples are fetched.
 _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", SaveTrainer: "save"}
-
-
-class _Publication:
-    """One publication, done at once or in a thread. begun: when; lasted: its begin and end, once it is over. read: the
-    learner's tensors are not read any more; saved: the state that is due with it is announced, or it is over; set by
-    `publish`, which may leave that to the end."""
-
-    def __init__(self, publish: Callable[[_Publication], None], version: int, overlap: bool) -> None:
-        self._publish, self.version = publish, version
-        self.begun, self.lasted = time.monotonic(), (0.0, 0.0)
-        self.read, self.saved = threading.Event(), threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
-        if self._thread is None:
-            self._publish_timed()
-        else:
-            self._thread.start()
-
-    def _publish_timed(self) -> None:
-        self._publish(self)
-        self.lasted = (self.begun, time.monotonic())
-
-    def _run(self) -> None:
-        try:
-            self._publish_timed()
-        except Exception as error:  # noqa: BLE001 - raised by wait()
-            self._error = error
-        finally:
-            self.read.set()
-            self.saved.set()
-
-    @property
-    def over(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
-
-    def wait_for(self, stage: threading.Event) -> None:
-        """Wait until it has come so far; raise its error, if any."""
-        if self._thread is not None:
-            stage.wait()
-        if self._error is not None:
-            raise self._error
-
-    def wait(self) -> None:
-        """Wait until it is over; raise its error, if any."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
+_FETCH = "fetch"
 
 
 def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:

@@ -190,7 +190,8 @@ class Controller:
     def _answer(self, answers: Answers) -> None:
         for (who, number), answer in answers:
             if who != DRIVER:
-                self._tell(who, p.Answered(number, answer))
+                for part in p.in_parts(answer):
+                    self._tell(who, p.Answered(number, part))
             elif future := self._requests.pop(number, None):
                 future.set_result(answer)
 

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from polyrhythm.workflow.protocol import Answer, Close, Denied, Done, Get, Given, Put, Request
+from polyrhythm.workflow.protocol import LONGEST_KEY, Answer, Close, Denied, Done, Get, Given, Put, Request
 from polyrhythm.workflow.queues import Order, Queue
 
 #: Who asks, and the number of the request.
@@ -25,6 +25,8 @@ Answers = list[tuple[Asker, Answer]]
 SEND_AHEAD = 64
 #: Most other waits that are listed where one was too long.
 _LISTED = 6
+#: Characters of an error of the user's order, and of a channel's name that is unknown.
+_ERROR_CHARS, _NAME_CHARS = 1000, 200
 
 
 @dataclass(slots=True)
@@ -92,13 +94,15 @@ class Exchange:
     def _why_not(self, channel: _Channel | None, request: Request) -> Denied | None:
         """Why the request cannot be granted, whatever comes."""
         if channel is None:
-            return Denied("refused", f"there is no channel {request.channel!r}")
+            return Denied("refused", f"there is no channel {request.channel[:_NAME_CHARS]!r}")
         name, capacity = channel.name, channel.queue.capacity
         match request:
             case Close() if channel.closed:
                 return Denied("refused", f"channel {name!r} is closed already; see its producers")
             case Put() if channel.closed:
                 return Denied("closed", f"channel {name!r} is closed; nothing can be put into it")
+            case Put(key=str(key)) | Get(key=str(key)) if len(key) > LONGEST_KEY:
+                return Denied("refused", f"a key of {len(key)} characters: at most {LONGEST_KEY} are possible")
             case Put(weight=weight) if not 0 <= weight < math.inf:
                 return Denied("refused", f"weight = {weight}: not a number of 0 or more")
             case Get(items=items, weight=heavy) if why := _why_no_batch(items, heavy, capacity):
@@ -178,7 +182,7 @@ def _admit(channel: _Channel) -> tuple[Asker, Answer] | None:
         channel.queue.put(wait.request.parcel, wait.request.key, wait.request.weight)
     except Exception as error:  # noqa: BLE001 - the order is the user's
         why = f"the order of channel {channel.name!r} raised {type(error).__name__}: {error}"
-        return wait.asker, Denied("refused", why)
+        return wait.asker, Denied("refused", why[:_ERROR_CHARS])
     return wait.asker, Done()
 
 

@@ -6,7 +6,7 @@ executes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -14,6 +14,9 @@ import msgspec
 from polyrhythm.workflow.carrier import Parcel
 
 Key = str | int | None
+#: Characters of the longest key; bytes of the items in one answer, which is far less than a message may have
+#: (`runtime.transport.wire.LARGEST`), also with one item more.
+LONGEST_KEY, ANSWER_BYTES = 1024, 4 * 2**20
 #: timeout: a deadline has passed; closed: a channel has no more; refused: it was asked for what cannot be; over: the
 #: workflow ends.
 Reason = Literal["timeout", "closed", "refused", "over"]
@@ -57,9 +60,10 @@ class Done(msgspec.Struct, frozen=True, tag=3):
 
 
 class Given(msgspec.Struct, frozen=True, tag=4):
-    """Items in order, each with its key and weight."""
+    """Items in order, each with its key and weight. more: further ones follow in the next answer to this request."""
 
     items: tuple[tuple[Parcel, Key, float], ...]
+    more: bool = False
 
 
 class Denied(msgspec.Struct, frozen=True, tag=5):
@@ -115,3 +119,18 @@ From = Asked | Returned | Raised
 encode = msgspec.msgpack.Encoder().encode
 decode_to = msgspec.msgpack.Decoder(To).decode
 decode_from = msgspec.msgpack.Decoder(From).decode
+
+
+def in_parts(answer: Answer) -> Iterator[Answer]:
+    """The answer as messages can have it: items in several answers if they are large together."""
+    if isinstance(answer, Given):
+        items: list[tuple[Parcel, Key, float]] = []
+        nbytes = 0
+        for item in answer.items:
+            if items and nbytes + len(item[0].content) > ANSWER_BYTES:
+                yield Given(tuple(items), more=True)
+                items, nbytes = [], 0
+            items.append(item)
+            nbytes += len(item[0].content)
+        answer = Given(tuple(items))
+    yield answer

@@ -57,6 +57,7 @@ class WorkerStation:
         self.name, self._incarnation, self._emit = factory.name, incarnation, context.channels.emit
         self._calls: deque[p.Call] = deque()
         self._answers: dict[int, p.Answer] = {}
+        self._given: list[p.Given] = []  # parts of an answer that have come
         self._asked = self._said = self._done = 0
         self._doing, self._waits = ("", 0.0), False
         self._hear: Callable[[float], None] | None = None
@@ -97,9 +98,20 @@ class WorkerStation:
         if isinstance(message, p.Call) and is_public(type(self._worker), message.method):
             self._calls.append(message)
         elif isinstance(message, p.Answered) and self._waits and message.number == self._asked:
-            self._answers[message.number] = message.answer
+            self._take(message)
         else:
             raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
+
+    def _take(self, message: p.Answered) -> None:
+        """An answer, or a part of one that is still to come."""
+        answer = message.answer
+        if isinstance(answer, p.Given):
+            self._given.append(answer)
+            if answer.more:
+                return
+            answer = p.Given(tuple(item for part in self._given for item in part.items))
+        self._given.clear()
+        self._answers[message.number] = answer
 
     def _say(self, message: p.From) -> None:
         self._emit(FromWorker(self.name, self._incarnation, self._said, p.encode(message)))

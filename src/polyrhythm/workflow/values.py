@@ -67,8 +67,9 @@ def _node(value: Any, path: str, pieces: list[memoryview]) -> Any:
     if kind is list:
         return [_node(item, f"{path}[{place}]", pieces) for place, item in enumerate(value)]
     if kind is dict:
-        if odd := next((key for key in value if type(key) not in (str, int)), None):
-            raise TypeError(f"{path}: a key of a dict is {odd!r}; keys are text or integers")
+        for key in value:
+            if type(key) not in (str, int):
+                raise TypeError(f"{path}: a key of a dict is {key!r}; keys are text or integers")
         return {key: _node(item, f"{path}[{key!r}]", pieces) for key, item in value.items()}
     if kind is tuple:
         return _Ext(_TUPLE, _encode([_node(item, f"{path}[{place}]", pieces) for place, item in enumerate(value)]))

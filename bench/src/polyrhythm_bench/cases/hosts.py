@@ -226,7 +226,7 @@ class FarHost:
 
     def _samples(self) -> None:
         for block in range(_SAMPLES):
-            self._arena.fetch(f"{_THERE}/{block}")
+            self._arena.fetch([f"{_THERE}/{block}"])
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def far_host(link: Link, megabytes: int) -> Iterator[FarHost]:
         node = LocalNode("there", link.there, link.prefix, {"POLYRHYTHM_SHARED_MEMORY": str(root)})
         stack.callback(node.close)
         spec = AgentSpec(_THERE, (), "", _LAYOUT, layout, (_THERE,), link.there, keys)
-        found = node.start_agent(spec)
+        found = node.start_agent(spec)()
         far = Path(found.folder)
         _fill(Arena(_LAYOUT, memoryview(open_segment(far, ARENA))))
         published = SharedWeights(layout, memoryview(open_segment(far, WEIGHTS)), far)

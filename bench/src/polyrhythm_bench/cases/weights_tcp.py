@@ -49,7 +49,7 @@ def measure_tcp(megabytes: int, repeats: int) -> dict[str, Any]:
         node = LocalNode()
         stack.callback(node.close)
         spec = AgentSpec(_HERE, (), str(memory.folder), _ARENA, layout, (_HERE,), LOOPBACK, keys)
-        served = node.start_agent(spec).endpoint
+        served = node.start_agent(spec)().endpoint
         weights = SharedWeights(layout, memoryview(memory.segment(WEIGHTS)), memory.folder)
         listening = stack.enter_context(socket.create_server((LOOPBACK, 0)))
         listening.settimeout(_DEADLINE_S)

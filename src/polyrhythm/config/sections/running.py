@@ -110,7 +110,7 @@ class SupervisionSettings(Section):
     pass_s: Positive = 180.0
     """Seconds for one forward pass of a generator."""
     update_s: Positive = 900.0
-    """Seconds for one optimizer step, publication or save of the trainer."""
+    """Seconds for one optimizer step, publication or save of the trainer, or to fetch an update's samples."""
     score_s: Positive = 60.0
     """Seconds for one call of the reward function; then its scorer is ended, and the sample is tried again."""
     max_failures: Whole = 100

@@ -3,8 +3,10 @@
 Main hands over the blocks of all finished samples. The thread that writes copies one block after another and writes
 each from its copy; a block that main needs sooner is copied by main (`runtime.memory.blocks`).
 
+If one cannot be read, because its host is lost, none is read any more: the save fails, and the run goes on.
+
 Invariant: each sample is copied once, before its block can be overwritten; at most one copy is being made at a time, so
-main never waits for longer than one takes.
+main never waits for longer than two take, or one that cannot be read.
 """
 
 from __future__ import annotations
@@ -35,21 +37,17 @@ class SampleHandover:
     def copy_now(self, block: int) -> None:
         """Copy the sample in this block, unless that is done. Called by main, which is about to reuse the block."""
         with self._lock:
-            if block in self._pending:
-                try:
-                    self._copies[block] = self._copy(block)
-                except OSError as error:  # its host is lost: the save fails, and the run goes on
-                    self._pending.remove(block)
-                    self._failure = error
+            self._copy(block)
 
     def samples(self) -> Iterator[tuple[str, Trajectory]]:
         """Payload id and sample, one after another. Called by the thread that writes. OSError: one cannot be read."""
         for payload_id in self._payload_ids:
             block = int(payload_id)
             with self._lock:
+                self._copy(block)
                 if self._failure is not None:
                     raise self._failure
-                sample = self._copy(block) if block in self._pending else self._copies.pop(block)
+                sample = self._copies.pop(block)
             yield payload_id, sample
 
     def give_up(self) -> None:
@@ -58,10 +56,15 @@ class SampleHandover:
             self._pending.clear()
             self._copies.clear()
 
-    def _copy(self, block: int) -> Trajectory:
-        sample = _copy_of(self._payloads.read(str(block)))
-        self._pending.remove(block)
-        return sample
+    def _copy(self, block: int) -> None:
+        """Copy the sample in this block if it is pending."""
+        if block in self._pending:
+            try:
+                self._copies[block] = _copy_of(self._payloads.read(str(block)))
+                self._pending.remove(block)
+            except OSError as error:
+                self._pending.clear()
+                self._failure = error
 
 
 def _copy_of(sample: Trajectory) -> Trajectory:

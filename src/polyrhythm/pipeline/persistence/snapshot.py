@@ -13,14 +13,13 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from polyrhythm.files import link_or_copy, name_in_errors
 from polyrhythm.pipeline.persistence.checkpoints import (
@@ -36,8 +35,10 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     saved_runs,
 )
 from polyrhythm.pipeline.persistence.handover import SampleHandover
+from polyrhythm.pipeline.persistence.published import reader_of
 from polyrhythm.runtime.memory.blocks import BlockPool
 from polyrhythm.runtime.memory.payloads import Payloads
+from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.specs import Trajectory
@@ -52,7 +53,7 @@ class RunSnapshot:
     """A run as it is at a moment between two events, ready to be written by another thread.
 
     part: the folder to write to, which holds the trainer's state already. samples: the finished ones. version: of the
-    published weights; published: these, where they are not the trainer's.
+    published weights; published: gives these, where they are not the trainer's.
     """
 
     part: Path
@@ -60,7 +61,7 @@ class RunSnapshot:
     counts: dict[str, Any]
     samples: SampleHandover
     version: int
-    published: Mapping[str, Tensor] | None
+    published: Callable[[], State] | None
 
 
 def take_snapshot(
@@ -86,7 +87,8 @@ def take_snapshot(
     link_or_copy(state, part / (TRAINER_FOLDER if state.is_dir() else TRAINER_FILE))  # replaced, never changed
     version, published = versions.trained, None
     if versions.in_version or states.updates(state) != versions.updates:
-        version, published = weights.read(versions.published)  # a newer one there may be of updates that were undone
+        # A newer one there may be of updates that were undone.
+        version, published = reader_of(weights, versions.published)
     finished = [sample for sample in conductor.rollout.samples.values() if sample.payload_id]
     waiting = [sample.payload_id for sample in finished if not sample.ticket.evaluation]
     samples = SampleHandover(payloads, waiting)
@@ -122,7 +124,7 @@ def _write_files(snapshot: RunSnapshot) -> None:
     part = snapshot.part
     _write_samples(part / SAMPLES_FILE, snapshot.samples)
     if snapshot.published is not None:
-        save_state({"policy": snapshot.published}, part / PUBLISHED_FILE)
+        save_state({"policy": snapshot.published()}, part / PUBLISHED_FILE)
     content = {"conductor": snapshot.conductor, "counts": snapshot.counts, "version": snapshot.version}
     content |= {CHECKSUM: checksum_of(content)}
     (part / RUN_FILE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")

@@ -7,30 +7,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from polyrhythm.errors import StartError
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
-from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.agent import Found
+from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.clocks import HostClocks, ask_clock
 from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs
-from polyrhythm.runtime.hosts.identity import Known, write_identity
+from polyrhythm.runtime.hosts.identity import write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
+from polyrhythm.runtime.hosts.opening import Connect, HostOpener, in_rounds
 from polyrhythm.runtime.hosts.payloads import HostedPayloads
 from polyrhythm.runtime.hosts.questions import MAIN, HostView
 from polyrhythm.runtime.hosts.survey import Cluster, Place, Survey
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
-from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
+from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
@@ -54,50 +55,6 @@ class Places:
     leave: Callable[[], None] = lambda: None
     cluster: Cluster | None = None
     needs: Needs = NO_NEEDS
-
-
-class _Hosts:
-    """Finds the hosts of a run, one after another; silence_s: after which their processes end that cannot reach main's.
-    lost: those that are not to be found again."""
-
-    def __init__(self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys, silence_s: float) -> None:
-        self._layout, self._weights, self._keys, self.silence_s = layout, weights, keys, silence_s
-        self.lost: AbstractSet[str] = frozenset()
-        self.publishers: tuple[str, ...] = (MAIN,)
-        self.known: list[Known] = []
-        self.servers: dict[str, str] = {}
-
-    @property
-    def mirror_nbytes(self) -> int:
-        """Bytes of a mirror of the published weights."""
-        return shared_nbytes(self._weights)
-
-    def open(self, node: Node, folder: str = "", token: str = "", *, publishes: bool = False) -> Found:
-        """The host of a node. folder, token: of main's, which has one; publishes: the trainer works there. StartError:
-        its agent does not start."""
-        host = MAIN if folder else f"host-{len(self.servers)}"
-        publishers = (host, MAIN) if publishes and not folder else self.publishers
-        spec = AgentSpec(
-            host=host,
-            known=tuple(known for known in self.known if known.host not in self.lost),
-            folder=folder,
-            layout=self._layout,
-            weights=self._weights,
-            publishers=publishers,
-            address=node.address,
-            keys=self._keys,
-            main=self.servers.get(MAIN, ""),
-            silence_s=self.silence_s,
-        )
-        try:
-            found = node.start_agent(spec)
-        except StartError as error:
-            raise StartError(f"{node.name}: {error}") from error
-        if found.endpoint:
-            self.publishers = publishers
-            self.servers[found.host] = found.endpoint
-            self.known.append(Known(found.host, Path(found.folder).name, found.token or token))
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +90,10 @@ def open_hosts(
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
         silence_s = max(_SILENCE_S, _SILENCES * limits.heartbeat_s)
-        directory = _find_hosts(_Hosts(layout, weights, keys, silence_s), folder, places, names, agents)
+        sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
+        agents.callback(sockets.close)
+        opener = HostOpener(layout, weights, keys, silence_s)
+        directory = _find_hosts(opener, folder, places, names, agents, partial(_client, sockets))
         clocks = HostClocks(directory.lost)
         hosting = LocalHosting(
             stations,
@@ -152,8 +112,6 @@ def open_hosts(
             joining=joining,
         )
         undo.callback(hosting.close)
-        sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
-        agents.callback(sockets.close)
         own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
@@ -183,21 +141,38 @@ def build_hosts_launcher(hosts: HostedStations) -> Launcher:
     return Launcher(hosts.hosting, payloads, channel, folder=hosts.folder, undo=hosts.undo)
 
 
+def _client(sockets: Sockets, host: str, endpoint: str) -> DataClient:
+    """To ask a host's server what takes no large answer."""
+    return DataClient(host, partial(sockets.asking, endpoint, q.HEAD_BYTES))
+
+
 def _find_hosts(
-    hosts: _Hosts, folder: SharedRunFolder, places: Places, names: Sequence[str], agents: ExitStack
+    hosts: HostOpener,
+    folder: SharedRunFolder,
+    places: Places,
+    names: Sequence[str],
+    agents: ExitStack,
+    connect: Connect,
 ) -> HostDirectory:
-    """The hosts of main and of all nodes, the trainer's first."""
+    """The hosts of main and of all nodes, the trainer's first: the others are told where weights are published."""
     own = LocalNode("main", places.address)
     agents.callback(own.close)
-    hosts.open(own, str(folder.folder), write_identity(folder.folder))
+    hosts.open_main(own, folder.folder, write_identity(folder.folder))
+    nodes = {places.nodes[name].name: places.nodes[name] for name in names}
     found: dict[str, Place] = {}
-    for name in sorted(names, key=lambda name: name != places.trainer):
-        node = places.nodes[name]
-        if node.name not in found:
-            agents.callback(node.close)
-            answer = hosts.open(node, publishes=name == places.trainer)
-            found[node.name] = Place(node, answer.host, answer.folder)
-            log.info("%s: host %s at %s", node.name, answer.host, node.address)
+
+    def note(node: Node, answer: Found) -> None:
+        found[node.name] = Place(node, answer.host, answer.folder)
+        log.info("%s: host %s at %s", node.name, answer.host, node.address)
+
+    for node in nodes.values():
+        agents.callback(node.close)
+    if places.trainer in names:
+        first = nodes.pop(places.nodes[places.trainer].name)
+        note(first, hosts.open(first, publishes=True))
+    for together in in_rounds(list(nodes.values())):
+        for node, answer in zip(together, hosts.open_together(together, connect), strict=True):
+            note(node, answer)
     if len(hosts.publishers) > 1:
         folder.add(MIRROR, hosts.mirror_nbytes)
     at = {name: found[places.nodes[name].name] for name in names}

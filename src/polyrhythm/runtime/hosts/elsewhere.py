@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import DataClient
-from polyrhythm.runtime.hosts.pieces import request_of, write_sample
+from polyrhythm.runtime.hosts.pieces import entries_at_a_time, request_of, write_part
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
@@ -52,8 +52,22 @@ class OtherHosts:
                 found[slot] = request_of(self._layout, rows, pieces[place * each : (place + 1) * each])
         return found
 
-    def bring(self, arena: Arena, host: str, block: int) -> None:
-        """Copy the sample in a block of another host. LookupError: there is none, or no such host."""
+    def bring(self, arena: Arena, host: str, blocks: Sequence[int]) -> None:
+        """Copy the samples in these blocks of another host, in parts, several of which are on their way at a time: the
+        limit of an answer is that of a part. LookupError: one of them is not there, or no such host."""
         if host not in self._clients:
-            raise LookupError(f"block {block} lies on host {host}, which this process cannot read")
-        write_sample(arena, block, self._clients[host].ask(q.Sample(block)))
+            raise LookupError(f"block {blocks[0]} lies on host {host}, which this process cannot read")
+        client, count = self._clients[host], entries_at_a_time(self._layout)
+        heads = []
+        first = client.ask_all((q.Sample(block, 0, count) for block in blocks), q.AHEAD)
+        for answer, block in zip(first, blocks, strict=True):
+            heads.append(write_part(arena, block, 0, answer))
+        sizes = [(block, int(head[0]) + 1) for block, head in zip(blocks, heads, strict=True)]
+        rest = [(block, begin) for block, entries in sizes for begin in range(count, entries, count)]
+        found = dict(zip(blocks, heads, strict=True))
+        following = client.ask_all((q.Sample(block, begin, count) for block, begin in rest), q.AHEAD)
+        for answer, (block, begin) in zip(following, rest, strict=True):
+            if (write_part(arena, block, begin, answer) != found[block]).any():
+                raise LookupError(f"the sample in block {block} of host {host} was replaced while it was fetched")
+        for block, head in found.items():
+            arena.head[block] = head

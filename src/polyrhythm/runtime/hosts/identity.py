@@ -36,9 +36,11 @@ def find_shared(known: Iterable[Known], root: Path) -> tuple[Known, Path] | None
     """The first of these hosts whose memory can be opened below `root`, and its folder; None if there is none."""
     for host in known:
         folder = root / host.folder
+        if folder.parent != root:
+            continue
         try:
             found = (folder / _IDENTITY).read_text()
-        except OSError:
+        except (OSError, ValueError):
             continue
         if found == host.token:
             return host, folder

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from select import select
 from typing import IO, Protocol
@@ -41,8 +42,9 @@ class Node(Protocol):
         """Whether it is one of a cluster that says which nodes are there."""
         ...
 
-    def start_agent(self, spec: AgentSpec) -> Found:
-        """Start the host's agent there, until `close`. StartError: it does not start."""
+    def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
+        """Start the host's agent there, until `close`, without waiting for it. What is returned waits for what it
+        finds, until `FOUND_S` after the start. StartError, from either: it does not start."""
         ...
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
@@ -67,8 +69,12 @@ class AgentProcess:
             self._process = subprocess.Popen(  # noqa: S603
                 words, stdin=content, stdout=subprocess.PIPE, env=own, start_new_session=True
             )
+        self._until = time.monotonic() + FOUND_S
+
+    def found(self) -> Found:
+        """Wait for what it finds; asked once. StartError: nothing, and it has ended."""
         try:
-            self.found = self._hear()
+            return self._hear()
         except BaseException:
             self.close()
             raise
@@ -76,7 +82,7 @@ class AgentProcess:
     def _hear(self) -> Found:
         output = self._process.stdout
         assert output is not None
-        ready, _, _ = select([output], [], [], FOUND_S)
+        ready, _, _ = select([output], [], [], max(0.0, self._until - time.monotonic()))
         line = output.readline() if ready else b""
         if not line:
             raise StartError(f"the host's agent said nothing within {FOUND_S:g} s (status {self._process.poll()})")
@@ -86,7 +92,7 @@ class AgentProcess:
         return found
 
     def close(self) -> None:
-        """End it; its folder goes with it."""
+        """End it; its folder goes with it. A second call does nothing."""
         self._process.terminate()
         try:
             self._process.wait(_LEAVE_S)
@@ -113,7 +119,7 @@ class LocalNode:
         self._agent: AgentProcess | None = None
         self.abandoned = self.leaves = False
 
-    def start_agent(self, spec: AgentSpec) -> Found:
+    def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
         assert self._agent is None, f"{self.name} has an agent"
         self._agent = AgentProcess(spec, self._prefix, self._environment)
         return self._agent.found

@@ -86,5 +86,5 @@ class HostedPayloads:
     def read(self, payload_id: str) -> Trajectory:
         if "/" not in payload_id:
             payload_id = self._locate(payload_id)
-        self.arena.fetch(payload_id)
+        self.arena.fetch([payload_id])
         return self.arena.read(payload_id)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.runtime.hosts.questions import PART_BYTES
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 
 Piece = NDArray[Any]
@@ -68,39 +69,55 @@ def write_rest(arena: Arena, block: int, sample: tuple[int, int], received: Sequ
     arena.head[block] = head
 
 
-def pieces_of_sample(arena: Arena, block: int) -> Iterator[Piece]:
-    """The block's head, then the entries that the sample fills. LookupError: it holds no finished sample."""
+def entries_at_a_time(layout: ArenaLayout) -> int:
+    """Entries of a sample that are sent in one answer: `PART_BYTES` of them, or one if that is larger."""
+    entry = layout.answer_dtype.itemsize + layout.chunk * 5 + sum(spec.nbytes for spec in layout.obs.values())
+    return max(1, PART_BYTES // entry)
+
+
+def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterator[Piece]:
+    """The block's head, then `count` of the entries that the sample fills, from `begin` on. LookupError: it holds no
+    finished sample, or none that long."""
     head = arena.head[block].copy()
     steps = int(head[0])
     if not 0 < steps <= arena.layout.steps:
         raise LookupError(f"block {block} holds no finished sample")
+    if not (0 <= begin <= steps and 0 < count <= entries_at_a_time(arena.layout)):
+        raise LookupError(f"there are no {count} entries from {begin} on of a sample of {steps} steps")
     yield head
-    for array, entries in _parts(arena, block, steps):
+    for array, entries in _parts(arena, block, steps, slice(begin, begin + count)):
         yield np.ascontiguousarray(array[entries])
 
 
-def write_sample(arena: Arena, block: int, received: Sequence[Received]) -> None:
-    """Write a sample into the same block of this host's arena, its head last. ValueError: it does not fit."""
-    head = _as_array(received[0], arena.head.dtype, arena.head.shape[1:])
+def write_part(arena: Arena, block: int, begin: int, received: Sequence[Received]) -> Piece:
+    """Write what `pieces_of_sample` gave to the same block of this host's arena, but for the head, which this returns:
+    it is written once all parts are. ValueError: it does not fit."""
+    head = _as_array(received[0] if received else b"", arena.head.dtype, arena.head.shape[1:])
     steps = int(head[0])
     if not 0 < steps <= arena.layout.steps:
         raise ValueError(f"a sample of {steps} steps; at most {arena.layout.steps} are possible")
-    _write(list(_parts(arena, block, steps)), received[1:])
-    arena.head[block] = head
+    part = slice(begin, begin + entries_at_a_time(arena.layout))
+    _write(list(_parts(arena, block, steps, part)), received[1:])
+    return head
 
 
 def largest_answer(layout: ArenaLayout) -> int:
-    """Bytes of the largest piece: an array of one sample, or of one request."""
-    rows = max([layout.entries, *layout.slots.values()])
+    """Bytes of the largest piece: an array of one entry, or of one request."""
+    rows = max([1, *layout.slots.values()])
     sizes = (spec.nbytes for spec in layout.obs.values())
     return rows * max([8, layout.answer_dtype.itemsize, layout.chunk * 4, *sizes])
 
 
-def _parts(arena: Arena, block: int, steps: int) -> Iterator[tuple[Piece, slice]]:
-    layout = arena.layout
-    part, shown = layout.block(block, steps), layout.block(block, steps + 1)
-    yield from ((array, part) for array in _outcomes(arena))
-    yield from ((array, shown) for array in arena.obs.values())
+def _parts(arena: Arena, block: int, steps: int, part: slice) -> Iterator[tuple[Piece, slice]]:
+    """Each array with these entries of a sample, as far as it has them."""
+    blocks = arena.layout.blocks
+
+    def places(entries: int) -> slice:
+        begin, stop = min(part.start, entries), min(part.stop, entries)
+        return slice(block + begin * blocks, block + stop * blocks, blocks)
+
+    yield from ((array, places(steps)) for array in _outcomes(arena))
+    yield from ((array, places(steps + 1)) for array in arena.obs.values())
 
 
 def _write(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]) -> None:

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from polyrhythm.runtime.hosts.identity import Known
+
 
 @dataclass(frozen=True, slots=True)
 class HostView:
@@ -81,9 +83,11 @@ class Posted(msgspec.Struct, frozen=True, tag=0):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=1):
-    """The finished sample in a block."""
+    """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most."""
 
     block: int
+    begin: int
+    count: int
 
 
 class Held(msgspec.Struct, frozen=True, tag=2):
@@ -112,11 +116,18 @@ class Clock(msgspec.Struct, frozen=True, tag=5):
     """What its monotonic and its wall clock show, in nanoseconds."""
 
 
-Question = Posted | Sample | Held | Part | Parcel | Clock
+class Sees(msgspec.Struct, frozen=True, tag=6):
+    """Which of these hosts the asked one shares memory with, if any: its name, and the run's folder there. Otherwise
+    nothing."""
+
+    known: Sequence[Known]
+
+
+Question = Posted | Sample | Held | Part | Parcel | Clock | Sees
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
-#: Bytes of one part of a version; parts that are asked for before the first has come.
+#: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3
 #: Bytes of the largest question; of an answer beside its arrays.
 LARGEST_QUESTION, HEAD_BYTES = 2**20, 2**16

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.identity import find_shared
 from polyrhythm.runtime.hosts.pieces import pieces_of_request, pieces_of_sample
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.parcels import read_part
 from polyrhythm.runtime.memory.published import PublishedMemory
+from polyrhythm.runtime.memory.shared_folder import shared_root
 from polyrhythm.runtime.transport.drops import DropCounter, DropKind
 from polyrhythm.runtime.transport.exchange import AnsweringEnd
 
@@ -57,22 +59,21 @@ class DataServer:
         match question:
             case q.Posted(slots):
                 yield from self._requests(slots)
-            case q.Sample(block):
+            case q.Sample(block, begin, count):
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
-                yield from pieces_of_sample(self._arena, block)
+                yield from pieces_of_sample(self._arena, block, begin, count)
             case q.Parcel() if self._folder is not None:
                 yield read_part(self._folder, question)
             case q.Clock():
                 yield q.encode((time.monotonic_ns(), time.time_ns()))
+            case q.Sees(known):
+                if (shared := find_shared(known, shared_root())) is not None:
+                    yield from (shared[0].host.encode(), str(shared[1]).encode())
             case q.Held():
                 yield q.encode(self._weights.held() if self._weights is not None else {})
-            case q.Part(version, number, begin, length):
-                if self._weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
-                    raise LookupError(f"there are no bytes {begin} to {begin + length} of a version here")
-                part = self._weights.read_part(version, number, slice(begin, begin + length))
-                if part is not None:
-                    yield part
+            case q.Part():
+                yield from self._bytes_of(question)
             case _:
                 raise LookupError(f"{type(question).__name__} is not answered here")
 
@@ -81,3 +82,11 @@ class DataServer:
             if not 0 < rows <= self._arena.layout.slots.get(slot, 0):
                 raise LookupError(f"slot {slot} has no request of {rows} rows")
             yield from pieces_of_request(self._arena, slot, rows)
+
+    def _bytes_of(self, asked: q.Part) -> Iterator[bytes]:
+        version, number, begin, length = asked.version, asked.number, asked.begin, asked.length
+        if self._weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
+            raise LookupError(f"there are no bytes {begin} to {begin + length} of a version here")
+        part = self._weights.read_part(version, number, slice(begin, begin + length))
+        if part is not None:
+            yield part

@@ -73,6 +73,8 @@ class HostWeights:
     """One process's end. own: what is published on this host, None if nothing is; others: the other publishers; mirror,
     folder: of this host, with the locks; by which way a version came is `tcp` for the one that copied it."""
 
+    fetches = True
+
     def __init__(
         self, own: SharedWeights | None, others: Sequence[DataClient], mirror: SharedWeights, folder: Path
     ) -> None:

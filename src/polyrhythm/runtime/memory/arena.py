@@ -107,8 +107,8 @@ class Elsewhere(Protocol):
         """Those of these requests (slot, rows) that lie on other hosts, by slot."""
         ...
 
-    def bring(self, arena: Arena, host: str, block: int) -> None:
-        """Copy a finished sample to the same block of this arena. LookupError: it is not there."""
+    def bring(self, arena: Arena, host: str, blocks: Sequence[int]) -> None:
+        """Copy finished samples to the same blocks of this arena. LookupError: one is not there."""
         ...
 
 
@@ -183,16 +183,27 @@ class Arena:
         own = self._elsewhere is not None and host == self._elsewhere.own
         return "" if own else host, number
 
-    def fetch(self, payload_id: str) -> None:
-        """Have the sample here if it lies on another host. LookupError: it does not lie there."""
-        host, number = self._parse(payload_id)
-        if not host:
-            return
-        if self._elsewhere is None:
-            raise LookupError(f"payload {payload_id!r}: it lies on host {host}, which this process cannot read")
-        self._brought.pop(number, None)
-        self._elsewhere.bring(self, host, number)
-        self._brought[number] = host
+    def lies_elsewhere(self, payload_id: str) -> bool:
+        """Whether it names a block of another host, from which this process can fetch."""
+        try:
+            return self._elsewhere is not None and self._parse(payload_id)[0] != ""
+        except LookupError:
+            return False
+
+    def fetch(self, payload_ids: Iterable[str]) -> None:
+        """Have those of these samples here that lie on other hosts. LookupError: one does not lie there."""
+        by_host: dict[str, list[int]] = {}
+        for payload_id in payload_ids:
+            host, number = self._parse(payload_id)
+            if host:
+                by_host.setdefault(host, []).append(number)
+                self._brought.pop(number, None)
+                if self._elsewhere is None:
+                    raise LookupError(f"payload {payload_id!r}: it lies on host {host}, which this process cannot read")
+        for host, blocks in by_host.items():
+            assert self._elsewhere is not None
+            self._elsewhere.bring(self, host, blocks)
+            self._brought.update(dict.fromkeys(blocks, host))
 
     def read(self, payload_id: str) -> Trajectory:
         """The finished sample of this payload id, in place: valid until it is released. LookupError: it is not here."""
@@ -201,7 +212,14 @@ class Arena:
     def holds(self, payload_id: str, ticket: int) -> bool:
         """Whether the finished sample of this ticket lies there; from another host it is fetched."""
         try:
-            self.fetch(payload_id)
+            self.fetch([payload_id])
+        except LookupError:
+            return False
+        return self.has(payload_id, ticket)
+
+    def has(self, payload_id: str, ticket: int) -> bool:
+        """Whether the finished sample of this ticket lies here, or was fetched."""
+        try:
             number = self.block_of(payload_id)
         except LookupError:
             return False

@@ -68,6 +68,8 @@ class DeviceWeights:
     peer, how this process reads; keeps: whether the trainer keeps a copy, because a generator reads it.
     """
 
+    fetches = False
+
     def __init__(
         self, host: SharedWeights, folder: Path, handles: DeviceHandles, way: Way = "ipc", *, keeps: bool = True
     ) -> None:

@@ -58,6 +58,11 @@ class Weights(Protocol):
     traffic: Traffic
 
     @property
+    def fetches(self) -> bool:
+        """Whether what is read may come from another host, which takes as long as the link needs."""
+        ...
+
+    @property
     def newest(self) -> int:
         """Highest version published, -1 before the first."""
         ...
@@ -97,6 +102,8 @@ class Weights(Protocol):
 class InlineWeights:
     """Within one process: a publication copies once, readers get references. Copies stay on the trainer's device, or,
     with host, in host memory: where stations are on their devices in turn, no version may stay there."""
+
+    fetches = False
 
     def __init__(self, layout: WeightsLayout, *, host: bool = False) -> None:
         self.layout, self.traffic, self._host = layout, Traffic(), host
@@ -159,6 +166,8 @@ class SharedWeights:
     A reader waits for a writer only if the other buffer cannot serve: one that is stopped while it holds a lock does
     not stop main, which also reads, and which ends processes that are stopped.
     """
+
+    fetches = False
 
     def __init__(self, layout: WeightsLayout, memory: memoryview | bytearray, folder: Path) -> None:
         self.layout, self.traffic = layout, Traffic()

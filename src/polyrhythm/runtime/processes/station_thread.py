@@ -19,6 +19,7 @@ from polyrhythm.runtime.messages import (
     Reply,
     Station,
     StopWork,
+    Unobeyable,
 )
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
@@ -32,6 +33,7 @@ from polyrhythm.runtime.transport.wire import (
     Ping,
     Stop,
     decode,
+    encode,
     largest_message,
 )
 
@@ -152,6 +154,9 @@ class StationThread:
                 worked = station.work()
             except StopWork:
                 return
+            except Unobeyable as unobeyable:
+                self._host.refuse(encode(unobeyable.command), str(unobeyable))
+                worked = False
             self._host.flush()  # also without work: a station may say something while it hears a message
             patience, beside = _WAIT_S, False
             if worked:

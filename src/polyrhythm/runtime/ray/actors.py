@@ -68,7 +68,7 @@ class AgentActor:
         else:
             try:
                 self._agent = AgentProcess(msgspec.msgpack.decode(content, type=AgentSpec))
-                found = self._agent.found
+                found = self._agent.found()
             except PolyrhythmError as error:
                 found = Found(error=str(error))
         return msgspec.msgpack.encode(found)

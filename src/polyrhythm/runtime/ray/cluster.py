@@ -15,7 +15,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -33,6 +34,7 @@ from polyrhythm.runtime.hosts.survey import Sight
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor
+from polyrhythm.runtime.ray.room import check_room, describe_wanted
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher
 from polyrhythm.runtime.ray.versions import own_versions, ray_differs
 
@@ -135,27 +137,14 @@ class Cluster:
     def _place(self, stations: dict[str, int]) -> None:
         """Reserve a bundle for each station."""
         settings = self._settings
-        bundles = [{"CPU": count * settings.cpus_per_station} for count in stations.values()]
-        self._check_room(bundles)
-        self._group = placement_group(bundles, strategy=settings.strategy.upper())
+        cpus = [count * settings.cpus_per_station for count in stations.values()]
+        check_room(cpus, settings.cpus_per_station, _alive_nodes())
+        self._group = placement_group([{"CPU": count} for count in cpus], strategy=settings.strategy.upper())
         if not self._group.wait(settings.start_s):
             raise StartError(
-                f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; {_wanted(bundles)}, "
-                f"free now: {_describe(ray.available_resources())}; end what uses the cluster, or lower "
-                "ray.cpus_per_station"
-            )
-
-    def _check_room(self, bundles: Sequence[dict[str, float]]) -> None:
-        """Refuse at once what can never fit."""
-        nodes = {node["NodeManagerAddress"]: node["Resources"].get("CPU", 0.0) for node in _alive_nodes()}
-        cpus = [bundle["CPU"] for bundle in bundles]
-        total = sum(node["Resources"].get("CPU", 0.0) for node in _alive_nodes())
-        if sum(cpus) > total or max(cpus) > max(nodes.values(), default=0.0):
-            found = ", ".join(f"{count:g} on {name}" for name, count in nodes.items())
-            raise StartError(
-                f"ray.cpus_per_station = {self._settings.cpus_per_station:g}: {_wanted(bundles)}, {total:g} are in the "
-                f"cluster ({found}); lower it (0.25 shares a core among four stations), use fewer stations, or "
-                "add nodes"
+                f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; "
+                f"{describe_wanted(cpus)}, free now: {_describe(ray.available_resources())}; end what "
+                "uses the cluster, or lower ray.cpus_per_station"
             )
 
     def look(self) -> tuple[dict[str, Node], Sight]:
@@ -192,23 +181,27 @@ class Cluster:
         self._watcher.add(process)
         return process
 
-    def start_agent(self, node: str, spec: AgentSpec) -> tuple[Any, Found]:
-        """Start an agent on a node; its actor, and what it found. StartError: it does not start."""
+    def start_agent(self, node: str, spec: AgentSpec) -> tuple[Any, Callable[[], Found]]:
+        """Start an agent on a node; its actor, and what waits for what it finds. StartError, from that: it does not
+        start."""
         place = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
         saves = str(self._folder) if spec.host in spec.publishers else ""
         found_ref = actor.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
-        try:
-            content = ray.get(found_ref, timeout=FOUND_S)
-        except RayError as error:
-            ray.kill(actor)
-            line = str(error).strip().splitlines()[-1]
-            raise StartError(f"the host's agent does not start ({type(error).__name__}: {line})") from error
-        found = msgspec.msgpack.decode(content, type=Found)
-        if found.error:
-            ray.kill(actor)
-            raise StartError(found.error)
-        return actor, found
+        until = time.monotonic() + FOUND_S
+
+        def wait() -> Found:
+            try:
+                content = ray.get(found_ref, timeout=max(0.0, until - time.monotonic()))
+            except RayError as error:
+                line = (str(error).strip().splitlines() or ["no reason given"])[-1]
+                raise StartError(f"the host's agent does not start ({type(error).__name__}: {line})") from error
+            found = msgspec.msgpack.decode(content, type=Found)
+            if found.error:
+                raise StartError(found.error)
+            return found
+
+        return actor, wait
 
     def close(self) -> None:
         """Leave the cluster, and end it if it is this run's own; a second call does nothing."""
@@ -235,6 +228,7 @@ class RayNode:
         self.name, self.address = f"node {address} ({node[:8]})", address
         self._cluster, self.id = cluster, node
         self._agent: Any = None
+        self._found = False  # whether the agent has said what it found
         self._processes: list[ActorProcess] = []  # since the agent was started
         self.leaves = True
 
@@ -242,9 +236,19 @@ class RayNode:
     def abandoned(self) -> bool:
         return any(process.abandoned for process in self._processes)
 
-    def start_agent(self, spec: AgentSpec) -> Found:
-        self._processes = []
-        self._agent, found = self._cluster.start_agent(self.id, spec)
+    def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
+        self._processes, self._found = [], False
+        self._agent, wait = self._cluster.start_agent(self.id, spec)
+
+        def found() -> Found:
+            try:
+                answer = wait()
+            except StartError:
+                self.close()
+                raise
+            self._found = True
+            return answer
+
         return found
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
@@ -254,20 +258,18 @@ class RayNode:
 
     def close(self) -> None:
         agent, self._agent = self._agent, None
-        if agent is not None:
+        if agent is None:
+            return
+        if self._found:  # one that did not start, or does so yet, ends with its actor
             try:
                 ray.get(agent.close.remote(), timeout=ANSWER_S)
             except RayError as error:
                 log.warning("%s: its agent does not answer (%s); it ends with its node", self.name, error)
-            ray.kill(agent)
+        ray.kill(agent)
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _wanted(bundles: Sequence[dict[str, float]]) -> str:
-    return f"{sum(bundle['CPU'] for bundle in bundles):g} CPUs are wanted for {len(bundles)} stations"
 
 
 def _describe(resources: dict[str, float]) -> str:

@@ -4,7 +4,8 @@ buffered or scoring → reissuing: number, version, deadline, group and place in
 attempt. A group that was complete waits for its members again. A sample in training is the trainer's: it has read it,
 or refuses the update and is replaced, so that the sample is in the buffer again.
 
-Invariant: a group in the buffer is complete.
+Invariants: a group in the buffer is complete. A block that a scorer reads is released after the scorer has answered, or
+is gone: what it still fetches of the lost host is written there.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ from polyrhythm.scheduler.samples.ledger import SampleState
 
 
 def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> list[Command]:
-    """Let the buffered samples of these payload ids go out again; their blocks are free."""
+    """Let the finished samples of these payload ids go out again; their blocks are free but for those being scored."""
     gone = set(payload_ids)
     waiting = (SampleState.BUFFERED, SampleState.SCORING)
     lost = [s for s in rollout.samples.values() if s.state in waiting and s.payload_id in gone]
     if not lost:
         return []
-    released = ReleasePayloads(tuple(sample.payload_id for sample in lost))
+    free = [sample.payload_id for sample in lost if _is_free(rollout, sample)]
     for sample in lost:
-        if sample.state is SampleState.SCORING:
-            rollout.scoring.give_up(sample.ticket.number, "")  # it is released here
         if sample.ticket.evaluation:  # it was to be scored
             rollout.end_evaluated(sample).waiting.append(sample.ticket)
         else:
@@ -36,7 +35,14 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
     # They have the attempt that they had, whose deadline was that of the run that is lost.
     again = {sample.ticket.number for sample in lost}
     rollout.expiries = deque(expiry for expiry in rollout.expiries if expiry[1] not in again)
-    return [released]
+    return [ReleasePayloads(tuple(free))] if free else []
+
+
+def _is_free(rollout: RolloutScheduler, sample: Sample) -> bool:
+    """Whether nobody reads the sample; otherwise it is released when its scorer has done with it."""
+    if sample.state is not SampleState.SCORING:
+        return True
+    return rollout.scoring.give_up(sample.ticket.number, sample.payload_id)
 
 
 def _reissue(rollout: RolloutScheduler, sample: Sample) -> None:

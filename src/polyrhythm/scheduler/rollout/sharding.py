@@ -36,8 +36,8 @@ def shard(
 ) -> EnvBatchInfo:
     """Cut env batch `name` into slots `name/0`, `name/1`, …
 
-    strategy: `whole`; `rows`, a slot for each; `even:n` (sizes differ by one at most, larger first); a list of sizes; or
-    `module:function`.
+    strategy: `whole`; `rows` (a slot for each); `even:n` (sizes differ by one at most, larger first); a list of sizes;
+    or `module:function`.
     Raises ValueError with what, value and remedy.
     """
     shares = _shares(name, rows, strategy, generators)

@@ -1,0 +1,106 @@
+"""Opening the hosts of a run: agents that start at once, and memory that several nodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.served import blank_arena
+from tests.runtime.test_hosting_conformance import LAYOUT, NO_WEIGHTS
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
+from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.runtime.hosts.opening import HostOpener, in_rounds
+from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.runtime.transport.authentication import make_keys
+
+
+class Machine:
+    """A node without processes, in whose memory an agent makes a folder. said: what happened to all nodes; broken: its
+    agent does not start."""
+
+    def __init__(self, said: list[str], name: str, memory: Path, *, broken: bool = False) -> None:
+        self.name, self.address, self.memory = name, f"address of {name}", memory
+        self._said, self._broken = said, broken
+        self.spec: AgentSpec | None = None
+        memory.mkdir(exist_ok=True)
+
+    def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
+        self._said.append(f"start {self.name}")
+        self.spec = spec
+
+        def found() -> Found:
+            self._said.append(f"wait {self.name}")
+            if self._broken:
+                raise StartError("no room")
+            if shared := find_shared(spec.known, self.memory):
+                return Found(shared[0].host, str(shared[1]), shared[0].token)
+            folder = self.memory / f"run-{self.name}"
+            folder.mkdir()
+            return Found(spec.host, str(folder), write_identity(folder), f"tcp://{self.name}")
+
+        return found
+
+    def close(self) -> None:
+        self._said.append(f"close {self.name}")
+
+
+class Server:
+    """The server of an agent, which looks into its machine's memory."""
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+
+    def ask(self, question: q.Sees) -> list[memoryview]:
+        shared = find_shared(question.known, self._memory)
+        return [] if shared is None else [memoryview(part.encode()) for part in (shared[0].host, str(shared[1]))]
+
+    def close(self) -> None: ...
+
+
+def opener() -> HostOpener:
+    return HostOpener(LAYOUT, NO_WEIGHTS, make_keys(), 15.0)
+
+
+def test_agents_start_at_once_and_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:
+    said: list[str] = []
+    places = {"a": "one", "b": "two", "c": "three", "d": "two"}
+    nodes: list[Any] = [Machine(said, name, tmp_path / memory) for name, memory in places.items()]
+    hosts = opener()
+    assert hosts.open(nodes[0], publishes=True).host == "host-1"
+    servers = {f"tcp://{node.name}": node.memory for node in nodes}
+    found = hosts.open_together(nodes[1:], lambda _, endpoint: Server(servers[endpoint]))  # type: ignore[arg-type, return-value]
+    assert said == [*["start a", "wait a", "start b", "start c", "start d"], *["wait b", "wait c", "wait d", "close d"]]
+    assert [each.host for each in found] == ["host-2", "host-3", "host-2"]
+    assert (found[2].folder, found[2].endpoint) == (found[0].folder, "")
+    assert hosts.servers.keys() == {"host-1", "host-2", "host-3"} == {known.host for known in hosts.known}
+    assert all(node.spec.publishers == ("host-1", "main") for node in nodes)
+    later: Any = Machine(said, "e", tmp_path / "three")
+    assert hosts.open(later).host == "host-3"
+
+
+def test_a_node_that_cannot_start_is_named(tmp_path: Path) -> None:
+    nodes: list[Any] = [Machine([], name, tmp_path / name, broken=name == "b") for name in "ab"]
+    with pytest.raises(StartError, match="b: no room"):
+        opener().open_together(nodes, lambda *_: Server(tmp_path))  # type: ignore[arg-type, return-value]
+
+
+def test_nodes_of_one_address_are_not_opened_together() -> None:
+    """They share memory as a rule, and only one that starts later finds that out before it reserves its own."""
+    nodes = [LocalNode(str(index), address) for index, address in enumerate("xyxxz")]
+    assert [[node.name for node in together] for together in in_rounds(nodes)] == [["0", "1", "4"], ["2"], ["3"]]
+
+
+def test_a_host_says_whose_memory_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    token = write_identity(tmp_path / "run")
+    server = DataServer(None, blank_arena(), None)  # type: ignore[arg-type]
+    for folder, told, seen in (("run", token, True), ("run", "other", False), ("../run", token, False)):
+        answer = server._answer(q.encode(q.Sees([Known("host-1", folder, told)])))
+        assert answer == [b"", *([b"host-1", str(tmp_path / "run").encode()] if seen else [])]

@@ -1,0 +1,27 @@
+"""Room for stations on the nodes of a cluster, without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime.ray.room import check_room
+
+
+def node(address: str, cpus: float) -> dict[str, Any]:
+    return {"NodeManagerAddress": address, "Resources": {"CPU": cpus} if cpus else {}}
+
+
+def test_each_node_counts_also_where_several_have_one_address() -> None:
+    """The largest is the first of two on one machine."""
+    nodes = [node("10.0.0.1", 8.0), node("10.0.0.1", 2.0), node("10.0.0.2", 0.0)]
+    check_room([4.0, 4.0], 4.0, nodes)
+    with pytest.raises(StartError) as refused:
+        check_room([9.0], 9.0, nodes)
+    assert "10 are in the cluster (8 on 10.0.0.1, 2 on 10.0.0.1, 0 on 10.0.0.2)" in str(refused.value)
+    with pytest.raises(StartError, match="12 CPUs are wanted for 3 stations, 10 are in the cluster"):
+        check_room([4.0, 4.0, 4.0], 4.0, nodes)
+    with pytest.raises(StartError, match="0 are in the cluster"):
+        check_room([1.0], 1.0, [])
