@@ -18,7 +18,7 @@ class LampSettings(BaseModel):
 
     pictures: as an observation, drawn by the batch (also badly), or not at all. only_rows: no other size can be built.
     bad_seed: an episode that fails at its reset, at its second step (alone, or with all rows of the call), or then has
-    a number that is not finite, as `fails` says.
+    a number that is not finite, as `fails` says; the row's next episodes have that too, unless the row was discarded.
     """
 
     type: str = "tests.pipeline.pictures:LampSettings"
@@ -53,7 +53,8 @@ class Lamps:
 
     def reset(self, rows: Any, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self.left[rows] = [3 + mix(seed, task) % 5 for task, seed in zip(tasks, seeds, strict=True)]
-        self.bad[rows], self.done[rows] = [seed == self.settings.bad_seed for seed in seeds], 0
+        spoilt = self.bad[rows] & (self.settings.fails in ("reward", "observation"))
+        self.bad[rows], self.done[rows] = spoilt | [seed == self.settings.bad_seed for seed in seeds], 0
         if self.settings.fails == "reset":
             self.raise_for(np.asarray(rows)[self.bad[rows]])
 
@@ -81,6 +82,9 @@ class Lamps:
             out["left"][self.bad[rows] & (self.done[rows] >= 2)] = np.inf
         for place, row in enumerate(rows if "image" in out else ()):
             out["image"][place] = self.picture(row)
+
+    def discard(self, row: int) -> None:
+        self.bad[row] = False
 
     def picture(self, row: int) -> np.ndarray:
         drawn = np.zeros((16, 16, 3), np.uint8)

@@ -86,6 +86,10 @@ class Diverging(Demonstrable):
     def __init__(self, rows, *, shown=0.0, done=0.0, first=1, since=2, **flags):
         super().__init__(rows, **flags)
         self.shown, self.done, self.first, self.since = shown, done, first, since
+        self.discarded = []
+
+    def discard(self, row):
+        self.discarded.append(row)
 
     def _gone(self, rows):
         return (np.asarray(rows) >= self.first) & (self.state[np.asarray(rows), 1] >= self.since)
@@ -113,6 +117,7 @@ def test_an_episode_that_is_not_finite_is_dropped(wrong, words, flags, caplog):
     assert np.isfinite(found.obs["x"]).all()
     assert np.isfinite(found.actions).all()
     assert np.isfinite(np.concatenate(env.executed)).all()
+    assert env.discarded == ([1, 1] if "shown" in wrong else []), "what the environment keeps of the row"
     assert re.search("1 episodes were dropped, the first since " + words, caplog.text)
 
 

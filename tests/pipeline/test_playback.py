@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,15 @@ def test_an_episode_that_fails_is_shown_up_to_there(fails: Any, failure: str, pi
         assert np.array_equal(one.pictures, same.pictures)
 
 
+@pytest.mark.parametrize("fails", ["reward", "observation"])
+def test_a_row_with_numbers_that_are_not_finite_is_made_anew_for_the_next_episode(fails: Any) -> None:
+    run = _lamp()
+    _, _, policy = validate_run(run, trainer=False)
+    episodes, step = held_out(8, 5, 2, greedy=True), step_settings(run, policy.chunk)
+    lamps = LampSettings(only_rows=4, bad_seed=episodes[1].seed, fails=fails)
+    assert [bool(one.failure) for one in play(lamps, policy, episodes, step, 9, 4)] == [False, True, *[False] * 6]
+
+
 def test_a_call_that_fails_for_all_rows_fails_their_episodes() -> None:
     run = _lamp()
     _, _, policy = validate_run(run, trainer=False)
@@ -177,6 +187,16 @@ def test_a_video_of_episodes_that_fail_is_written_and_the_evaluation_goes_on(tmp
         shown.seek(shown.n_frames - 1)
         mark = shown.convert("RGB").getpixel((tile + 1, shown.size[1] // 2 + 1))
     assert np.allclose(mark, (245, 158, 11), atol=20), "the tile of the fourth is orange"
+
+
+def test_an_environment_in_another_python_is_shown(tmp_path: Path) -> None:
+    env = {"type": "gymnasium", "id": "tests.envs.vector_envs:Ageing-v0", "python": sys.executable}
+    run = config(env=env, policy={"type": "gaussian", "hidden": 8}, rollout={"rows": 2})
+    found = evaluate(_saved(tmp_path / "policy.pt", run), 2, 5, video=Video(tmp_path / "shown.gif"))
+    assert found["video"]["episodes"] == 2
+    with Image.open(tmp_path / "shown.gif") as shown:
+        assert shown.n_frames == 2, "equal frames are one: while it runs, and its end"
+        assert shown.convert("RGB").getpixel((20, 20)) == (1, 1, 1)
 
 
 class Painted(gymnasium.Env[np.ndarray, np.ndarray]):

@@ -51,7 +51,7 @@ class MetaWorldSettings(BaseModel):
 
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Task names such as `door-close-v3`, or a set of them: MT10, MT25 or MT50."""
+    """Task names such as `door-close-v3`, or a set of them: MT10, MT25 or MT50. MT1 is any one task by its name."""
     observation: Literal["pixels", "state"] = "pixels"
     """Observation of the policy. `state` renders nothing and needs no graphics library."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 64
@@ -92,8 +92,7 @@ class MetaWorldSettings(BaseModel):
     def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
         for task in tasks:
             if task not in INSTRUCTIONS:
-                near = difflib.get_close_matches(task, INSTRUCTIONS, n=1, cutoff=0.0)[0]
-                raise ValueError(f"unknown Meta-World task {task!r}; the nearest is {near!r}")
+                raise ValueError(_unknown(task))
             if tasks.count(task) > 1:
                 raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
         return tasks
@@ -154,7 +153,7 @@ class MetaWorldBatch:
                 instance.appearance = Appearance.draw(self.settings.appearance, int(seed))
             except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
                 failed[int(row)] = error
-                self._held[row] = None  # the next reset takes another instance
+                self.discard(int(row))
             self._steps[row], self._succeeded[row] = 0, False
         if failed:
             raise RowsFailed(failed)
@@ -168,7 +167,7 @@ class MetaWorldBatch:
                 dense, success = self._instance(row).step(clipped[i])
             except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
                 failed[int(row)] = error
-                self._held[row] = None
+                self.discard(int(row))
                 continue
             self._steps[row] += 1
             sparse = float(success and not self._succeeded[row])
@@ -199,6 +198,10 @@ class MetaWorldBatch:
             actions[i] = self._instance(row).expert_action()
         return np.clip(actions, -1.0, 1.0)
 
+    def discard(self, row: int) -> None:
+        """Give up the row's instance; its next reset takes another one."""
+        self._held[row] = None
+
     def close(self) -> None:
         for scene in self._scenes.values():
             scene.close()
@@ -215,6 +218,7 @@ class MetaWorldBatch:
             if held[0] == task:
                 return held[1]
             self._scenes[held[0]].check_in(held[1])
+            self._held[row] = None  # another row may have it now, even if the scene below cannot be made
         if task not in self._scenes:
             name = self.spec.tasks[task].name
             quality = self.settings.render if self.settings.observation == "pixels" else None
@@ -223,6 +227,15 @@ class MetaWorldBatch:
         instance = self._scenes[task].check_out()
         self._held[row] = (task, instance)
         return instance
+
+
+def _unknown(task: str) -> str:
+    """Why a name is refused that is neither a task's nor a set's."""
+    if task.upper() == "MT1":
+        return f"{task!r} is any one task of Meta-World; name that task, such as 'reach-v3'"
+    known = {name.casefold(): name for name in (*TASK_SETS, *INSTRUCTIONS)}
+    near = known[difflib.get_close_matches(task.casefold(), known, n=1, cutoff=0.0)[0]]
+    return f"unknown Meta-World task {task!r}; the nearest is {near!r}"
 
 
 def _empty_result(rows: int) -> StepResult:

@@ -172,6 +172,8 @@ class _Playback:
         for place, what in first_not_finite({n: x for n, x in arrays.items() if x.dtype.kind == "f"}).items():
             if not self._played[row := int(rows[place])].failure:
                 self._fail(row, describe_not_finite(culprit, what))
+                if culprit == ENVIRONMENT:
+                    self._env.discard(row)
 
     def _unfailed(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         return rows[np.array([not self._played[row].failure for row in rows], np.bool_)]

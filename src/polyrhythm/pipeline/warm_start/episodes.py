@@ -140,6 +140,7 @@ def _observe(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpisode
     floating = {f"observation {name}": array for name, array in seen.items() if array.dtype.kind == "f"}
     for i, what in first_not_finite(floating).items():
         episodes[i].lost = f"{what} is not finite"
+        env.discard(int(rows[i]))
     for i, episode in enumerate(episodes):
         obs = {name: array[i] for name, array in seen.items()}
         obs[INSTRUCTION] = np.array(episode.task, np.int64)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import EnvBatch, ObservesAhead, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import DiscardsRows, EnvBatch, ObservesAhead, RowNumbers, RowsFailed, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,11 @@ class ResetAhead:
             self.inner.observe(self._place[np.asarray(rows)], out)
         except RowsFailed as raised:
             raise self._translated(raised, rows) from raised
+
+    def discard(self, row: int) -> None:
+        """Pass it on, if the wrapped batch can do that."""
+        if isinstance(self.inner, DiscardsRows):
+            self.inner.discard(int(self._place[row]))
 
     def close(self) -> None:
         """Close the wrapped batch, unless a reset ahead does not end: the process then frees it when it ends."""
