@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import RowsFailed
+from polyrhythm.envs.base import DiscardsRows, RowsFailed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ArraySpec
@@ -299,6 +300,50 @@ def test_errors_say_what_value_and_remedy(made, said):
     with pytest.raises(ConfigError) as caught:
         made.spec()
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("python", ["", sys.executable], ids=["here", "separate"])
+def test_a_row_that_is_discarded_is_made_anew_at_its_next_reset(python: str) -> None:
+    section = {"type": "gymnasium", "id": "tests.envs.vector_envs:Ageing-v0", **({"python": python} if python else {})}
+    batch = resolve("env", section).build(2)
+
+    def age(row: int) -> float:
+        batch.reset([row], [0], [1])
+        out = {"state": np.zeros((1, 1), np.float32)}
+        batch.observe([row], out)
+        return float(out["state"][0, 0])
+
+    try:
+        assert isinstance(batch, DiscardsRows)
+        assert [age(0), age(0), age(1)] == [1, 2, 1]
+        batch.discard(0)
+        batch.discard(0)
+        assert [age(0), age(1)] == [1, 2]
+    finally:
+        batch.close()
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("simulator")  # which chooses the GL backend before MuJoCo is imported
+def test_a_state_that_mujoco_finds_unstable_fails_its_row_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log there
+    batch = GymnasiumSettings(id="HalfCheetah-v5").build(2)
+    try:
+        batch.reset([0, 1], [0, 0], [1, 2])
+        broken = batch._envs[0]
+        broken.unwrapped.data.qvel[:] = 1e12
+        with pytest.raises(
+            RowsFailed, match=r"^row 0: UnstableSimulationError: MuJoCo found the state unstable at"
+        ) as f:
+            batch.step([0, 1], np.zeros((2, 6), np.float32))
+        assert np.isfinite(f.value.result.reward[1])
+        batch.reset([0], [0], [3])
+        assert batch._envs[0] is not broken
+        batch.step([0, 1], np.zeros((2, 6), np.float32))
+    finally:
+        batch.close()
 
 
 @pytest.mark.parametrize("python", ["", sys.executable], ids=["here", "separate"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from polyrhythm.envs.base import Expert
+from polyrhythm.envs.base import Expert, RowsFailed
 from polyrhythm.envs.metaworld.env import MetaWorldBatch, MetaWorldSettings
 from polyrhythm.envs.metaworld.gl_probe import fastest
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
@@ -192,6 +192,60 @@ def test_rows_share_models_and_instances_follow_the_tickets(build):
     assert len(batch._scenes) == 2
     assert idle <= 2
     assert batch._held[0][1]._env.model is batch._held[2][1]._env.model
+
+
+@pytest.mark.sim
+def test_a_state_that_mujoco_finds_unstable_fails_its_row_alone(build, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log there
+    batch, alone, still = build(2, observation="state"), build(1, observation="state"), np.zeros((2, 4), np.float32)
+    batch.reset([0, 1], [0, 0], [1, 2])
+    alone.reset([0], [0], [2])
+    broken = batch._held[0][1]
+    broken._env.data.qvel[:] = 1e12
+    with pytest.raises(
+        RowsFailed, match=r"^row 0: UnstableSimulationError: MuJoCo found the state unstable at step 1$"
+    ):
+        batch.step([0, 1], still)
+    alone.step([0], still[:1])
+    assert np.array_equal(batch._held[1][1].state, alone._held[0][1].state)
+    batch.reset([0], [0], [2])
+    assert batch._held[0][1] is not broken
+    alone.reset([0], [0], [2])
+    assert np.array_equal(batch._held[0][1].state, alone._held[0][1].state)
+
+
+@pytest.mark.sim
+def test_a_reset_that_mujoco_finds_unstable_fails_its_row(build, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    batch = build(1, observation="state", settle_steps=1)
+    batch.reset([0], [0], [1])
+    env = batch._held[0][1]._env
+    reset = env.reset
+
+    def fall():
+        found = reset()
+        env.data.qvel[:] = 1e12
+        env.step(np.zeros(4, np.float32))
+        return found
+
+    batch._held[0][1]._initial_attributes["reset"] = fall
+    with pytest.raises(
+        RowsFailed, match=r"UnstableSimulationError: MuJoCo found the state unstable while it was reset"
+    ):
+        batch.reset([0], [0], [1])
+
+
+@pytest.mark.sim
+def test_a_task_that_cannot_be_built_leaves_no_instance_to_two_rows(build, monkeypatch):
+    batch = build(2, observation="state")
+    batch.reset([0], [0], [1])
+    with monkeypatch.context() as patched:
+        patched.setattr("polyrhythm.envs.metaworld.env.TaskScene", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            batch.reset([0], [1], [1])
+    batch.reset([1], [0], [1])
+    batch.reset([0], [0], [2])
+    assert batch._held[0][1] is not batch._held[1][1]
 
 
 @pytest.mark.sim

@@ -314,6 +314,11 @@ def test_a_row_that_fails_fails_alone_and_is_made_anew(build, tmp_path, monkeypa
     assert batch._instances[0, 0] is not broken
     alone.reset([0], [0], [2])
     assert same(play(batch, 0), play(alone, 0))
+    given_up = batch._instances[0, 0]
+    batch.discard(0)
+    batch.discard(0)
+    batch.reset([0], [0], [2])
+    assert batch._instances[0, 0] is not given_up
 
 
 @pytest.mark.sim

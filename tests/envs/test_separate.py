@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.envs.other_pythons import other_python
 from tests.envs.pinned_env import PinnedSettings
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvSettings, Expert, Renderer
+from polyrhythm.envs.base import EnvSettings, Expert, Renderable, Renderer
+from polyrhythm.envs.gymnasium_env import GymnasiumSettings
+from polyrhythm.envs.separate.env_process import environment, keep_sources
 from polyrhythm.envs.separate.settings import SeparateSettings, find_python
 from polyrhythm.errors import ConfigError, EnvLost, MissingError
 
@@ -81,6 +84,64 @@ def test_it_offers_what_the_environment_offers(pythons: dict[int, Path]) -> None
         assert not isinstance(batch, Renderer)
     finally:
         batch.close()
+
+
+@pytest.mark.parametrize("kind", ["gymnasium", "tests.envs.pinned_env:PinnedSettings"])
+def test_its_pictures_are_those_of_the_environment(kind: str, pythons: dict[int, Path]) -> None:
+    """A Gymnasium environment needs other keyword arguments for them; one that cannot render stays as it is."""
+    name = {"id": "tests.envs.vector_envs:Ageing-v0"} if kind == "gymnasium" else {}
+    settings = resolve("env", {"type": kind, "python": str(pythons[1]), **name})
+    assert isinstance(settings, Renderable)
+    rendering = settings.rendering()
+    assert isinstance(rendering, SeparateSettings)
+    assert not servers()
+    batch = rendering.build(2)
+    try:
+        if kind != "gymnasium":
+            assert rendering == settings
+            assert not isinstance(batch, Renderer)
+            return
+        assert rendering.own() == GymnasiumSettings(**name).rendering().model_dump(mode="json")  # type: ignore[arg-type, union-attr]
+        assert isinstance(batch, Renderer)
+        batch.reset([0, 1, 1], [0] * 3, [1, 2, 3])
+        assert batch.render(1).tolist() == np.full((20, 30, 3), 2, np.uint8).tolist()
+    finally:
+        batch.close()
+
+
+def test_where_there_are_no_pictures_it_is_one_sentence(pythons: dict[int, Path]) -> None:
+    without = {"type": "gymnasium", "id": "tests.envs.vector_envs:Countdown-v0", "python": str(pythons[1])}
+    blind = resolve("env", without)
+    assert isinstance(blind, SeparateSettings)
+    assert blind.rendering() is None
+    batch = resolve("env", {**without, "id": "tests.envs.vector_envs:Ageing-v0"}).build(1)
+    try:
+        batch.reset([0], [0], [1])
+        with pytest.raises(RuntimeError, match="TypeError: None is not an array of numbers"):
+            batch.render(0)
+    finally:
+        batch.close()
+
+
+def test_only_paths_of_sources_are_passed_on() -> None:
+    """Of a Python in /usr, the user's folders there are; a folder whose name begins alike is another."""
+    installed = ["/usr/lib/python3.12", "/usr/bin", "/w/.venv/lib/python3.12/site-packages"]
+    paths = ["", "/usr/lib/python312.zip", "/usr/lib/python3.12/lib-dynload", "/usr/bin", "/usr/local/project"]
+    paths += ["/w/.venv2/src", "/w/.venv/lib/python3.12/site-packages/x", "/usr/lib/python3.12x", "/w", "/w"]
+    assert keep_sources(paths, installed) == ["/usr/local/project", "/w/.venv2/src", "/usr/lib/python3.12x", "/w"]
+
+
+def test_a_folder_beside_what_is_installed_is_found_there(
+    pythons: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in /usr/local of a Python there: in the prefix, but in none of its folders."""
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"data": str(tmp_path), "purelib": str(tmp_path / "lib")})
+    (tmp_path / "project").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "project"))
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    known = environment()["PYTHONPATH"].split(os.pathsep)
+    assert str(tmp_path / "project") in known
+    assert str(tmp_path / "lib") not in known
 
 
 def test_what_it_raises_is_told_and_it_goes_on(pythons: dict[int, Path]) -> None:

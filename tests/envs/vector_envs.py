@@ -78,5 +78,28 @@ class Fragile(Countdown):
         return super().step(action)
 
 
+class Ageing(gymnasium.Env[Any, Any]):
+    """Shows how many episodes it has begun; draws itself, in that shade of grey."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as Gymnasium has it
+    observation_space = Box(0, 255, (1,))
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.age = render_mode, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed, options=options)
+        self.age += 1
+        return np.array([self.age], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        return np.array([self.age], np.float32), 1.0, False, False, {}
+
+    def render(self) -> Any:
+        return np.full((20, 30, 3), self.age, np.uint8) if self.render_mode == "rgb_array" else None
+
+
+gymnasium.register("Ageing-v0", "tests.envs.vector_envs:Ageing", max_episode_steps=5)
 gymnasium.register("Fragile-v0", "tests.envs.vector_envs:Fragile", max_episode_steps=50)
 gymnasium.register("Countdown-v0", "tests.envs.vector_envs:Countdown", max_episode_steps=50)

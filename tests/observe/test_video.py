@@ -13,6 +13,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.observe.video import Clip, check_format, grids, reduced, write_video
 
 GREEN, RED, BLUE, GREY = (34, 197, 94), (239, 68, 68), (96, 165, 250), (82, 82, 91)
+ORANGE = (245, 158, 11)
 
 
 def _clip(pictures: int, success: bool | None, shade: int = 200) -> Clip:
@@ -31,6 +32,12 @@ def test_an_episode_stays_with_its_mark_when_it_has_ended() -> None:
     assert [_marks(grid)[:3] for grid in shown] == [[GREEN, GREY, GREY], [GREEN, GREY, BLUE], [GREEN, RED, BLUE]]
     assert shown[-1].getpixel((20, 20)) == (200, 200, 200)
     assert all(size % 2 == 0 for size in shown[0].size), "video codecs want even sizes"
+
+
+def test_an_episode_that_failed_has_a_mark_of_its_own() -> None:
+    shown = list(grids([_clip(1, True), _clip(2, True)._replace(failed=True)]))
+    width = shown[0].size[0] // 2
+    assert [grid.getpixel((width + 1, 1)) for grid in shown] == [GREY, ORANGE]
 
 
 def test_large_pictures_are_made_smaller_and_small_ones_stay() -> None:

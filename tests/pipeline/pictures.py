@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import RowsFailed, StepResult
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.hashing import mix
 
@@ -17,12 +17,16 @@ class LampSettings(BaseModel):
     """A lamp of as many lit columns as the seed says; pushing right as often as that succeeds.
 
     pictures: as an observation, drawn by the batch (also badly), or not at all. only_rows: no other size can be built.
+    bad_seed: an episode that fails at its reset, at its second step (alone, or with all rows of the call), or then has
+    a number that is not finite, as `fails` says; the row's next episodes have that too, unless the row was discarded.
     """
 
     type: str = "tests.pipeline.pictures:LampSettings"
     pictures: Literal["observed", "drawn", "misdrawn", "none"] = "observed"
     step_rows: bool = True
     only_rows: int = 0
+    bad_seed: int = -1
+    fails: Literal["reset", "step", "all", "reward", "observation"] = "step"
 
     def spec(self) -> EnvSpec:
         image = {"image": ArraySpec((16, 16, 3), "uint8")} if self.pictures == "observed" else {}
@@ -45,19 +49,42 @@ class Lamps:
     def __init__(self, settings: LampSettings, rows: int) -> None:
         self.settings, self.spec, self.rows = settings, settings.spec(), rows
         self.left = np.zeros(rows, np.float32)
+        self.bad, self.done = np.zeros(rows, bool), np.zeros(rows, np.int64)
 
     def reset(self, rows: Any, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self.left[rows] = [3 + mix(seed, task) % 5 for task, seed in zip(tasks, seeds, strict=True)]
+        spoilt = self.bad[rows] & (self.settings.fails in ("reward", "observation"))
+        self.bad[rows], self.done[rows] = spoilt | [seed == self.settings.bad_seed for seed in seeds], 0
+        if self.settings.fails == "reset":
+            self.raise_for(np.asarray(rows)[self.bad[rows]])
 
     def step(self, rows: Any, actions: Any) -> StepResult:
         self.left[rows] -= np.clip(actions[:, 0], -1.0, 1.0)
         there, never = self.left[rows] <= 0, np.zeros(len(rows), bool)
-        return StepResult(there.astype(np.float32) + actions[:, 0], there, never, there)
+        self.done[rows] += 1
+        result = StepResult(there.astype(np.float32) + actions[:, 0], there, never, there)
+        now = self.bad[rows] & (self.done[rows] == 2)
+        if self.settings.fails == "reward":
+            result.reward[now] = np.nan
+        elif self.settings.fails == "all" and now.any():
+            raise ValueError("no row is known")
+        elif self.settings.fails == "step":
+            self.raise_for(np.asarray(rows)[now], result)
+        return result
+
+    def raise_for(self, rows: Any, result: StepResult | None = None) -> None:
+        if len(rows):
+            raise RowsFailed({int(row): ValueError("the lamp fell") for row in rows}, result)
 
     def observe(self, rows: Any, out: dict[str, Any]) -> None:
         out["left"][:, 0] = self.left[rows]
+        if self.settings.fails == "observation":
+            out["left"][self.bad[rows] & (self.done[rows] >= 2)] = np.inf
         for place, row in enumerate(rows if "image" in out else ()):
             out["image"][place] = self.picture(row)
+
+    def discard(self, row: int) -> None:
+        self.bad[row] = False
 
     def picture(self, row: int) -> np.ndarray:
         drawn = np.zeros((16, 16, 3), np.uint8)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.stations.counting import MAX_STEPS, Counting
 
 from polyrhythm.config.sections.learning import DemonstrationSettings
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.warm_start.demos import demonstrate
@@ -84,6 +86,10 @@ class Diverging(Demonstrable):
     def __init__(self, rows, *, shown=0.0, done=0.0, first=1, since=2, **flags):
         super().__init__(rows, **flags)
         self.shown, self.done, self.first, self.since = shown, done, first, since
+        self.discarded = []
+
+    def discard(self, row):
+        self.discarded.append(row)
 
     def _gone(self, rows):
         return (np.asarray(rows) >= self.first) & (self.state[np.asarray(rows), 1] >= self.since)
@@ -111,10 +117,66 @@ def test_an_episode_that_is_not_finite_is_dropped(wrong, words, flags, caplog):
     assert np.isfinite(found.obs["x"]).all()
     assert np.isfinite(found.actions).all()
     assert np.isfinite(np.concatenate(env.executed)).all()
+    assert env.discarded == ([1, 1] if "shown" in wrong else []), "what the environment keeps of the row"
     assert re.search("1 episodes were dropped, the first since " + words, caplog.text)
 
 
 def test_an_expert_whose_episodes_are_all_dropped_is_an_error():
     env = Diverging(2, shown=np.nan, first=0, since=0)
     with pytest.raises(RunHalted, match=r"never succeeded at a .*observation x is not finite .*; correct the env"):
+        demonstrate(env, settings(), StepSettings(chunk=1))
+
+
+class Falling(Demonstrable):
+    """Row `row` fails at env step `at` (-1: at its reset); a row that has failed does so again at each further step."""
+
+    def __init__(self, rows: int, *, row: int = 1, at: int = 2, error: Exception | None = None, **flags: Any) -> None:
+        super().__init__(rows, **flags)
+        self.row, self.at, self.error = row, at, error or RuntimeError("fell over")
+
+    def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
+        super().reset(rows, tasks, seeds)
+        if self.at < 0 and self.row in list(rows):
+            raise RowsFailed({self.row: self.error})
+
+    def step(self, rows: Any, actions: Any) -> Any:
+        result = super().step(rows, actions)
+        if self.row in list(rows) and self.state[self.row, 1] > self.at >= 0:
+            raise RowsFailed({self.row: self.error}, result)
+        return result
+
+
+@pytest.mark.parametrize("flags", [{}, {"step_rows": False}, {"reset_rows": False, "step_rows": False}])
+@pytest.mark.parametrize(("at", "call", "step"), [(-1, "reset", 0), (0, "step", 1), (2, "step", 3)])
+def test_an_episode_whose_row_fails_is_dropped_alone(
+    at: int, call: str, step: int, flags: dict[str, bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = demonstrate(Falling(2, at=at, **flags), settings(noise_std=0.5), StepSettings(chunk=1))
+    alone = demonstrate(Demonstrable(2, **flags), settings(), StepSettings(chunk=1)).demonstrations
+    first = np.r_[0:5, 10:16]  # the first episode of each task
+    assert np.array_equal(found.demonstrations.obs["x"], alone.obs["x"][first])
+    assert np.array_equal(found.demonstrations.actions, alone.actions[first])
+    assert [(task["successes"], task["episodes"]) for task in found.tasks.values()] == [(1, 2), (1, 2)]
+    where = rf"\(task b, seed \d+, env step {step}\)"
+    words = f"1 episodes were dropped, the first since the environment failed in {call}: RuntimeError: fell over "
+    assert re.search(words + where, caplog.text)
+
+
+def test_a_row_that_fails_in_no_ops_after_its_episode_costs_nothing() -> None:
+    """Task b takes a step more than task a, in which the other row does a no-op and fails."""
+    env = Falling(2, row=0, at=5, step_rows=False)
+    found = demonstrate(env, settings(episodes_per_task=1), StepSettings(chunk=4)).demonstrations
+    assert len(found) == 4
+
+
+def test_what_no_retry_solves_ends_the_recording() -> None:
+    with pytest.raises(ConfigError, match="no camera"):
+        demonstrate(Falling(2, error=ConfigError("no camera")), settings(), StepSettings(chunk=1))
+
+
+def test_a_call_that_fails_for_all_rows_is_one_sentence() -> None:
+    env = Demonstrable(2)
+    env.broken.add(5)  # of Counting: the whole call raises
+    words = r"the environment failed while demonstrations were recorded: step: RuntimeError: row 0 fell over.*; correct"
+    with pytest.raises(RunHalted, match=words):
         demonstrate(env, settings(), StepSettings(chunk=1))

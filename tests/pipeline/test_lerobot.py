@@ -15,13 +15,14 @@ import pytest
 from tests.pipeline.test_demos import Demonstrable
 
 from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSettings
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunFolderError, RunHalted
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.checking import check_dataset
 from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.lerobot.recording import Source, record_dataset, recorded_form
 from polyrhythm.pipeline.warm_start.demos import demonstrate
-from polyrhythm.pipeline.warm_start.episodes import expert_of
+from polyrhythm.pipeline.warm_start.episodes import expert_of, plan_episode
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.stations.simulator.slot import StepSettings
 
@@ -139,6 +140,36 @@ def test_a_recording_that_is_stopped_goes_on_with_the_missing_episodes(tmp_path:
     assert not env.resets
     assert contents(tmp_path / "whole") == before
     assert recorded(tmp_path / "whole", episodes_per_task=6)["resumed"] == 10, "more episodes extend it"
+
+
+def test_an_episode_whose_row_fails_is_dropped_and_not_played_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Falling(Seen):
+        """The row that plays this episode fails at its third step."""
+
+        def step(self, rows: Any, actions: Any) -> Any:
+            result = super().step(rows, actions)
+            fell = [int(r) for r in rows if self.number[r] == bad and self.state[r, 1] == 3]
+            if fell:
+                raise RowsFailed({row: RuntimeError("unstable") for row in fell}, result)
+            return result
+
+    bad = plan_episode(settings(), 0, 2).seed % 1000
+    recorded(tmp_path / "whole")
+    recorded(tmp_path / "cut", Falling(3))
+    assert "the first since the environment failed in step: RuntimeError: unstable (task a, seed" in caplog.text
+
+    def kept(name: str) -> dict[tuple[int, int], bool]:
+        """(task, index) → whether the episode is in the dataset."""
+        outcomes = json.loads((tmp_path / name / layout.OURS).read_text())["outcomes"]
+        return {(task, index): number >= 0 for task, index, _, number in outcomes}
+
+    assert kept("whole")[0, 2]
+    assert kept("cut") == kept("whole") | {(0, 2): False}
+    env = Falling(3)
+    assert recorded(tmp_path / "cut", env)["resumed"] == 10
+    assert not env.resets
 
 
 KILLED = """

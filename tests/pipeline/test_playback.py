@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
@@ -18,10 +21,11 @@ from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.evaluation.playback import play
+from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies.base import as_module
 
 
 def _lamp(**settings: Any) -> RunConfig:
@@ -115,6 +119,84 @@ def test_where_there_is_nothing_to_see(pictures: Any, error: type[Exception], sa
     with pytest.raises(error, match=said):
         evaluate(file, 4, 5, video=Video(tmp_path / "shown.gif"))
     assert not list(tmp_path.glob("shown*"))
+
+
+@pytest.mark.parametrize("step_rows", [True, False])
+@pytest.mark.parametrize(
+    ("fails", "failure", "pictures"),
+    [
+        ("reset", "reset: ValueError: the lamp fell", 0),
+        ("step", "step: ValueError: the lamp fell", 1),
+        ("reward", "environment: reward is not finite", 1),
+        ("observation", "environment: observation left is not finite", 1),
+    ],
+)
+def test_an_episode_that_fails_is_shown_up_to_there(fails: Any, failure: str, pictures: int, step_rows: bool) -> None:
+    run = _lamp(step_rows=step_rows)
+    _, _, policy = validate_run(run, trainer=False)
+    episodes, step = held_out(4, 5, 2, greedy=True), step_settings(run, policy.chunk)
+
+    def played(**changes: Any) -> list[PlayedEpisode]:
+        return play(LampSettings(step_rows=step_rows, **changes), policy, episodes, step, 9, 4)
+
+    (*others, bad), usual = played(bad_seed=episodes[3].seed, fails=fails), played()
+    assert bad.failure == failure
+    assert len(bad.pictures) == pictures
+    for one, same in zip(others, usual, strict=False):
+        assert (one.failure, one.episode_return, one.env_steps) == ("", same.episode_return, same.env_steps)
+        assert np.array_equal(one.pictures, same.pictures)
+
+
+@pytest.mark.parametrize("fails", ["reward", "observation"])
+def test_a_row_with_numbers_that_are_not_finite_is_made_anew_for_the_next_episode(fails: Any) -> None:
+    run = _lamp()
+    _, _, policy = validate_run(run, trainer=False)
+    episodes, step = held_out(8, 5, 2, greedy=True), step_settings(run, policy.chunk)
+    lamps = LampSettings(only_rows=4, bad_seed=episodes[1].seed, fails=fails)
+    assert [bool(one.failure) for one in play(lamps, policy, episodes, step, 9, 4)] == [False, True, *[False] * 6]
+
+
+def test_a_call_that_fails_for_all_rows_fails_their_episodes() -> None:
+    run = _lamp()
+    _, _, policy = validate_run(run, trainer=False)
+    episodes = held_out(3, 5, 2, greedy=True)
+    lamps = LampSettings(bad_seed=episodes[0].seed, fails="all")
+    for one in play(lamps, policy, episodes, step_settings(run, policy.chunk), 9, 4):
+        assert re.fullmatch(r"step: ValueError: no row is known \(.*pictures\.py, line \d+\)", one.failure)
+        assert len(one.pictures) == 1
+
+
+def test_actions_that_are_not_finite_fail_their_episode() -> None:
+    run = _lamp()
+    _, _, policy = validate_run(run, trainer=False)
+    with torch.no_grad():
+        for parameter in as_module(policy).parameters():
+            parameter.fill_(np.nan)
+    (one,) = play(LampSettings(), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy.chunk), 9, 4)
+    assert one.failure == "policy: actions is not finite"
+    assert one.env_steps == 0
+
+
+def test_a_video_of_episodes_that_fail_is_written_and_the_evaluation_goes_on(tmp_path: Path) -> None:
+    episodes = held_out(4, 5, 2, greedy=True)
+    file = _saved(tmp_path / "policy.pt", _lamp(bad_seed=episodes[3].seed, fails="reset"))
+    found = evaluate(file, 4, 5, video=Video(tmp_path / "reset.gif"))
+    assert (found["dropped"], found["video"]["episodes"], found["video"]["failed"]) == (1, 4, 1)
+    with Image.open(tmp_path / "reset.gif") as shown:
+        tile = shown.size[0] // 2
+        shown.seek(shown.n_frames - 1)
+        mark = shown.convert("RGB").getpixel((tile + 1, shown.size[1] // 2 + 1))
+    assert np.allclose(mark, (245, 158, 11), atol=20), "the tile of the fourth is orange"
+
+
+def test_an_environment_in_another_python_is_shown(tmp_path: Path) -> None:
+    env = {"type": "gymnasium", "id": "tests.envs.vector_envs:Ageing-v0", "python": sys.executable}
+    run = config(env=env, policy={"type": "gaussian", "hidden": 8}, rollout={"rows": 2})
+    found = evaluate(_saved(tmp_path / "policy.pt", run), 2, 5, video=Video(tmp_path / "shown.gif"))
+    assert found["video"]["episodes"] == 2
+    with Image.open(tmp_path / "shown.gif") as shown:
+        assert shown.n_frames == 2, "equal frames are one: while it runs, and its end"
+        assert shown.convert("RGB").getpixel((20, 20)) == (1, 1, 1)
 
 
 class Painted(gymnasium.Env[np.ndarray, np.ndarray]):

@@ -13,6 +13,7 @@ from tests.stations.counting import Bench, Counting, ticket
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE
 from polyrhythm.scheduler.records import RequestArrived, SampleFailed, SampleFinished
 from polyrhythm.specs.finite import RecordCheck, is_finite
+from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 from polyrhythm.stations.simulator.slot import StepSettings
 
 
@@ -24,6 +25,10 @@ class Diverging(Counting):
         super().__init__(rows, **settings)
         self.reward, self.shown = reward, shown
         self.spoils = {}
+        self.discarded = []
+
+    def discard(self, row):
+        self.discarded.append(row)
 
     def _gone(self, rows):
         return [self.spoils.get(int(seed), math.inf) <= done for seed, done, _ in self.state[np.asarray(rows)]]
@@ -38,6 +43,32 @@ class Diverging(Counting):
         for place, wrong in enumerate(self._gone(rows)):
             if wrong:
                 out["x"][place, 2] += self.shown
+
+
+def test_a_row_that_changed_places_is_discarded_by_its_own_number_and_a_policys_fault_is_none():
+    env = Diverging(3, shown=math.nan)
+    ahead = ResetAhead(env, 1)
+    ahead._place[:] = [2, 1]
+    bench = Bench(2, env=ahead)
+    env.spoils = {3: 0}
+    bench.start((0, ticket(0, 3)), (1, ticket(1, 3)))
+    events = bench.run()
+    assert env.discarded == [2]
+    bench.answer(events[-1], value=lambda i: math.nan)
+    assert [reason for _, reason, _ in told(bench.events)][-1].startswith("policy: ")
+    assert env.discarded == [2]
+
+
+def test_a_discard_that_raises_costs_a_line_in_the_log(caplog):
+    env = Diverging(1, shown=math.nan)
+    env.spoils = {3: 0}
+    env.discarded = None
+    bench = Bench(1, env=env)
+    bench.start((0, ticket(0, 3)))
+    assert [number for number, *_ in told(bench.run())] == [0]
+    assert "row 0: discard: AttributeError" in caplog.text
+    bench.start((0, ticket(1, 3)))
+    assert isinstance(bench.run()[-1], RequestArrived)
 
 
 def told(events):
@@ -95,6 +126,7 @@ def test_a_reward_that_is_not_finite_as_float32_fails_its_row(number):
             if found:
                 assert found == [(2, "environment: reward is not finite", "task a, seed 203, env step 2")]
     assert [e.ticket for e in events if isinstance(e, SampleFinished)] == [1, 3]
+    assert bench.env.discarded == [1], "what it keeps of the row"
     assert all(np.isfinite(bench.sample(e).rewards).all() for e in events)
 
 
@@ -113,6 +145,7 @@ def test_an_observation_that_is_not_finite_fails_its_row(features, after):
         finished += [e for e in events if isinstance(e, SampleFinished)]
     assert failed == [(1, "environment: observation x is not finite", f"task a, seed 103, env step {after}")]
     assert [e.ticket for e in finished] == [0, 3]
+    assert bench.env.discarded == [1]
     assert all(np.isfinite(bench.sample(e).obs["x"]).all() for e in finished)
 
 

@@ -18,15 +18,17 @@ DEADLINE_S = 20.0
 
 
 class Gated(Counting):
-    """Resets outside the main thread wait for `gate`; `threads` names the thread of each reset."""
+    """Resets outside the main thread wait for `gate`, which `waits` says; `threads` names the thread of each reset."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
         self.gate, self.threads = threading.Event(), list[str]()
         self.gate.set()
+        self.waits = threading.Event()
 
     def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
         if threading.current_thread() is not threading.main_thread():
+            self.waits.set()
             assert self.gate.wait(DEADLINE_S)
         super().reset(rows, tasks, seeds)
         self.threads += [threading.current_thread().name] * len(rows)
@@ -53,6 +55,15 @@ def settle(ahead: ResetAhead, *starts: tuple[int, int]) -> None:
         assert ahead._changed.wait_for(
             lambda: all(any(s.start == start and s.ready for s in ahead._spares) for start in starts), DEADLINE_S
         )
+
+
+def under_way(ahead: ResetAhead, inner: Gated, start: tuple[int, int]) -> None:
+    """Let a spare row's reset for this episode begin; it ends once the gate is open."""
+    inner.gate.clear()
+    inner.waits.clear()
+    ahead.prepare([start], [])
+    assert inner.waits.wait(DEADLINE_S)
+    assert any(spare.start == start and not spare.ready for spare in ahead._spares)
 
 
 def seen(ahead: ResetAhead, rows: Sequence[int]) -> list[list[float]]:
@@ -94,16 +105,32 @@ def test_equal_episodes_of_a_group_take_a_row_each(ahead: ResetAhead) -> None:
 
 
 def test_a_reset_under_way_is_waited_for(ahead: ResetAhead, inner: Gated) -> None:
-    inner.gate.clear()
-    ahead.prepare([(0, 8)], [])
-    with ahead._changed:
-        assert ahead._changed.wait_for(lambda: any(s.start == (0, 8) for s in ahead._spares), DEADLINE_S)
+    under_way(ahead, inner, (0, 8))
     timer = threading.Timer(0.05, inner.gate.set)
     timer.start()
     ahead.reset([0], [0], [8])
     timer.join(DEADLINE_S)
     assert seen(ahead, [0]) == [[8, 0, 0]]
     assert (ahead.ready, ahead.waited, ahead.in_place) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("spares", [1, 2])
+def test_a_reset_under_way_that_no_forecast_wants_any_more_is_still_taken(spares: int) -> None:
+    """The thread may not use the spare for another episode between the end of its reset and the change of places."""
+    inner, coming = Gated(3 + spares), [(0, 109), (0, 110)][:spares]
+    ahead = ResetAhead(inner, spares)
+    for seed in range(8, 18):
+        under_way(ahead, inner, (0, seed))
+        # another env batch took the ticket that this forecast was made for, and this episode is granted here after all
+        ahead.prepare(coming, [])
+        timer = threading.Timer(0.01, inner.gate.set)
+        timer.start()
+        ahead.reset([0], [0], [seed])
+        timer.join(DEADLINE_S)
+        assert seen(ahead, [0]) == [[seed, 0, 0]]
+        settle(ahead, *coming)  # the row that was left is a spare again
+    assert (ahead.ready, ahead.waited, ahead.in_place) == (0, 10, 0)
+    ahead.close()
 
 
 def test_what_is_about_to_begin_is_kept(ahead: ResetAhead, inner: Gated) -> None:
@@ -142,9 +169,7 @@ def test_a_failed_reset_fails_its_row_alone_and_once(ahead: ResetAhead, inner: G
     assert seen(ahead, [2]) == [[8, 0, 0]]
 
 
-def test_a_row_that_fails_has_its_own_number(
-    ahead: ResetAhead, inner: Gated, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_fails_has_its_own_number(ahead: ResetAhead, inner: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead.prepare([(0, 8)], [])
     settle(ahead, (0, 8))
     ahead.reset([0], [0], [8])

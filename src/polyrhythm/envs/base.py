@@ -125,6 +125,16 @@ class ObservesAhead(Protocol):
 
 
 @runtime_checkable
+class DiscardsRows(Protocol):
+    """An env batch that keeps something of a row from episode to episode, such as a simulator, and can give it up."""
+
+    def discard(self, row: int) -> None:
+        """Give up what the row has: its numbers are not finite. It is not used again before its next reset, which makes
+        it anew, as after `RowsFailed`."""
+        ...
+
+
+@runtime_checkable
 class Transcribes(Protocol):
     """An environment's settings that can say what a sample is as text, for reward functions."""
 

@@ -17,12 +17,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
+from polyrhythm.envs.mujoco_stability import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.spaces import check_metrics
 
 if TYPE_CHECKING:
     import gymnasium
+    import mujoco
 
 
 class _Settings(BaseModel):
@@ -70,7 +72,7 @@ class GymnasiumSettings(_Settings):
 
     Observation: `state` for one array; a Dict space gives its keys, nested ones joined by a dot. float64 becomes
     float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. `success`: `success` or
-    `is_success` of the environment's info, else false.
+    `is_success` of the environment's info, else false. A state that MuJoCo finds unstable fails its row.
     """
 
     needs: ClassVar = ("gymnasium",)
@@ -206,6 +208,9 @@ class GymnasiumBatch:
         self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows
         self._task = [0] * rows
+        #: The row's MuJoCo state, if it has one, and how often that was unstable before the episode began.
+        self._mujoco: list[mujoco.MjData | None] = [None] * rows
+        self._unstable = [0] * rows
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         failed: dict[int, Exception] = {}
@@ -214,6 +219,8 @@ class GymnasiumBatch:
                 env = self._envs[row] = self._env(int(row), int(task))
                 observation, _ = env.reset(seed=seed)
                 self._keep(row, observation)
+                data = self._mujoco[row] = mujoco_data(env.unwrapped)
+                self._unstable[row] = 0 if data is None else instabilities(data)
             except Exception as error:  # noqa: BLE001 - an environment may raise anything
                 failed[int(row)] = error
                 self._discard(int(row), int(task))
@@ -230,9 +237,11 @@ class GymnasiumBatch:
             try:
                 observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)
                 self._keep(row, observation)
+                if (data := self._mujoco[row]) is not None:
+                    refuse_unstable(data, f"at step {self._steps[row] + 1}", self._unstable[row])
             except Exception as error:  # noqa: BLE001 - an environment may raise anything
                 failed[int(row)] = error
-                self._discard(int(row), self._task[row])
+                self.discard(int(row))
                 continue
             self._steps[row] += 1
             truncated[i] = not terminated[i] and (cut or self._steps[row] >= self._limit[row])
@@ -265,6 +274,10 @@ class GymnasiumBatch:
         except gymnasium.error.DependencyNotInstalled as error:
             advice = str(error).replace("pip install ", pip_install("")).replace("`", "")
             raise ConfigError(f"rendering: {advice}") from error
+
+    def discard(self, row: int) -> None:
+        """Give up the row's instance; its next reset makes another."""
+        self._discard(row, self._task[row])
 
     def close(self) -> None:
         for env in self._made.values():

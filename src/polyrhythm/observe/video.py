@@ -21,16 +21,18 @@ _MOST_RATE, _LEAST_RATE, _SECONDS, _HOLD_S = 10, 4, 4.0, 1.5
 _EDGE, _FRAME, _LINE = 192, 4, 15
 _BACKGROUND, _INK, _RUNNING = (24, 24, 27), (228, 228, 231), (82, 82, 91)
 _MARKS = {True: (34, 197, 94), False: (239, 68, 68), None: (96, 165, 250)}
+_FAILED = (245, 158, 11)
 
 
 class Clip(NamedTuple):
     """An episode. pictures: uint8 [H,W,3], one or more; caption: the task; outcome: the result as text; success: None
-    if not measured."""
+    if not measured; failed: it did not come to its end."""
 
     pictures: Sequence[NDArray[np.uint8]]
     caption: str
     outcome: str
     success: bool | None
+    failed: bool = False
 
 
 def check_format(path: Path) -> None:
@@ -86,7 +88,7 @@ def _tile(clip: Clip, moment: int) -> Image.Image:
     ended = moment >= last
     factor = _EDGE // max(picture.size)  # an integer, so that small pictures stay sharp
     picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
-    colour = _MARKS[clip.success] if ended else _RUNNING
+    colour = (_FAILED if clip.failed else _MARKS[clip.success]) if ended else _RUNNING
     # Video codecs need even sizes.
     width = 2 * math.ceil((picture.width + 2 * _FRAME + 2) / 2)
     height = 2 * math.ceil((picture.height + 2 * _FRAME + 2 * _LINE + 4) / 2)

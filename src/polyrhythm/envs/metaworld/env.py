@@ -174,7 +174,7 @@ class MetaWorldBatch:
                 instance.appearance = Appearance.draw(self.settings.appearance, int(seed))
             except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
                 failed[int(row)] = error
-                self._held[row] = None  # the next reset takes another instance
+                self.discard(int(row))
             self._steps[row], self._succeeded[row] = 0, False
         if failed:
             raise RowsFailed(failed)
@@ -188,7 +188,7 @@ class MetaWorldBatch:
                 dense, success = self._instance(row).step(clipped[i])
             except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
                 failed[int(row)] = error
-                self._held[row] = None
+                self.discard(int(row))
                 continue
             self._steps[row] += 1
             sparse = float(success and not self._succeeded[row])
@@ -219,6 +219,10 @@ class MetaWorldBatch:
             actions[i] = self._instance(row).expert_action()
         return np.clip(actions, -1.0, 1.0)
 
+    def discard(self, row: int) -> None:
+        """Give up the row's instance; its next reset takes another one."""
+        self._held[row] = None
+
     def close(self) -> None:
         for scene in self._scenes.values():
             scene.close()
@@ -235,6 +239,7 @@ class MetaWorldBatch:
             if held[0] == task:
                 return held[1]
             self._scenes[held[0]].check_in(held[1])
+            self._held[row] = None  # another row may have it now, even if the scene below cannot be made
         if task not in self._scenes:
             name = self.spec.tasks[task].name
             quality = self.settings.render if self.settings.observation == "pixels" else None

@@ -24,6 +24,7 @@ from polyrhythm.envs.metaworld.mujoco_rendering import (
 )
 from polyrhythm.envs.metaworld.placement import place_beyond
 from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS
+from polyrhythm.envs.mujoco_stability import refuse_unstable
 
 if TYPE_CHECKING:
     import mujoco
@@ -127,7 +128,7 @@ class Instance:
 
     def reset(self, seed: int, settle_steps: int = 0) -> None:
         """Begin an episode; its initial state depends only on the seed, not on earlier episodes. settle_steps: steps
-        without action before it begins."""
+        without action before it begins. Raises UnstableSimulationError if MuJoCo had to reset the state."""
         import mujoco
 
         env, model = self._env, self._scene.model
@@ -139,6 +140,7 @@ class Instance:
         observation, _ = env.reset()
         # Some tasks move a body at the end of their reset: update the kinematics before observing.
         mujoco.mj_forward(model, env.data)
+        refuse_unstable(env.data, "while it was reset")
         current = env._get_curr_obs_combined_no_goal()
         env._prev_obs = current
         self._observation = np.concatenate([current, current, observation[-3:]])
@@ -149,10 +151,14 @@ class Instance:
             env.curr_path_length = 0
 
     def step(self, action: NDArray[np.float32]) -> tuple[float, bool]:
-        """Do one simulator step with an action [4] in -1..1; return Meta-World's dense reward (0..10) and success."""
+        """Do one simulator step with an action [4] in -1..1; return Meta-World's dense reward (0..10) and success.
+
+        Raises UnstableSimulationError if MuJoCo had to reset the state.
+        """
         assert self._placement is not None, "stepped before reset"
         self._scene.place(self._placement)
         self._observation, reward, _, _, info = self._env.step(action)
+        refuse_unstable(self._env.data, f"at step {self._env.curr_path_length}")
         return float(reward), bool(info["success"])
 
     @property

@@ -116,7 +116,7 @@ class RobosuiteBatch:
                 self._appearance[int(row)] = Appearance.draw(self.settings.appearance, int(seed))
             except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
                 failed[int(row)] = error
-                self._discard(int(row))
+                self.discard(int(row))
         if failed:
             raise RowsFailed(failed)
 
@@ -129,7 +129,7 @@ class RobosuiteBatch:
                 dense, ended, success = self._instance(int(row)).step(clipped[i])
             except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
                 failed[int(row)] = error
-                self._discard(int(row))
+                self.discard(int(row))
                 continue
             self._steps[row] += 1
             sparse = float(success and not self._succeeded[row])
@@ -165,6 +165,13 @@ class RobosuiteBatch:
         picture = np.zeros((_VIDEO_SIZE, _VIDEO_SIZE, 3), np.uint8)
         self._draw(row, self.settings.cameras[0], _VIDEO_SIZE, picture)
         return picture
+
+    def discard(self, row: int) -> None:
+        """Give up the row's environment after an error; its next reset makes a new one."""
+        with self._changing:
+            given_up = self._instances.pop((row, self._tasks[row]), None)
+        if given_up is not None:
+            given_up.close()
 
     def close(self) -> None:
         for renderer in self._renderers.values():
@@ -234,12 +241,6 @@ class RobosuiteBatch:
             with self._changing:
                 self._instances[row, task] = found
         return found
-
-    def _discard(self, row: int) -> None:
-        """Give up the row's environment after an error; its next reset makes a new one."""
-        with self._changing:
-            given_up = self._instances.pop((row, self._tasks[row]))
-        given_up.close()
 
 
 def _empty_result(rows: int) -> StepResult:

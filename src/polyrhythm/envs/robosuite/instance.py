@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.mujoco_stability import refuse_unstable
 from polyrhythm.envs.robosuite.randomness import seeded
 
 if TYPE_CHECKING:
@@ -17,19 +18,11 @@ _LEFT_OUT = "joint_acc"
 _OBJECTS = "object"
 
 
-class UnstableSimulationError(Exception):
-    """MuJoCo found the state unstable and has reset it by itself; the episode is void."""
-
-
 class Instance:
     """A made environment. new_models: each reset makes a new MuJoCo model, so `model` changes."""
 
     def __init__(self, env: Any, new_models: bool) -> None:
-        import mujoco
-
         self.env, self.new_models = env, new_models
-        kinds = mujoco.mjtWarning
-        self._unstable = [int(kind) for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]
         self._state: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
 
     @property
@@ -53,9 +46,7 @@ class Instance:
         """
         self._state = None
         _, reward, ended, _ = self.env.step(action)
-        warnings = self.data.warning
-        if any(warnings[kind].number for kind in self._unstable):
-            raise UnstableSimulationError(f"MuJoCo found the state unstable at step {self.env.timestep}")
+        refuse_unstable(self.data, f"at step {self.env.timestep}")
         return float(reward), bool(ended), bool(self.env._check_success())
 
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -15,7 +15,7 @@ from polyrhythm.envs.separate.env_process import EnvProcess
 
 
 class SeparateBatch:
-    """The batch that `process` builds. It has `expert_actions` and `render` if that one has them."""
+    """The batch that `process` builds. It has `expert_actions`, `render` and `discard` if that one has them."""
 
     def __init__(self, process: EnvProcess, rows: int) -> None:
         self._process = process
@@ -23,7 +23,7 @@ class SeparateBatch:
         built = process.ask(p.Build(rows), p.Built)
         self.spec, self.rows = built.spec, built.rows
         self._views = p.map_observations(process.memory, built.spec.observation, rows)
-        for name in built.offers:  # what is no attribute is not offered (`envs.base.Expert`, `Renderer`)
+        for name in built.offers:  # what is no attribute is not offered (`envs.base.Expert`)
             setattr(self, name, getattr(self, f"_{name}"))
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
@@ -58,6 +58,9 @@ class SeparateBatch:
 
     def _render(self, row: int) -> NDArray[Any]:
         return p.unpacked(self._process.ask(p.Render(int(row)), p.Answer).array)
+
+    def _discard(self, row: int) -> None:
+        self._process.ask(p.Discard(int(row)), p.Done)
 
 
 def _errors(failed: Mapping[int, str]) -> dict[int, Exception]:

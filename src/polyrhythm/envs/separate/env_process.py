@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +41,7 @@ class EnvProcess:
                 [str(python), "-m", _MODULE, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # stderr: simulators print; a command's own output is for its result
-                env=_environment(),
+                env=environment(),
                 pass_fds=(theirs.fileno(), self.memory),
                 start_new_session=True,
             )
@@ -124,11 +124,17 @@ def _as_raised(reply: p.Raised) -> Exception:
     return RuntimeError(reply.text)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """That of this process, without what its Python has installed: the paths of sources alone, the user's and this
     package's where it is worked on, so that what is found here is found there."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
-    own = (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())
-    known = (str(Path(__file__).parents[3]), *sys.path)
-    paths = [path for path in known if path and not path.startswith(own) and not path.endswith(".zip")]
-    return environment | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
+    own += [*site.getsitepackages(), site.getusersitepackages()]
+    paths = keep_sources((str(Path(__file__).parents[3]), *sys.path), own)
+    return variables | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def keep_sources(paths: Iterable[str], installed: Sequence[str]) -> list[str]:
+    """Those of `sys.path` that are in none of these folders of an installed Python, each once."""
+    kept = [path for path in paths if path and not path.endswith(".zip")]
+    return list(dict.fromkeys(x for x in kept if not any(Path(x).is_relative_to(folder) for folder in installed)))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 2
+VERSION = 3
 _LENGTH = struct.Struct("<I")
 
 
@@ -48,6 +48,10 @@ class Build(msgspec.Struct, tag=True, frozen=True):
     """Build a batch whose observations go to the file in memory, which is large enough. Answered by `Built`."""
 
     rows: int
+
+
+class Rendering(msgspec.Struct, tag=True, frozen=True):
+    """Ask for the settings whose batches can render. Answered by `Renders`."""
 
 
 class Reset(msgspec.Struct, tag=True, frozen=True):
@@ -79,6 +83,12 @@ class Render(msgspec.Struct, tag=True, frozen=True):
     row: int
 
 
+class Discard(msgspec.Struct, tag=True, frozen=True):
+    """Answered by `Done`."""
+
+    row: int
+
+
 class Close(msgspec.Struct, tag=True, frozen=True):
     """The last request."""
 
@@ -93,8 +103,14 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
     env: dict[str, Any]
 
 
+class Renders(msgspec.Struct, tag=True, frozen=True):
+    """env: the section of an environment that can render, if there is any; None if this one does not allow it."""
+
+    env: dict[str, Any] | None
+
+
 class Built(msgspec.Struct, tag=True, frozen=True):
-    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`)."""
+    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`, `discard`)."""
 
     rows: int
     spec: EnvSpec
@@ -129,8 +145,8 @@ class Raised(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-Request = Open | Build | Reset | Step | Observe | ExpertActions | Render | Close
-Reply = Opened | Built | Done | Stepped | Answer | Raised
+Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Close
+Reply = Opened | Renders | Built | Done | Stepped | Answer | Raised
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     "request": msgspec.msgpack.Decoder(Request),
@@ -179,7 +195,9 @@ class Line:
 
 
 def packed(array: NDArray[Any]) -> Array:
-    """The array as a message has it."""
+    """The array as a message has it. TypeError: it holds objects, such as None."""
+    if array.dtype.hasobject:
+        raise TypeError(f"{array.tolist()!r:.100} is not an array of numbers")
     array = np.ascontiguousarray(array)
     return Array(array.dtype.str, array.shape, array.tobytes())
 

@@ -24,7 +24,7 @@ from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.explain import explain
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import own_place
-from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, Renderer, RowsFailed
+from polyrhythm.envs.base import DiscardsRows, EnvBatch, EnvSettings, Expert, Renderable, Renderer, RowsFailed
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
@@ -58,12 +58,18 @@ class Server:
         return p.Opened(settings.spec(), settings.model_dump(mode="json"))
 
     @answer.register
+    def _(self, _request: p.Rendering) -> p.Reply:
+        found = self._settings.rendering() if isinstance(self._settings, Renderable) else self._settings
+        assert found is None or isinstance(found, BaseModel), "settings are"
+        return p.Renders(None if found is None else found.model_dump(mode="json"))
+
+    @answer.register
     def _(self, request: p.Build) -> p.Reply:
         assert self._settings is not None, "it was opened"
         batch: EnvBatch = self._settings.build(request.rows)
         self._batch = batch
         self._views = p.map_observations(self._memory, batch.spec.observation, batch.rows)
-        offers = [("expert_actions", Expert), ("render", Renderer)]
+        offers = [("expert_actions", Expert), ("render", Renderer), ("discard", DiscardsRows)]
         return p.Built(batch.rows, batch.spec, tuple(name for name, kind in offers if isinstance(batch, kind)))
 
     @answer.register
@@ -105,6 +111,11 @@ class Server:
     @answer.register
     def _(self, request: p.Render) -> p.Reply:
         return p.Answer(p.packed(self._batch.render(request.row)))
+
+    @answer.register
+    def _(self, request: p.Discard) -> p.Reply:
+        self._batch.discard(request.row)
+        return p.Done()
 
     @answer.register
     def _(self, _request: p.Close) -> p.Reply:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from polyrhythm.config.base import NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
+from polyrhythm.envs.separate import protocol as p
 from polyrhythm.envs.separate.batch import SeparateBatch
 from polyrhythm.envs.separate.env_process import EnvProcess
 from polyrhythm.envs.variants import HasVariants, Variant
@@ -60,6 +61,15 @@ class SeparateSettings(BaseModel):
             own = resolve("env", self.own())
             return own.variants() if isinstance(own, HasVariants) else {}
         return {}
+
+    def rendering(self) -> SeparateSettings | None:
+        """Those that the environment gives for its pictures, in the same Python; without any, these."""
+        process = self._start()
+        try:
+            found = process.ask(p.Rendering(), p.Renders).env
+        finally:
+            process.close()
+        return None if found is None else SeparateSettings(**found, python=self.python)
 
     def check(self) -> None:
         """Raise ConfigError unless the other Python starts and has the environment."""

@@ -2,12 +2,15 @@
 
 An evaluation's stations store no episodes, so that thousands need no memory. The replay has the same seeds, noise and
 order of calls, so it shows the first evaluated episodes; they differ only if the environment or the policy's
-arithmetic depends on the other rows of the batch.
+arithmetic depends on the other rows of the batch. An episode that fails here is shown up to there: the evaluation plays
+it by itself, and again as often as a run would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +28,13 @@ from polyrhythm.runtime.memory.tensors import as_array, as_tensors
 from polyrhythm.scheduler.records import Episode
 from polyrhythm.scheduler.rollout.evaluation import noise_stream
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec, split_seed
+from polyrhythm.specs.finite import ENVIRONMENT, POLICY, describe_not_finite, first_not_finite
 from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.simulator.chunk import ChunkResult, Step, stepper, whole_batch
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.slot import StepSettings
+
+log = logging.getLogger(__name__)
 
 #: uint8 [H,W,3].
 Picture = NDArray[np.uint8]
@@ -36,13 +42,15 @@ Picture = NDArray[np.uint8]
 
 @dataclass(slots=True)
 class PlayedEpisode:
-    """A replayed episode: its outcome, and pictures of its first state, some states in between, and its last."""
+    """A replayed episode: its outcome, and pictures of its first state, some states in between, and its last. failure:
+    why it did not come to its end, "" if it did; it has no pictures if that was at its reset."""
 
     episode: Episode
     pictures: list[Picture] = field(default_factory=list)
     success: bool = False
     episode_return: float = 0.0
     env_steps: int = 0
+    failure: str = ""
 
 
 def play(
@@ -50,7 +58,7 @@ def play(
 ) -> list[PlayedEpisode]:
     """Play these episodes in parallel with at most `pictures` pictures each, plus the last. rows: of a run's batch.
 
-    Raises ConfigError if the environment has no pictures or cannot be built, RunHalted if it raises during the replay.
+    Raises ConfigError if the environment has no pictures or cannot be built, RunHalted if it cannot draw its rows.
     """
     kind = getattr(settings, "type", "")
     batch = _build_visible(settings, kind, len(episodes), rows)
@@ -107,7 +115,7 @@ class _Playback:
     def __init__(
         self, batch: EnvBatch, policy: Policy, episodes: Sequence[Episode], step: StepSettings, every: int
     ) -> None:
-        self._env, self._batch, self._every, self._step = GuardedEnv(batch), batch, every, step
+        self._env, self._batch, self._every, self._step = GuardedEnv(batch, isolate=True), batch, every, step
         self._spec, self._policy = batch.spec, policy
         as_module(policy).eval()
         self._advance: Step = self._env.step if self._spec.step_rows else whole_batch(self._env)
@@ -123,31 +131,73 @@ class _Playback:
         running = np.arange(len(episodes))
         begun = [*episodes, *[episodes[-1]] * (self._batch.rows - len(episodes))]
         seeds = [split_seed(self._spec, episode.seed, held_out=True) for episode in begun]
-        self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], seeds)
+        with self._failing(running):
+            self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], seeds)
+        self._fail_rows(running)
         self._observe(running)
         self._add_pictures(running)
         steps = 0
-        while len(running):
-            result = self._act(running, steps)
+        while len(running := self._unfailed(running)):
+            over = np.ones(len(running), np.bool_)
+            with self._failing(running):
+                over = self._act(running, steps)
             steps += 1
-            over = result.terminated | result.truncated
-            for i, row in enumerate(running):
-                self._count(self._played[row], result, i)
             self._observe(running)
             self._add_pictures(running[over] if steps % self._every else running)
             running = running[~over]
         return self._played
 
-    def _act(self, rows: NDArray[np.intp], steps: int) -> ChunkResult:
-        """Do one chunk step of these rows, which have done `steps` before."""
+    @contextmanager
+    def _failing(self, rows: NDArray[np.intp]) -> Iterator[None]:
+        """Fail these rows' episodes if a call of the environment raises: which row it was is unknown."""
+        try:
+            yield
+        except EnvFault as fault:
+            for row in self._unfailed(rows):
+                self._fail(int(row), f"{fault}{fault.place}")
+
+    def _fail(self, row: int, failure: str) -> None:
+        episode = self._played[row].episode
+        self._played[row].failure = failure
+        log.warning("video: the episode of task %d, seed %d failed: %s", episode.task, episode.seed, failure)
+
+    def _fail_rows(self, rows: NDArray[np.intp]) -> None:
+        """Fail the episodes of those of these rows that have failed alone; forget the failures of idle rows."""
+        for row in map(int, rows):
+            if (fault := self._env.failed.get(row)) is not None:
+                self._fail(row, f"{fault}{fault.place}")
+        self._env.failed.clear()
+
+    def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        for place, what in first_not_finite({n: x for n, x in arrays.items() if x.dtype.kind == "f"}).items():
+            if not self._played[row := int(rows[place])].failure:
+                self._fail(row, describe_not_finite(culprit, what))
+                if culprit == ENVIRONMENT:
+                    self._env.discard(row)
+
+    def _unfailed(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        return rows[np.array([not self._played[row].failure for row in rows], np.bool_)]
+
+    def _act(self, rows: NDArray[np.intp], steps: int) -> NDArray[np.bool_]:
+        """Do one chunk step of these rows, which have done `steps` before; which of them are over [n]."""
         cpu = torch.device("cpu")
         obs = as_tensors({name: array[rows] for name, array in self._obs.items()}, cpu)
         keys = as_tensors({"greedy": self._greedy[rows], "noise_key": mix_array(self._noise[rows], steps)}, cpu)
         with torch.inference_mode():
             actions = as_array(self._policy.act(obs, keys["greedy"], keys["noise_key"]).actions)
-        done = np.array([self._played[row].env_steps for row in rows])
-        step = stepper(self._spec, self._step.action_repeat)
-        return step(self._advance, rows, actions, self._spec.max_steps - done)
+        self._fail_nonfinite(rows, POLICY, {"actions": actions})
+        over, going = np.ones(len(rows), np.bool_), np.isin(rows, self._unfailed(rows))
+        if (stepped := rows[going]).size:
+            done = np.array([self._played[row].env_steps for row in stepped])
+            step = stepper(self._spec, self._step.action_repeat)
+            result = step(self._advance, stepped, actions[going], self._spec.max_steps - done)
+            over[going] = result.terminated | result.truncated
+            for i, row in enumerate(stepped):
+                self._count(self._played[row], result, i)
+            # A row whose episode ended earlier in the chunk may have failed since, in a no-op.
+            self._fail_rows(stepped[np.isnan(result.rewards).any(1)])
+            self._fail_nonfinite(stepped, ENVIRONMENT, {"reward": result.rewards})
+        return over
 
     @staticmethod
     def _count(played: PlayedEpisode, result: ChunkResult, place: int) -> None:
@@ -156,15 +206,19 @@ class _Playback:
         played.env_steps += int(result.steps[place])
 
     def _observe(self, rows: NDArray[np.intp]) -> None:
-        """Observe these rows, as the simulator station does after each chunk step."""
+        """Observe these rows but for the failed ones, as the simulator station does after each chunk step."""
+        if not (rows := self._unfailed(rows)).size:
+            return
         seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in self._spec.observation.items()}
-        self._env.observe(rows, seen)
-        for name, array in seen.items():
-            self._obs[name][rows] = array
+        with self._failing(rows):
+            self._env.observe(rows, seen)
+            for name, array in seen.items():
+                self._obs[name][rows] = array
+            self._fail_nonfinite(rows, ENVIRONMENT, {f"observation {name}": array for name, array in seen.items()})
         self._obs[PROGRESS][rows] = [self._played[row].env_steps / self._spec.max_steps for row in rows]
 
     def _add_pictures(self, rows: NDArray[np.intp]) -> None:
-        for row in rows:
+        for row in self._unfailed(rows):
             self._played[row].pictures.append(reduced(self._picture(self._obs, int(row))))
 
 

@@ -11,6 +11,8 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.errors import RunFolderError, RunHalted
@@ -175,13 +177,15 @@ def _measure(
     if video:
         write_video(video.file, _clips(played, spec, measured=measured))
         found["video"] = {"file": str(video.file), "episodes": len(played)}
+        if failed := sum(bool(one.failure) for one in played):
+            found["video"]["failed"] = failed
         if measured:
-            found["video"]["successes"] = sum(one.success for one in played)
+            found["video"]["successes"] = sum(one.success and not one.failure for one in played)
     return found, results
 
 
 def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[PlayedEpisode]:
-    """Play the episodes for the video, before the evaluation, so that a failure is known at once."""
+    """Play the episodes for the video, before the evaluation, so that what cannot be drawn is known at once."""
     return play(
         env_settings(config), policy, episodes, step_settings(config, policy.chunk), _PICTURES, config.rollout.rows
     )
@@ -189,13 +193,17 @@ def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> lis
 
 def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) -> list[Clip]:
     """Captioned clips. measured: the environment reports success; else the caption shows the return."""
+    blank = next((np.zeros_like(one.pictures[0]) for one in played if one.pictures), np.zeros((64, 64, 3), np.uint8))
     clips = []
     for one in played:
         ended = f"return {one.episode_return:.4g}"
-        if measured:
+        if one.failure:
+            ended = f"failed: {one.failure}"
+        elif measured:
             ended = f"success, {one.env_steps} steps" if one.success else "no success"
         instruction = spec.tasks[one.episode.instruction].instruction
-        clips.append(Clip(one.pictures, instruction, ended, one.success if measured else None))
+        success = one.success if measured else None
+        clips.append(Clip(one.pictures or [blank], instruction, ended, success, bool(one.failure)))
     return clips
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import RowsFailed, first_cause
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.lerobot.acting import PolicyActor
@@ -60,8 +59,6 @@ def _record(
     try:
         source = Source(what, actor or expert_of(env), settings.noise_std, keep_failed=actor is not None)
         return record_dataset(folder, env, source, settings, StepSettings(1, config.rollout.action_repeat), watch)
-    except RowsFailed as failed:
-        raise first_cause(failed) from failed
     finally:
         env.close()
 

@@ -2,7 +2,8 @@
 
 Which episodes there are, their initial states and their noise follow from the settings alone, so that a recording that
 was stopped plays only the missing ones. Of the expert's episodes those are kept that would be imitated (a success, or
-with noise); of a policy's all that are finite, with `next.success`.
+with noise); of a policy's all that are finite, with `next.success`. One whose row fails is dropped and not played
+again: it would fail again.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def record_dataset(
 
 def _add(writer: DatasetWriter, turn: list[DemoEpisode], spec: EnvSpec, source: Source) -> None:
     """Write a turn, and let its memory go."""
-    keeps = [not e.nonfinite and bool(e.labels) and (source.keep_failed or e.kept) for e in turn]
+    keeps = [not e.lost and bool(e.labels) and (source.keep_failed or e.kept) for e in turn]
     for task in range(len(spec.tasks)):
         if dropped := describe_dropped([episode for episode in turn if episode.task == task], spec):
             log.warning("demonstrations: %s", dropped)

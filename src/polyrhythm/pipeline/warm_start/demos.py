@@ -1,8 +1,8 @@
 """Records demonstrations of an environment's scripted expert as chunk steps to imitate, in memory.
 
 Of the unsuccessful episodes only the noisy ones are kept, whose labels are still correct, unless `keep_failed`. An
-episode that is not finite is dropped. How episodes are played: warm_start/episodes.py; as a dataset in files:
-pipeline/lerobot.
+episode that is not finite, or whose row fails, is dropped. How episodes are played: warm_start/episodes.py; as a
+dataset in files: pipeline/lerobot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, RowsFailed, first_cause
+from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe import wilson
 from polyrhythm.pipeline.array_specs import shown
@@ -71,8 +71,6 @@ def record(
     env = env_settings(config).build(config.rollout.rows)
     try:
         return demonstrate(env, settings, StepSettings(chunk, config.rollout.action_repeat), on_progress)
-    except RowsFailed as failed:
-        raise first_cause(failed) from failed
     finally:
         env.close()
 

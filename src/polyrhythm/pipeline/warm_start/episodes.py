@@ -3,11 +3,12 @@
 Each primitive action of a chunk is the actor's in the state in which it begins, held for `action_repeat` env steps. In
 every `noise_every`-th episode noise is added to the executed action, not to the label, so that the policy learns to
 return to the expert's path. The last entry of an action, by convention the gripper, gets no noise. An episode in which
-an observation or a label is NaN or infinite ends there; `nonfinite` says why.
+an observation or a label is NaN or infinite, or whose row fails (`RowsFailed`), ends there; `lost` says why.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,15 @@ from numpy.typing import NDArray
 
 from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch, Expert
+from polyrhythm.errors import RunHalted
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec, split_seed
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix
-from polyrhythm.stations.simulator.chunk import step_chunk, step_whole, whole_batch
+from polyrhythm.stations.simulator.chunk import ChunkResult, step_chunk, step_whole, whole_batch
+from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.slot import StepSettings
+
+log = logging.getLogger(__name__)
 
 #: Hash domain that separates demonstration seeds from those of training and evaluation.
 _DOMAIN = 5
@@ -32,7 +37,8 @@ class DemoEpisode:
     """One demonstration: observations and labels so far.
 
     index: its number within its task; success_at: the chunk step in which it first succeeded, -1 if it did not;
-    nonfinite: the array that has NaN or infinity, "" if none; keep_failed: it is imitated even if it does not succeed.
+    lost: why it is dropped, as a clause: an array is not finite, or the environment failed; "" if it is not dropped;
+    keep_failed: it is imitated even if it does not succeed.
     """
 
     task: int
@@ -43,7 +49,7 @@ class DemoEpisode:
     labels: list[NDArray[Any]] = field(default_factory=list)
     steps: int = 0
     success_at: int = -1
-    nonfinite: str = ""
+    lost: str = ""
     keep_failed: bool = False
 
     @property
@@ -53,7 +59,7 @@ class DemoEpisode:
     @property
     def kept(self) -> bool:
         """Whether it is imitated: a success, or a noisy episode, whose labels are right all the same."""
-        return not self.nonfinite and (self.success or self.noise is not None or self.keep_failed)
+        return not self.lost and (self.success or self.noise is not None or self.keep_failed)
 
 
 #: The primitive actions [n,A] of n episodes under way, which play in these rows; [n,C,A] with `EnvSpec.chunk`.
@@ -68,12 +74,12 @@ def expert_of(env: EnvBatch) -> Actor:
 
 def describe_dropped(episodes: list[DemoEpisode], spec: EnvSpec) -> str:
     """How many of these episodes of one task were dropped, and the first of them; "" if none was."""
-    dropped = [episode for episode in episodes if episode.nonfinite]
+    dropped = [episode for episode in episodes if episode.lost]
     if not dropped:
         return ""
     first = dropped[0]
     where = f"task {spec.tasks[first.task].name}, seed {first.seed}, env step {first.steps}"
-    return f"{len(dropped)} episodes were dropped, the first since {first.nonfinite} is not finite ({where})"
+    return f"{len(dropped)} episodes were dropped, the first since {first.lost} ({where})"
 
 
 def plan_episode(settings: DemonstrationSettings, task: int, index: int) -> DemoEpisode:
@@ -87,28 +93,54 @@ def plan_episode(settings: DemonstrationSettings, task: int, index: int) -> Demo
 def play_episodes(
     env: EnvBatch, episodes: list[DemoEpisode], noise_std: float, step: StepSettings, actor: Actor
 ) -> None:
-    """Play these episodes in parallel, one per row; at most as many as the batch has rows."""
+    """Play these episodes in parallel, one per row; at most as many as the batch has rows.
+
+    RunHalted: the environment raised for all rows of a call, so that which episode it was is unknown.
+    """
+    guarded = GuardedEnv(env, isolate=True)
+    try:
+        _play(guarded, episodes, noise_std, step, actor)
+    except EnvFault as fault:
+        raise RunHalted(
+            f"the environment failed while demonstrations were recorded: {fault}{fault.place}; correct it"
+        ) from fault
+
+
+def _play(env: GuardedEnv, episodes: list[DemoEpisode], noise_std: float, step: StepSettings, actor: Actor) -> None:
     rows = list(range(len(episodes) if env.spec.reset_rows else env.rows))
     given = [episodes[min(row, len(episodes) - 1)] for row in rows]
     seeds = [split_seed(env.spec, episode.seed, held_out=False) for episode in given]
     env.reset(rows, [episode.task for episode in given], seeds)
     running = np.arange(len(episodes))
-    while len(running):
-        under_way = [episodes[row] for row in running]
-        _observe(env, running, under_way)
-        finite = np.array([not episode.nonfinite for episode in under_way])
-        running, under_way = running[finite], [episode for episode in under_way if not episode.nonfinite]
+    _lose_failed(env, running, episodes)
+    while len(running := running[_not_lost(episodes, running)]):
+        _observe(env, running, [episodes[row] for row in running])
+        running = running[_not_lost(episodes, running)]
         if len(running):
-            running = running[_act(env, running, under_way, noise_std, step, actor)]
+            running = running[_act(env, running, [episodes[row] for row in running], noise_std, step, actor)]
 
 
-def _observe(env: EnvBatch, rows: NDArray[np.intp], episodes: list[DemoEpisode]) -> None:
-    """Add the current observation to each episode, in the simulator station's form; note non-finite ones."""
+def _not_lost(episodes: list[DemoEpisode], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    return np.array([not episodes[row].lost for row in rows], np.bool_)
+
+
+def _lose_failed(env: GuardedEnv, rows: NDArray[np.intp], episodes: Sequence[DemoEpisode]) -> None:
+    """Lose those of these rows' episodes whose row has failed; forget all failures, those of idle rows too."""
+    for row, episode in zip(map(int, rows), episodes, strict=True):
+        if (fault := env.failed.get(row)) is not None:
+            log.error("demonstrations: row %d: %s%s", row, fault, fault.place)
+            episode.lost = f"the environment failed in {fault}"
+    env.failed.clear()
+
+
+def _observe(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpisode]) -> None:
+    """Add the current observation to each episode, in the simulator station's form; those not finite are lost."""
     seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
     env.observe(rows, seen)
     floating = {f"observation {name}": array for name, array in seen.items() if array.dtype.kind == "f"}
     for i, what in first_not_finite(floating).items():
-        episodes[i].nonfinite = what
+        episodes[i].lost = f"{what} is not finite"
+        env.discard(int(rows[i]))
     for i, episode in enumerate(episodes):
         obs = {name: array[i] for name, array in seen.items()}
         obs[INSTRUCTION] = np.array(episode.task, np.int64)
@@ -117,7 +149,7 @@ def _observe(env: EnvBatch, rows: NDArray[np.intp], episodes: list[DemoEpisode])
 
 
 def _act(
-    env: EnvBatch,
+    env: GuardedEnv,
     rows: NDArray[np.intp],
     episodes: list[DemoEpisode],
     noise_std: float,
@@ -139,7 +171,7 @@ def _act(
         labels[alive, c:] = actor(rows[alive], [episodes[i] for i in alive])[:, None]
         floating = spec.action.kind == "continuous"
         for place in first_not_finite({"action": labels[alive, c]} if floating else {}):
-            episodes[alive[place]].nonfinite = "the expert's action"
+            episodes[alive[place]].lost = "the expert's action is not finite"
             going[alive[place]] = False
         alive = np.flatnonzero(going)
         if not len(alive):
@@ -155,14 +187,13 @@ def _act(
                 episodes[i].success_at = len(episodes[i].labels)
             episodes[i].steps += int(result.steps[place])
         going[alive] = ~(result.terminated | result.truncated)
+        _lose_stepped(env, rows[alive], result, [episodes[i] for i in alive])
     for episode, label in zip(episodes, labels, strict=True):
         episode.labels.append(label)
     return going
 
 
-def _act_whole(
-    env: EnvBatch, rows: NDArray[np.intp], episodes: list[DemoEpisode], actor: Actor
-) -> NDArray[np.bool_]:
+def _act_whole(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpisode], actor: Actor) -> NDArray[np.bool_]:
     """`_act` for an environment that takes whole chunks. There is no noise on discrete actions."""
     labels = actor(rows, episodes)
     left = np.array([env.spec.max_steps - episode.steps for episode in episodes])
@@ -172,7 +203,16 @@ def _act_whole(
             episode.success_at = len(episode.labels)
         episode.steps += 1
         episode.labels.append(labels[place])
+    _lose_stepped(env, rows, result, episodes)
     return np.asarray(~(result.terminated | result.truncated))
+
+
+def _lose_stepped(
+    env: GuardedEnv, rows: NDArray[np.intp], result: ChunkResult, episodes: Sequence[DemoEpisode]
+) -> None:
+    """`_lose_failed` after a chunk step: a row whose episode ended in it may have failed since, in a no-op."""
+    failed = np.flatnonzero(np.isnan(result.rewards).any(1))
+    _lose_failed(env, rows[failed], [episodes[int(i)] for i in failed])
 
 
 def _noise(episode: DemoEpisode, noise_std: float, dim: int) -> NDArray[np.float32]:

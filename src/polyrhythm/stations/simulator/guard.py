@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, own_place
-from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult, first_cause
+from polyrhythm.envs.base import DiscardsRows, EnvBatch, RowNumbers, RowsFailed, StepResult, first_cause
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
+
+log = logging.getLogger(__name__)
 
 #: `Station.doing` between two units of work.
 IDLE = ("", 0.0)
@@ -99,6 +102,14 @@ class GuardedEnv:
         if not self._isolate:
             raise next(iter(faults.values())) from failed
         self.failed |= faults
+
+    def discard(self, row: int) -> None:
+        """Have the environment make the row anew at its next reset, if it can: numbers of it were not finite."""
+        if isinstance(self.inner, DiscardsRows):
+            try:
+                self._call("discard", self.inner.discard, row)
+            except EnvFault as fault:
+                log.warning("row %d: %s%s", row, fault, fault.place)
 
     def close(self) -> None:
         self.inner.close()

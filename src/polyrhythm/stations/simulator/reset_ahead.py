@@ -6,8 +6,9 @@ slot's. An episode depends on its task and seed alone, so it is the same as one 
 The wrapped batch has to allow a reset in another thread while its other rows reset, step or are observed
 (`resets_beside` of its settings).
 
-Invariant: each row of the wrapped batch is either that of one row here or a spare; the thread touches only spares that
-it has marked as not ready, and nobody else touches those.
+Invariants: each row of the wrapped batch is either that of one row here or a spare; the thread touches only spares that
+it has marked as not ready, and nobody else touches those; a spare that a row has claimed is reset for no other episode
+before they have changed places, whatever the forecast says meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import EnvBatch, ObservesAhead, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import DiscardsRows, EnvBatch, ObservesAhead, RowNumbers, RowsFailed, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,13 @@ Start = tuple[int, int]
 
 @dataclass(slots=True)
 class _Spare:
-    """A spare row: number in the wrapped batch, the episode that it is or was reset for, what that reset raised."""
+    """A spare row: number in the wrapped batch, the episode that it is or was reset for, whether a row begins that
+    episode, what its reset raised."""
 
     row: int
     start: Start | None = None
     ready: bool = True
+    claimed: bool = False
     error: BaseException | None = None
 
 
@@ -72,16 +75,15 @@ class ResetAhead:
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes: by a spare row that has it, even if its reset has to be waited for, else in place."""
         failed: dict[int, Exception] = {}
-        left: list[tuple[int, int, int]] = []
-        for row, task, seed in zip(map(int, rows), map(int, tasks), map(int, seeds), strict=True):
-            spare = self._take((task, seed))
-            if spare is None:
-                left.append((row, task, seed))
-                continue
-            self._exchange(row, spare, failed)
+        begun = list(zip(map(int, rows), map(int, tasks), map(int, seeds), strict=True))
+        spares = [self._claim((task, seed)) for _, task, seed in begun]  # all before the first wait
+        for (row, task, seed), spare in zip(begun, spares, strict=True):
+            if spare is not None:
+                self._exchange(row, spare, (task, seed), failed)
+        left = [begins for begins, spare in zip(begun, spares, strict=True) if spare is None]
         self.in_place += len(left)
         if left:
-            failed |= self._reset_in_place(left, alone=len(left) == len(rows))
+            failed |= self._reset_in_place(left, alone=len(left) == len(begun))
         if failed:
             raise RowsFailed(failed)
 
@@ -96,6 +98,11 @@ class ResetAhead:
             self.inner.observe(self._place[np.asarray(rows)], out)
         except RowsFailed as raised:
             raise self._translated(raised, rows) from raised
+
+    def discard(self, row: int) -> None:
+        """Pass it on, if the wrapped batch can do that."""
+        if isinstance(self.inner, DiscardsRows):
+            self.inner.discard(int(self._place[row]))
 
     def close(self) -> None:
         """Close the wrapped batch, unless a reset ahead does not end: the process then frees it when it ends."""
@@ -129,17 +136,16 @@ class ResetAhead:
 
     # ------------------------------------------------------------ the spares
 
-    def _take(self, start: Start) -> _Spare | None:
-        """The spare row with this episode, once it is ready; None if there is none."""
+    def _claim(self, start: Start) -> _Spare | None:
+        """A spare row with this episode, ready or not, which is kept for it from now on; None if there is none."""
         with self._changed:
-            having = [spare for spare in self._spares if spare.start == start]
+            self._begun(start)
+            having = [spare for spare in self._spares if spare.start == start and not spare.claimed]
             if not having:
-                self._begun(start)
                 return None
             spare = max(having, key=lambda spare: spare.ready)
             self.ready, self.waited = self.ready + spare.ready, self.waited + (not spare.ready)
-            # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
-            self._changed.wait_for(lambda: spare.ready)
+            spare.claimed = True
             return spare
 
     def _begun(self, start: Start) -> None:
@@ -149,12 +155,13 @@ class ResetAhead:
         elif start in self._wanted:
             self._wanted = _without_one(self._wanted, start)
 
-    def _exchange(self, row: int, spare: _Spare, failed: dict[int, Exception]) -> None:
-        """Put the spare row in the row's place; what its reset raised counts as raised now."""
+    def _exchange(self, row: int, spare: _Spare, start: Start, failed: dict[int, Exception]) -> None:
+        """Put the claimed spare row in the row's place, once it is ready; what its reset raised is raised now."""
         with self._changed:
-            if spare.start is not None:
-                self._begun(spare.start)
-            error, spare.error, spare.start = spare.error, None, None
+            # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
+            self._changed.wait_for(lambda: spare.ready)
+            assert spare.start == start, f"row {row} begins {start}, but its spare row was reset for {spare.start}"
+            error, spare.error, spare.start, spare.claimed = spare.error, None, None, False
             spare.row, self._place[row] = int(self._place[row]), spare.row
             self._changed.notify_all()
         if error is None:
@@ -197,9 +204,11 @@ class ResetAhead:
             return found
 
     def _choose(self) -> tuple[_Spare, Start] | None:
-        """The first wanted episode that no spare row has, and one that has none which is wanted."""
+        """The first wanted episode that no spare row has, and one that has none which is wanted or about to begin."""
         wanted, kept, free = Counter(self._wanted), Counter(self._kept), []
         for spare in self._spares:
+            if spare.claimed:
+                continue
             if spare.start is not None and kept[spare.start]:
                 kept[spare.start] -= 1
             elif spare.start is not None and wanted[spare.start]:

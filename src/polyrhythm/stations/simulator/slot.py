@@ -112,7 +112,7 @@ class Slot:
         self.answered = False
         self._settings, self._arena, self._source, self._metrics = settings, arena, source, metrics
         self.env_steps = 0
-        self._failed = env.failed
+        self._env = env
         self._tasks = len(env.spec.tasks)
         self._max_steps, self._stride = env.spec.max_steps, settings.stride
         self._recorder = Recorder(info, env, arena)
@@ -364,15 +364,18 @@ class Slot:
             self.fail_request(DropReason.REFUSED, reason)
 
     def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
-        """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit."""
+        """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit. What
+        the environment keeps of such a row is discarded, unless it has failed by itself."""
         reason = DropReason.POLICY_NOT_FINITE if culprit == POLICY else DropReason.ENVIRONMENT_NOT_FINITE
         for place, what in nonfinite.items():
             row = int(rows[place])
-            fault = self._failed.pop(self.first + row, None) if culprit == ENVIRONMENT else None
+            fault = self._env.failed.pop(self.first + row, None) if culprit == ENVIRONMENT else None
             if fault is not None:
                 log.error("slot %s: row %d: %s%s", self.name, self.first + row, fault, fault.place)
                 self.fail([row], DropReason.ENVIRONMENT_RAISED, str(fault), fault.place)
                 continue
+            if culprit == ENVIRONMENT:
+                self._env.discard(self.first + row)
             step = int(self._rows.elapsed(np.array([row]))[0])
             self.fail([row], reason, describe_not_finite(culprit, what), f", env step {step}{by}")
 
