@@ -15,13 +15,15 @@ from pathlib import Path
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
-from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs
+from polyrhythm.runtime.hosts.client import ANSWER_S
+from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
 from polyrhythm.runtime.hosts.identity import Known, write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.hosts.payloads import HostedPayloads
 from polyrhythm.runtime.hosts.questions import MAIN, HostView
 from polyrhythm.runtime.hosts.survey import Cluster, Place, Survey
+from polyrhythm.runtime.hosts.watch import HostWatch
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -34,10 +36,6 @@ from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
-
-#: A process that cannot reach main's host ends after so many times `heartbeat_s`, or so many seconds if that is more:
-#: main has given it up by then.
-_SILENCES, _SILENCE_S = 2.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +129,8 @@ def open_hosts(
         agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
-        silence_s = max(_SILENCE_S, _SILENCES * limits.heartbeat_s)
-        directory = _find_hosts(_Hosts(layout, weights, keys, silence_s), folder, places, names, agents)
+        found = _Hosts(layout, weights, keys, silence_limit(limits.heartbeat_s))
+        directory = _find_hosts(found, folder, places, names, agents, limits.heartbeat_s)
         hosting = LocalHosting(
             stations,
             layout,
@@ -154,7 +152,10 @@ def open_hosts(
         own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
-        directory.clients, directory.on_host = memory.clients, memory.note_host
+        answer_s = min(ANSWER_S, limits.heartbeat_s / 2)
+        directory.on_host = memory.note_host
+        directory.watch_hosts(lambda host, endpoint: HostWatch(memory.client(host, endpoint, answer_s)))
+        agents.callback(directory.close)
         undo.pop_all()
     return HostedStations(folder, directory, hosting, memory, agents)
 
@@ -172,9 +173,14 @@ def build_hosts_launcher(hosts: HostedStations) -> Launcher:
 
 
 def _find_hosts(
-    hosts: _Hosts, folder: SharedRunFolder, places: Places, names: Sequence[str], agents: ExitStack
+    hosts: _Hosts,
+    folder: SharedRunFolder,
+    places: Places,
+    names: Sequence[str],
+    agents: ExitStack,
+    heartbeat_s: float,
 ) -> HostDirectory:
-    """The hosts of main and of all nodes, the trainer's first."""
+    """The hosts of main and of all nodes, the trainer's first. heartbeat_s: of silence make one lost."""
     own = LocalNode("main", places.address)
     agents.callback(own.close)
     hosts.open(own, str(folder.folder), write_identity(folder.folder))
@@ -193,7 +199,16 @@ def _find_hosts(
     if places.cluster is not None:
         survey = Survey(places.cluster, hosts.open)
         agents.callback(survey.close)
-    directory = HostDirectory(at, places.slots, hosts.servers, hosts.publishers, survey, places.needs, hosts.silence_s)
+    directory = HostDirectory(
+        at,
+        places.slots,
+        hosts.servers,
+        hosts.publishers,
+        survey,
+        places.needs,
+        heartbeat_s,
+        own=Place(own, MAIN, str(folder.folder)),
+    )
     hosts.lost = directory.lost
     if survey is not None:
         survey.usable = frozenset(found)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.transport.exchange import AskingEnd
 
-#: Seconds that an answer may take: an answer is read from memory, so the rest is the link's.
+#: Seconds that an answer may take where nobody says otherwise: it is read from memory, so the rest is the link's.
+#: No host is lost by one that does not come (`runtime.hosts.directory`).
 ANSWER_S = 5.0
 
 

@@ -37,6 +37,11 @@ class Node(Protocol):
         ...
 
     @property
+    def ended(self) -> str:
+        """How the host's agent there has ended, as far as this is known; "" while it serves."""
+        ...
+
+    @property
     def leaves(self) -> bool:
         """Whether it is one of a cluster that says which nodes are there."""
         ...
@@ -47,6 +52,10 @@ class Node(Protocol):
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
         """Start a station's process there."""
+        ...
+
+    def give_up(self) -> None:
+        """The host there is lost: processes that are to end there are not waited for."""
         ...
 
     def close(self) -> None:
@@ -85,6 +94,12 @@ class AgentProcess:
             raise StartError(found.error)
         return found
 
+    @property
+    def ended(self) -> str:
+        """How it has ended; "" while it serves, or if it had nothing to serve."""
+        status = self._process.poll()
+        return "" if status is None or not self.found.endpoint else f"its agent has ended with status {status}"
+
     def close(self) -> None:
         """End it; its folder goes with it."""
         self._process.terminate()
@@ -118,8 +133,14 @@ class LocalNode:
         self._agent = AgentProcess(spec, self._prefix, self._environment)
         return self._agent.found
 
+    @property
+    def ended(self) -> str:
+        return self._agent.ended if self._agent is not None else ""
+
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
         return start_child(spec, log, self._prefix, self._environment)
+
+    def give_up(self) -> None: ...
 
     def close(self) -> None:
         if self._agent is not None:

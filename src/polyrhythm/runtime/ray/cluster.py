@@ -33,7 +33,7 @@ from polyrhythm.runtime.hosts.survey import Sight
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor, program_version
-from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher
+from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
 
 log = logging.getLogger(__name__)
 
@@ -199,8 +199,7 @@ class Cluster:
             content = ray.get(found_ref, timeout=FOUND_S)
         except RayError as error:
             ray.kill(actor)
-            line = str(error).strip().splitlines()[-1]
-            raise StartError(f"the host's agent does not start ({type(error).__name__}: {line})") from error
+            raise StartError(f"the host's agent does not start ({type(error).__name__}: {last_line(error)})") from error
         found = msgspec.msgpack.decode(content, type=Found)
         if found.error:
             ray.kill(actor)
@@ -234,6 +233,7 @@ class RayNode:
         self._agent: Any = None
         self._processes: list[ActorProcess] = []  # since the agent was started
         self.leaves = True
+        self.ended = ""  # the agent's actor knows
 
     @property
     def abandoned(self) -> bool:
@@ -248,6 +248,10 @@ class RayNode:
         process = self._cluster.start_station(spec, Path(log.name), self)
         self._processes = [other for other in self._processes if other.abandoned or other.poll() is None] + [process]
         return process
+
+    def give_up(self) -> None:
+        for process in self._processes:
+            process.host_lost = True
 
     def close(self) -> None:
         agent, self._agent = self._agent, None
