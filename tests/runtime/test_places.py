@@ -99,6 +99,7 @@ SILENT_S = 20.0
 def test_stations_of_a_lost_host_go_to_what_is_left() -> None:
     hosts = directory(a=Watched(), b=Watched(SILENT_S))
     assert hosts.view("s").slots == {"s.0": "a", "t.0": "b"}
+    assert hosts.view("s").answer_s == 20.0, "a link may be cut for less than heartbeat_s"
     why = "is on host b, which is lost"
     assert advanced(hosts, "s") == ([], {"t": why, "u": why}, ["s"])
     assert (hosts.lost, hosts.host_of("s"), hosts.host_of("t")) == ({"b"}, "a", "b")
