@@ -17,6 +17,7 @@ from tests.process.networks import apart_by_setting, behind_a_link
 from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.runtime.scripted import ScriptedFactory
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
@@ -181,6 +182,22 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(tmp_pat
         assert hosting.dropped()["earlier_incarnation"] >= 1
     started[0].reap()
     memory.remove()
+
+
+@pytest.mark.slow
+def test_the_run_ends_with_the_agent_of_its_own_host(tmp_path: Path) -> None:
+    """Nobody else can read what lies there."""
+    near, there = apart_by_setting(tmp_path / "memory", 2)
+    limits = config().supervision
+    stations = [(ScriptedFactory(name), Resources()) for name in "ab"]
+    places = Places(near.address, {"a": near, "b": there}, {})
+    with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, tmp_path, places))) as launcher:
+        launcher.hosting.start()
+        (agent,) = [p for p in children() if p.cmdline()[-2:] == ["polyrhythm.runtime.hosts.agent", "main"]]
+        agent.kill()
+        with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\)"):
+            hear(launcher, bool)
+    assert not children()
 
 
 @pytest.mark.slow

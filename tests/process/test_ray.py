@@ -214,6 +214,9 @@ def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_
 
         def kill(self) -> None: ...
 
+        def read_log(self, offset: int, size: int) -> bytes:
+            return b""
+
     class Faulty(ActorProcess):
         def look(self, now: float) -> bool:
             return bool("".splitlines()[-1])

@@ -68,6 +68,11 @@ class RankGroup:
         return all(process.exited for process in self.processes)
 
     @property
+    def ends(self) -> bool:
+        """A rank has been reaped."""
+        return any(process.exited for process in self.processes)
+
+    @property
     def alive(self) -> list[int]:
         """The ids of its processes that have not been reaped."""
         return [process.pid for process in self.processes if not process.exited]

@@ -96,8 +96,7 @@ class Replacements:
         if group.exited:
             replacement.exited = min(replacement.exited, now)
         if not group.ended:
-            wait_s = _SPEAKS_S if self._manager.is_silent(group, now) else self._arrived_s(group)
-            if self._empty < replacement.suspected + wait_s:
+            if self._empty < replacement.suspected + self._may_clear_s(group, now):
                 return False
             replacement.reason = self._manager.complaint(group, now)
             if not replacement.reason:
@@ -112,6 +111,13 @@ class Replacements:
                 "blocks cannot be reused; check its device or file system, then start again with resume"
             )
         return self._empty >= replacement.exited + self._arrived_s(group)
+
+    def _may_clear_s(self, group: RankGroup, now: float) -> float:
+        """Seconds in which it may say what clears it, or why it has ended. A refusal, and a call that takes too long by
+        its own heartbeats, need none."""
+        if group.ends:
+            return self._arrived_s(group)
+        return _SPEAKS_S if self._manager.is_silent(group, now) else 0.0
 
     def _arrived_s(self, group: RankGroup) -> float:
         return _ARRIVED_FROM_AFAR_S if self._manager.is_far(group) else _ARRIVED_S
