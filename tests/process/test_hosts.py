@@ -246,7 +246,7 @@ class Killer(Observer):
 @pytest.mark.slow
 def test_samples_of_a_lost_host_run_again_and_its_stations_go_elsewhere(tmp_path: Path) -> None:
     one, two = apart_by_setting(tmp_path, 2)
-    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 6}}
+    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 6}, "supervision": {"heartbeat_s": 6.0}}
     with running(tmp_path / "run", [one, two, one, two, one], **changes) as pipeline:
         killer = Killer(pipeline)
         pipeline.loop.add_observers(killer)

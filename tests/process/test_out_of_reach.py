@@ -65,7 +65,7 @@ class FarNode:
     def __init__(self, node: LocalNode) -> None:
         self._node, self.name, self.address = node, node.name, node.address
         self.started: list[OutOfReach] = []
-        self.leaves, self.ended = False, ""
+        self.leaves, self.agent_failure = False, ""
 
     @property
     def abandoned(self) -> bool:

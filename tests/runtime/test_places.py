@@ -240,7 +240,7 @@ def test_a_host_that_is_silent_for_less_than_heartbeat_s_is_not_lost() -> None:
 
 def test_a_host_is_lost_with_its_agent_and_main_with_its_own() -> None:
     class Ended(Node):
-        ended = "its agent has ended with status -9"  # type: ignore[assignment]
+        agent_failure = "its agent has ended with status -9"  # type: ignore[assignment]
 
     gone = Place(Ended("b"), "b", "/b")
     hosts = HostDirectory({"trainer": A, "t": gone}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))

@@ -35,7 +35,7 @@ class Process:
         self.exited = self.ended = False
 
     @property
-    def ends(self) -> bool:
+    def any_exited(self) -> bool:
         return self.exited
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
-from polyrhythm.runtime.hosts.client import ANSWER_S
 from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
 from polyrhythm.runtime.hosts.identity import Known, write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.hosts.payloads import HostedPayloads
-from polyrhythm.runtime.hosts.questions import MAIN, HostView
+from polyrhythm.runtime.hosts.questions import ANSWER_S, MAIN, HostView
 from polyrhythm.runtime.hosts.survey import Cluster, Place, Survey
 from polyrhythm.runtime.hosts.watch import HostWatch
 from polyrhythm.runtime.launcher import Launcher

@@ -8,11 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.questions import ANSWER_S
 from polyrhythm.runtime.transport.exchange import AskingEnd
-
-#: Seconds that an answer may take where nobody says otherwise: it is read from memory, so the rest is the link's.
-#: No host is lost by one that does not come (`runtime.hosts.directory`).
-ANSWER_S = 5.0
 
 
 class HostSilent(ConnectionError, LookupError):

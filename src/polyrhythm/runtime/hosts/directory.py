@@ -142,9 +142,8 @@ class HostDirectory:
         hosts = self._take_new()
         leaving = self._lose({self._places[station].host for station in heard})
         answered = min((watch.answered for watch in self._watches.values()), default=now)
-        for station in [
-            name for name, since in self._sought.items() if max(answered, now - self._heartbeat_s) >= since
-        ]:
+        known = max(answered, now - self._heartbeat_s)
+        for station in [name for name, since in self._sought.items() if since <= known]:
             del self._sought[station]
             self._waiting.append(station)
         placed = [station for station in list(self._waiting) if self._place(station, now)]
@@ -199,8 +198,8 @@ class HostDirectory:
         """The hosts that are lost, with the reason."""
         found = {}
         for place in [*self._nodes.values(), *([self._own] if self._own is not None else [])]:
-            if place.node.ended:
-                found[place.host] = place.node.ended
+            if place.node.agent_failure:
+                found[place.host] = place.node.agent_failure
             elif place.node.abandoned:
                 found[place.host] = "a process there cannot be ended"
         for host, watch in self._watches.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import ANSWER_S, DataClient
+from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.pieces import largest_answer
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
@@ -58,7 +58,7 @@ class HostMemory:
             if view is not None and host != view.own:
                 self.clients[host] = self.client(host, endpoint, view.answer_s)
 
-    def client(self, host: str, endpoint: str, answer_s: float = ANSWER_S) -> DataClient:
+    def client(self, host: str, endpoint: str, answer_s: float = q.ANSWER_S) -> DataClient:
         """A connection to the server of another host. answer_s: that an answer may take."""
         largest = max(q.PART_BYTES, largest_answer(self._layout)) + q.HEAD_BYTES
         return DataClient(host, partial(self._sockets.asking, endpoint, largest), answer_s)

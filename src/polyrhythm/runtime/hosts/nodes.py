@@ -37,7 +37,7 @@ class Node(Protocol):
         ...
 
     @property
-    def ended(self) -> str:
+    def agent_failure(self) -> str:
         """How the host's agent there has ended, as far as this is known; "" while it serves."""
         ...
 
@@ -95,7 +95,7 @@ class AgentProcess:
         return found
 
     @property
-    def ended(self) -> str:
+    def failure(self) -> str:
         """How it has ended; "" while it serves, or if it had nothing to serve."""
         status = self._process.poll()
         return "" if status is None or not self.found.endpoint else f"its agent has ended with status {status}"
@@ -134,8 +134,8 @@ class LocalNode:
         return self._agent.found
 
     @property
-    def ended(self) -> str:
-        return self._agent.ended if self._agent is not None else ""
+    def agent_failure(self) -> str:
+        return self._agent.failure if self._agent is not None else ""
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
         return start_child(spec, log, self._prefix, self._environment)

@@ -15,6 +15,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+#: Seconds that an answer may take where nobody says otherwise: it is read from memory, so the rest is the link's.
+#: No host is lost by one that does not come (`runtime.hosts.directory`).
+ANSWER_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class HostView:
@@ -31,7 +35,7 @@ class HostView:
     slots: Mapping[str, str] = field(default_factory=dict)
     publishers: tuple[str, ...] = ()
     silence_s: float = math.inf
-    answer_s: float = 5.0
+    answer_s: float = ANSWER_S
 
 
 #: The name of main's host.

@@ -14,14 +14,14 @@ import time
 import zmq
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import ANSWER_S, DataClient
+from polyrhythm.runtime.hosts.client import DataClient
 
 log = logging.getLogger(__name__)
 
 #: Seconds between an answer and the next question, and between a question without an answer and the next.
 _EVERY_S, _AGAIN_S = 2.0, 0.1
 #: The most that one question counts as silence, however long this process was stopped.
-_MOST_S = ANSWER_S + _EVERY_S + 1.0
+_MOST_S = q.ANSWER_S + _EVERY_S + 1.0
 #: Questions in a row without an answer that make a host silent: one may have been lost with its connection.
 _MISSES = 2
 

@@ -68,7 +68,7 @@ class RankGroup:
         return all(process.exited for process in self.processes)
 
     @property
-    def ends(self) -> bool:
+    def any_exited(self) -> bool:
         """A rank has been reaped."""
         return any(process.exited for process in self.processes)
 

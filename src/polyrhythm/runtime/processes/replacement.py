@@ -115,7 +115,7 @@ class Replacements:
     def _may_clear_s(self, group: RankGroup, now: float) -> float:
         """Seconds in which it may say what clears it, or why it has ended. A refusal, and a call that takes too long by
         its own heartbeats, need none."""
-        if group.ends:
+        if group.any_exited:
             return self._arrived_s(group)
         return _SPEAKS_S if self._manager.is_silent(group, now) else 0.0
 

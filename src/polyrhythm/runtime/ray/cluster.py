@@ -233,7 +233,7 @@ class RayNode:
         self._agent: Any = None
         self._processes: list[ActorProcess] = []  # since the agent was started
         self.leaves = True
-        self.ended = ""  # the agent's actor knows
+        self.agent_failure = ""  # its actor would know
 
     @property
     def abandoned(self) -> bool:
