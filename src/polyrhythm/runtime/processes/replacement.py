@@ -1,7 +1,7 @@
 """Replaces stations that have ended or are given up, without making the other stations wait.
 
     suspected   a rank has ended, exceeds a deadline, or refused a command; what it had sent is received, which may
-                clear it; one that is silent gets time for some heartbeats more
+                clear it; one that is silent gets time for one heartbeat more
     ending      all its ranks are killed, and their lines are closed
     exited      the kernel has reaped them, so they write nowhere; what they had sent before is received
     lost        the conductor is told, and the next incarnation starts
@@ -26,8 +26,8 @@ from polyrhythm.runtime.processes.rank_group import RankGroup
 #: Seconds after which what a process had sent has arrived, if the inbox is empty then: from main's host (a busy machine
 #: lets ZeroMQ's thread wait), and from another one (three of its packets may be lost).
 _ARRIVED_S, _ARRIVED_FROM_AFAR_S = 0.25, 1.5
-#: Seconds for a silent process to speak, four heartbeats: it may have been stopped together with main.
-_SPEAKS_S = 2.0
+#: Seconds for a silent process to speak once more: a heartbeat (`runtime.processes.child`).
+_SPEAKS_S = 0.5
 #: The most seconds between two looks at the inbox that count; and while a station is being replaced, when main looks
 #: more often.
 _LONGEST_S, _LONGEST_STEP_S = 1.0, 0.1
