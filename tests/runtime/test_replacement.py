@@ -187,7 +187,7 @@ def test_time_in_which_main_did_not_listen_is_nobodys_silence() -> None:
 
 
 def test_a_pause_of_all_processes_loses_nobody() -> None:
-    """Main runs first afterwards, finds its inbox empty, and the stations speak when their turn comes, seconds later."""
+    """Main runs first afterwards and finds its inbox empty; the stations speak seconds later."""
     manager = RealGroup()
     replacements: Any = Replacements(manager, 0.0)  # type: ignore[arg-type]
     assert looks(replacements, 0.02, 0.5) == []
