@@ -207,7 +207,7 @@ def test_few_modules_of_the_runtime_import_torch() -> None:
 
 
 def test_sockets_are_known_where_processes_talk() -> None:
-    talking = {"authentication.py", "clocks.py", "exchange.py", "line.py", "probes.py", "sockets.py", "watch.py"}
+    talking = {"authentication.py", "clocks.py", "exchange.py", "line.py", "sockets.py", "watch.py"}
     for path in sorted((PACKAGE / "runtime").rglob("*.py")):
         if path.name not in talking:
             assert "zmq" not in {name.partition(".")[0] for name in _imports(path)}, path.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -199,6 +200,28 @@ def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path)
         assert pipeline.loop.conductor.ledger.imbalance == 0
 
 
+@pytest.mark.slow
+def test_an_agent_that_is_silent_for_less_than_heartbeat_s_costs_nothing(tmp_path: Path) -> None:
+    """The trainer's, which is stopped for 6 s while a simulator of another host is lost; a request is fetched from
+    there meanwhile."""
+    one, two = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", [two, one, two, one, one], training={"versions": 1000}) as pipeline:
+        pipeline.loop.train_until(1)
+        (agent,) = [process for process in children() if process.cmdline()[-2:] == [AGENT, "host-1"]]
+        agent.suspend()
+        resume = threading.Timer(6.0, agent.resume)
+        resume.start()
+        os.kill(pipeline.launcher.processes()["simulator-0"], signal.SIGKILL)
+        version = 2
+        while resume.is_alive():
+            pipeline.loop.train_until(version)
+            version += 1
+        pipeline.loop.train_until(version + 2)
+        lost = [d.event for d in pipeline.loop.trace if isinstance(d.event, records.StationLost)]
+        assert [event.station for event in lost] == ["simulator-0"]
+        assert not [d for d in pipeline.loop.trace if isinstance(d.event, records.PayloadsLost)]
+
+
 class Killer(Observer):
     """Kills all processes of host-2 as soon as a sample that one of its simulators finished waits for the trainer."""
 
@@ -223,7 +246,7 @@ class Killer(Observer):
 @pytest.mark.slow
 def test_samples_of_a_lost_host_run_again_and_its_stations_go_elsewhere(tmp_path: Path) -> None:
     one, two = apart_by_setting(tmp_path, 2)
-    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 6}}
+    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 6}, "supervision": {"heartbeat_s": 6.0}}
     with running(tmp_path / "run", [one, two, one, two, one], **changes) as pipeline:
         killer = Killer(pipeline)
         pipeline.loop.add_observers(killer)

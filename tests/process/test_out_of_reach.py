@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
@@ -17,15 +17,20 @@ from tests.process.networks import apart_by_setting, behind_a_link
 from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.runtime.scripted import ScriptedFactory
 
+from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.runtime.hosts.questions import Changes, HostView
 from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import sender_of
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import Event, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import Handle
+from polyrhythm.runtime.processes.process import Handle, start_child
+from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
 
@@ -60,7 +65,7 @@ class FarNode:
     def __init__(self, node: LocalNode) -> None:
         self._node, self.name, self.address = node, node.name, node.address
         self.started: list[OutOfReach] = []
-        self.leaves = False
+        self.leaves, self.agent_failure = False, ""
 
     @property
     def abandoned(self) -> bool:
@@ -72,6 +77,8 @@ class FarNode:
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
         self.started.append(OutOfReach(self._node.spawn(spec, log)))
         return self.started[-1]
+
+    def give_up(self) -> None: ...
 
     def close(self) -> None:
         self._node.close()
@@ -122,6 +129,75 @@ def test_one_that_speaks_again_is_refused_and_told_to_leave(tmp_path: Path) -> N
         assert launcher.hosting.dropped()["earlier_incarnation"] >= 1
         launcher.hosting.send("b", PublishWeights("b", 1))
         assert hear(launcher, bool) == [Published("b", 1, 1)]
+
+
+class NoRoom:
+    """Hosts of a run of one station, whose host is lost when it is told to be; no other has room for it."""
+
+    def __init__(self, folder: str) -> None:
+        self._view = HostView("far", folder, LOOPBACK)
+        self.lost = False
+
+    @property
+    def waiting(self) -> Sequence[str]:
+        return ["b"] * self.lost
+
+    def view(self, station: str) -> HostView:
+        return self._view
+
+    def host_of(self, station: str) -> str:
+        return self._view.own
+
+    def seek(self, station: str, now: float) -> None: ...
+
+    def advance(self, now: float, heard: Collection[str]) -> Changes:
+        return Changes([], {"b": "is on host far, which is lost"} if self.lost else {}, [])
+
+
+def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(tmp_path: Path) -> None:
+    """No successor is there yet, and what it says, its pool and the conductor no longer know."""
+    started: list[OutOfReach] = []
+
+    def spawn(spec: ChildSpec, log: IO[bytes]) -> OutOfReach:
+        started.append(OutOfReach(start_child(spec, log)))
+        return started[-1]
+
+    memory = SharedRunFolder({"arena": LAYOUT.nbytes, "weights": 64})
+    hosts, limits = NoRoom(str(memory.folder)), config().supervision
+    stations = [(ScriptedFactory("b"), Resources())]
+    hosting = LocalHosting(
+        stations, LAYOUT, memory.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn, hosts=hosts, transport="ipc"
+    )
+    with closing(hosting):
+        hosting.start()
+        hosting.send("b", PublishWeights("b", 1))
+        process, events = psutil.Process(started[0].pid), list[Event]()
+        hosts.lost = True
+        until = time.monotonic() + PATIENCE_S
+        while not gone(process) and time.monotonic() < until:
+            event = hosting.receive(0.1)
+            events += [event] if event is not None else []
+        assert gone(process), "it is told to leave"
+        assert [type(event) for event in events] == [Published, StationLost]
+        assert hosting.dropped()["earlier_incarnation"] >= 1
+    started[0].reap()
+    memory.remove()
+
+
+@pytest.mark.slow
+def test_the_run_ends_with_the_agent_of_its_own_host(tmp_path: Path) -> None:
+    """Nobody else can read what lies there."""
+    near, there = apart_by_setting(tmp_path / "memory", 2)
+    limits = config().supervision
+    stations = [(ScriptedFactory(name), Resources()) for name in "ab"]
+    places = Places(near.address, {"a": near, "b": there}, {})
+    with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, tmp_path, places))) as launcher:
+        launcher.hosting.start()
+        (agent,) = [p for p in children() if p.cmdline()[-2:] == ["polyrhythm.runtime.hosts.agent", "main"]]
+        agent.kill()
+        with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\)"):
+            hear(launcher, bool)
+    assert not children()
 
 
 @pytest.mark.slow

@@ -202,6 +202,53 @@ def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tm
 
 
 @pytest.mark.slow
+def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_lost(ray: Any, tmp_path: Path) -> None:
+    """Or after so long that a busy machine is no reason; or if the watching thread fails."""
+    from polyrhythm.runtime.ray.stations import ActorProcess, Watcher, last_line
+
+    class Deaf:
+        def pid(self) -> int:
+            return 1
+
+        def wait(self) -> None:
+            time.sleep(3600)
+
+        def kill(self) -> None: ...
+
+        def read_log(self, offset: int, size: int) -> bytes:
+            return b""
+
+    class Faulty(ActorProcess):
+        def look(self, now: float) -> bool:
+            return bool("".splitlines()[-1])
+
+    def started(kind: type[ActorProcess] = ActorProcess) -> ActorProcess:
+        actor = ray.remote(Deaf).options(max_concurrency=4, num_cpus=0).remote()
+        process = kind(actor, tmp_path / "station.log")
+        assert process.pid == 1
+        process.kill()
+        return process
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
+    watcher = Watcher()
+    try:
+        waits, moves, faulty = started(), started(), started(Faulty)
+        now = time.monotonic()
+        assert not waits.look(now + 10.0)
+        assert (waits.poll(), waits.abandoned) == (None, False)
+        assert waits.look(now + 20.0)
+        moves.host_lost = True
+        assert moves.look(now)
+        watcher.add(faulty)
+        faulty.wait(timeout=60)
+        assert all(process.abandoned and process.poll() == -signal.SIGKILL for process in (waits, moves, faulty))
+    finally:
+        watcher.close()
+        ray.shutdown()
+    assert last_line(ValueError()) == "ValueError"
+
+
+@pytest.mark.slow
 def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_found(ray: Any, tmp_path: Path) -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20)
     try:

@@ -15,13 +15,14 @@ from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import DataClient, HostSilent
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
+from polyrhythm.runtime.hosts.memory import HostMemory
 from polyrhythm.runtime.hosts.pieces import write_part
 from polyrhythm.runtime.hosts.server import DataServer
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.runtime.transport.sockets import Sockets
-from polyrhythm.specs import ArraySpec
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
+from polyrhythm.specs import ArraySpec, WeightsLayout
 
 LAYOUT = ArenaLayout(
     blocks=2,
@@ -127,6 +128,19 @@ def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
             client.ask(q.Held())
         server.serve(0.0)
         client.close()
+        end.close()
+
+
+def test_a_process_waits_for_another_host_as_long_as_it_was_told(tmp_path: Path) -> None:
+    with closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: None, q.LARGEST_QUESTION)) as sockets:
+        end = sockets.answering(q.LARGEST_QUESTION)  # nobody answers there
+        view = q.HostView("here", str(tmp_path), LOOPBACK, {"far": end.endpoint}, answer_s=0.2)
+        memory = HostMemory(LAYOUT, WeightsLayout.of({}), tmp_path, view, sockets)
+        memory.note_host("new", end.endpoint)
+        for client in memory.clients.values():
+            with pytest.raises(HostSilent, match=r"has not answered for 0.2 s"):
+                client.ask(q.Held())
+        memory.close()
         end.close()
 
 

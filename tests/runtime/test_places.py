@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -14,19 +17,27 @@ from polyrhythm.runtime.hosts.directory import HostDirectory, Needs
 from polyrhythm.runtime.hosts.nodes import LocalNode
 from polyrhythm.runtime.hosts.questions import Changes
 from polyrhythm.runtime.hosts.survey import Place, Sight, Survey
-from polyrhythm.runtime.hosts.watch import MainWatch
+from polyrhythm.runtime.hosts.watch import HostWatch
 
 NOW = 100.0
 
 
-class Silent:
-    def ask(self, question: q.Question) -> list[memoryview]:
-        raise HostSilent("no")
+class Watched:
+    """A host that has answered nothing for so many seconds."""
 
+    def __init__(self, silent_s: float = 0.0) -> None:
+        self.answered, self.silent_s = -math.inf if silent_s else math.inf, silent_s
+        self.asked = 0
+        self.stopped = False
 
-class Answers:
-    def ask(self, question: q.Question) -> list[memoryview]:
-        return []
+    def is_silent_for(self, seconds: float) -> bool:
+        return self.silent_s >= seconds
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def stop(self) -> None:
+        self.stopped = True
 
     def close(self) -> None: ...
 
@@ -58,8 +69,9 @@ class Seen:
 A, B, C = (Place(Node(name), name, f"/{name}") for name in "abc")
 
 
-def directory(survey: Seen | None = None, least: int = 2, **clients: object) -> HostDirectory:
-    """The trainer and s on host a, t and u on host b. least: of t and u, if there is a survey."""
+def directory(survey: Seen | None = None, least: int = 2, **watches: Watched) -> HostDirectory:
+    """The trainer and s on host a, t and u on host b. least: of t and u, if there is a survey; watches: of the hosts;
+    those that come answer."""
     needs = Needs(dict.fromkeys("stu", 1.0), [(frozenset("tu"), least)])
     found = HostDirectory(
         {"trainer": A, "s": A, "t": B, "u": B},
@@ -68,27 +80,26 @@ def directory(survey: Seen | None = None, least: int = 2, **clients: object) -> 
         ("a", "main"),
         survey,  # type: ignore[arg-type]
         needs if survey is not None else Needs(),
+        heartbeat_s=20.0,
     )
-    found.clients = clients  # type: ignore[assignment]
+    found.watch_hosts(lambda host, _: watches.get(host, Watched()))  # type: ignore[arg-type, return-value]
     return found
 
 
 def advanced(hosts: HostDirectory, *sought: str) -> Changes:
-    """What has happened once all hosts have been asked after the end of these stations."""
+    """What has happened after the end of these stations."""
     for station in sought:
-        hosts.seek(station)
-    found = Changes([], {}, [])
-    until = time.monotonic() + 10
-    while not {*found.placed, *hosts.waiting} >= {*sought} and time.monotonic() < until:
-        new = hosts.advance(NOW)
-        found = Changes([*found.hosts, *new.hosts], {**found.leaving, **new.leaving}, [*found.placed, *new.placed])
-        time.sleep(0.001)
-    return found
+        hosts.seek(station, NOW)
+    return hosts.advance(NOW, ())
+
+
+SILENT_S = 20.0
 
 
 def test_stations_of_a_lost_host_go_to_what_is_left() -> None:
-    hosts = directory(a=Answers(), b=Silent())
+    hosts = directory(a=Watched(), b=Watched(SILENT_S))
     assert hosts.view("s").slots == {"s.0": "a", "t.0": "b"}
+    assert hosts.view("s").answer_s == 20.0, "a link may be cut for less than heartbeat_s"
     why = "is on host b, which is lost"
     assert advanced(hosts, "s") == ([], {"t": why, "u": why}, ["s"])
     assert (hosts.lost, hosts.host_of("s"), hosts.host_of("t")) == ({"b"}, "a", "b")
@@ -99,8 +110,11 @@ def test_stations_of_a_lost_host_go_to_what_is_left() -> None:
 
 
 def test_the_loss_of_the_trainers_host_ends_the_run() -> None:
-    with pytest.raises(RunHalted, match="host a is lost, and the trainer with it; start again with resume"):
-        advanced(directory(a=Silent(), b=Answers()), "t")
+    with pytest.raises(
+        RunHalted,
+        match=r"host a is lost \(it does not answer\), and the run needs it; start again with resume, without its",
+    ):
+        advanced(directory(a=Watched(SILENT_S), b=Watched()), "t")
 
 
 RESERVED = {"trainer": "a", "s": "a", "t": "b", "u": "b"}
@@ -109,29 +123,29 @@ RESERVED = {"trainer": "a", "s": "a", "t": "b", "u": "b"}
 def test_a_run_goes_on_with_less_where_no_node_has_room_and_uses_one_that_comes() -> None:
     """Of t and u one has to work, even where it shares CPUs."""
     seen = Seen({C.node.name: 0.0, "a": 0.0}, {"trainer": "a", "s": "a"})
-    hosts = directory(seen, least=1, a=Answers(), b=Silent())
+    hosts = directory(seen, least=1, a=Watched(), b=Watched(SILENT_S))
     assert advanced(hosts, "t", "u").placed == ["t"]
     assert (hosts.host_of("t"), list(hosts.waiting), seen.withdrawn) == ("a", ["u"], ["b"])
-    assert not any(hosts.advance(NOW))
+    assert not any(hosts.advance(NOW, ()))
     seen.found, seen.sight = [(C, "tcp://c")], Sight({"a": 0.0, "c": 2.0}, seen.sight.reserved)
-    assert hosts.advance(NOW) == ([("c", "tcp://c")], {}, ["u"])
-    assert hosts.advance(NOW + 20.0) == ([], {"t": "moves to c, which has room"}, [])
+    assert hosts.advance(NOW, ()) == ([("c", "tcp://c")], {}, ["u"])
+    assert hosts.advance(NOW + 20.0, ()) == ([], {"t": "moves to c, which has room"}, [])
     assert (hosts.host_of("u"), hosts.view("u").servers["c"], seen.usable) == ("c", "tcp://c", {"a", "c"})
     assert advanced(hosts, "t").placed == ["t"]
     assert hosts.host_of("t") == "c"
-    assert not any(hosts.advance(NOW)), "it has what it needs"
+    assert not any(hosts.advance(NOW, ())), "it has what it needs"
 
 
 def test_room_is_what_nobody_has_reserved_and_none_of_ours_has_taken() -> None:
     """One free CPU takes one of the two."""
-    hosts = directory(Seen({"a": 1.0}, {"trainer": "a", "s": "a"}), least=1, a=Answers(), b=Silent())
+    hosts = directory(Seen({"a": 1.0}, {"trainer": "a", "s": "a"}), least=1, a=Watched(), b=Watched(SILENT_S))
     assert advanced(hosts, "t", "u").placed == ["t"]
     assert (hosts.host_of("t"), list(hosts.waiting)) == ("a", ["u"])
 
 
 def test_a_station_goes_where_the_cluster_has_reserved_cpus_for_it() -> None:
     seen = Seen({"a": 5.0, "c": 0.0}, RESERVED | {"t": "c"})
-    hosts = directory(seen, a=Answers(), b=Silent())
+    hosts = directory(seen, a=Watched(), b=Watched(SILENT_S))
     seen.found = [(C, "tcp://c")]
     assert advanced(hosts, "t")[::2] == ([("c", "tcp://c")], ["t"])
     assert hosts.host_of("t") == "c"
@@ -142,7 +156,6 @@ def test_a_host_with_a_process_that_cannot_be_ended_is_lost_though_it_answers() 
     stuck = Place(Node("b"), "b", "/b")
     stuck.node.abandoned = True  # type: ignore[misc]
     hosts = HostDirectory({"trainer": A, "t": stuck}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
-    hosts.clients = {"a": Answers(), "b": Answers()}  # type: ignore[dict-item]
     assert advanced(hosts, "t").placed == ["t"]
     assert (hosts.lost, hosts.host_of("t")) == ({"b"}, "a")
 
@@ -150,11 +163,11 @@ def test_a_host_with_a_process_that_cannot_be_ended_is_lost_though_it_answers() 
 def test_a_node_that_comes_back_is_a_new_host() -> None:
     """Station t was there; its link was cut, so its host was lost."""
     seen = Seen({"a": 0.0, "b": 0.0}, RESERVED)
-    hosts = directory(seen, least=0, a=Answers(), b=Silent())
+    hosts = directory(seen, least=0, a=Watched(), b=Watched(SILENT_S))
     assert advanced(hosts, "t").leaving.keys() == {"u"}
     assert list(hosts.waiting) == ["t"]
     seen.found = [(Place(B.node, "host-4", "/again"), "tcp://b")]
-    assert hosts.advance(NOW) == ([("host-4", "tcp://b")], {}, ["t"])
+    assert hosts.advance(NOW, ()) == ([("host-4", "tcp://b")], {}, ["t"])
     assert (hosts.host_of("t"), hosts.view("t").folder) == ("host-4", "/again")
 
 
@@ -202,20 +215,111 @@ def _taken(survey: Survey, count: int) -> list[tuple[Place, str]]:
     return taken
 
 
-def test_who_cannot_reach_mains_host_for_long_enough_knows_it() -> None:
-    class Client:
-        def ask(self, question: q.Question) -> list[memoryview]:
+def test_one_host_alone_is_not_lost_by_silence_while_its_stations_are_heard() -> None:
+    """Its agent may be slow. A station that has ended waits for it for `heartbeat_s`, the others of the run do not."""
+    agent = Watched(59.0)
+    hosts = directory(a=Watched(), b=agent)
+    hosts.seek("s", NOW)
+    assert agent.asked == 1
+    assert not any(hosts.advance(NOW, ["trainer", "t"]))
+    assert not any(hosts.advance(NOW + 19.0, ["trainer", "t"]))
+    assert hosts.advance(NOW + 20.0, ["trainer", "t"]).placed == ["s"]
+    assert (hosts.lost, agent.stopped) == (set(), False)
+    agent.silent_s = 60.0
+    assert hosts.advance(NOW, ["trainer", "t"]).leaving.keys() == {"t", "u"}
+    assert (hosts.lost, agent.stopped) == ({"b"}, True)
+
+
+def test_a_host_that_is_silent_for_less_than_heartbeat_s_is_not_lost() -> None:
+    """Though nothing is heard of its stations either, and it is the trainer's."""
+    hosts = directory(a=Watched(19.0), b=Watched())
+    assert not any(advanced(hosts, "t"))
+    hosts.watch_hosts(lambda _host, _endpoint: Watched())  # type: ignore[arg-type, return-value]
+    assert hosts.advance(NOW, ()).placed == ["t"]
+
+
+def test_a_host_is_lost_with_its_agent_and_main_with_its_own() -> None:
+    class Ended(Node):
+        agent_failure = "its agent has ended with status -9"  # type: ignore[assignment]
+
+    gone = Place(Ended("b"), "b", "/b")
+    hosts = HostDirectory({"trainer": A, "t": gone}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
+    assert hosts.advance(NOW, ["trainer", "t"]).leaving == {"t": "is on host b, which is lost"}
+    own = Place(Ended("main"), "main", "/m")
+    hosts = HostDirectory({"trainer": A}, {}, {"main": "m", "a": "x"}, ("a", "main"), own=own)
+    with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\), .* with resume$"):
+        hosts.advance(NOW, ["trainer"])
+
+
+def test_a_process_on_the_trainers_host_that_cannot_be_ended_ends_the_run() -> None:
+    """It may write into the block of another sample, which the trainer reads."""
+    stuck = Place(Node("a"), "a", "/a")
+    stuck.node.abandoned = True  # type: ignore[misc]
+    hosts = HostDirectory({"trainer": stuck, "s": stuck}, {}, {"main": "m", "a": "x"}, ("a", "main"))
+    with pytest.raises(RunHalted, match=r"host a is lost \(a process there cannot be ended\)"):
+        hosts.advance(NOW, ["trainer"])
+
+
+def test_a_survey_goes_on_after_a_look_that_fails_for_any_reason(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Cluster):
+        looks = 0
+
+        def look(self) -> tuple[dict[str, LocalNode], Sight]:
+            self.looks += 1
+            if self.looks == 1:
+                raise IndexError("a text without a line")
+            return super().look()
+
+    survey = Survey(Faulty(LocalNode("new")), lambda _: Found("host-1", "/f", "t", ""), look_s=0.01)  # type: ignore[arg-type]
+    survey.start()
+    try:
+        assert [place.node.name for place, _ in _taken(survey, 1)] == ["new"]
+    finally:
+        survey.close()
+    assert "IndexError" in caplog.text
+
+
+class Client:
+    """Answers, or does not, once it may."""
+
+    host = "main"
+
+    def __init__(self) -> None:
+        self.answers, self.asked, self.may = False, 0, threading.Semaphore(0)
+
+    def ask(self, question: q.Question) -> list[memoryview]:
+        self.asked += 1
+        self.may.acquire()
+        if not self.answers:
             raise HostSilent("no")
+        return []
 
-        def close(self) -> None: ...
+    def close(self) -> None: ...
 
-    watch = MainWatch(Client(), 1e-9)  # type: ignore[arg-type]
-    until = time.monotonic() + 10
-    while not watch.silent and time.monotonic() < until:
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
         time.sleep(0.001)
-    assert watch.silent
+    assert condition()
+
+
+def test_a_host_is_silent_after_several_questions_and_not_once_it_answers() -> None:
+    client = Client()
+    watch = HostWatch(client)  # type: ignore[arg-type]
+    client.may.release()
+    until(lambda: client.asked == 2)
+    assert not watch.is_silent_for(0.0), "one question may be lost with its connection"
+    client.may.release()
+    until(lambda: client.asked == 3)
+    assert watch.is_silent_for(0.0)
+    assert not watch.is_silent_for(3600.0)
+    now, client.answers = time.monotonic(), True
+    watch.ask()
+    client.may.release()
+    until(lambda: client.asked == 4)
+    assert not watch.is_silent_for(0.0)
+    assert watch.answered <= now, "this question was asked before"
+    client.may.release(100)
+    until(lambda: watch.answered > now)
     watch.close()
-    other = MainWatch(Answers(), 1e-9)  # type: ignore[arg-type]
-    time.sleep(0.02)
-    assert not other.silent
-    other.close()

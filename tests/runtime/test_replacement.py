@@ -8,9 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 from tests.process.runs import children, config
-from tests.runtime.scripted import HANGS, ScriptedFactory
+from tests.runtime.scripted import HANGS, RAISES, ScriptedFactory
+from tests.runtime.test_rank_group import LIMITS, group
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources
@@ -20,6 +22,7 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import start_child
 from polyrhythm.runtime.processes.replacement import Replacements
+from polyrhythm.runtime.processes.supervision import LivenessMonitor
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
 
@@ -31,13 +34,19 @@ class Process:
         self.station, self.alive = station, [1]
         self.exited = self.ended = False
 
+    @property
+    def any_exited(self) -> bool:
+        return self.exited
+
 
 class Manager:
-    """What a replacement asks of the process manager. wrong: what is wrong with each station, by name."""
+    """What a replacement asks of the process manager. wrong: what is wrong with each station, by name; silent: those
+    that are suspected for want of heartbeats; far: those on another host."""
 
     def __init__(self, *processes: Process) -> None:
         self._processes = processes
         self.wrong: dict[str, str] = {}
+        self.silent, self.far = set[str](), set[str]()
 
     def suspects(self, now: float) -> list[Process]:
         return [process for process in self._processes if process.exited or process.station in self.wrong]
@@ -45,32 +54,93 @@ class Manager:
     def complaint(self, process: Process, now: float) -> str:
         return "ended" if process.exited else self.wrong.get(process.station, "")
 
+    def is_silent(self, process: Process, now: float) -> bool:
+        return process.station in self.silent
+
+    def is_far(self, process: Process) -> bool:
+        return process.station in self.far
+
+    def note_pause(self, seconds: float) -> None: ...
+
     def dismiss(self, process: Process) -> None:
         process.ended = True
 
 
+class RealGroup(Manager):
+    """The same of a real group of two ranks with real heartbeats, which were heard at 0 s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = group(2)
+        self.ranks.kill = lambda: None
+        self.note_pause = self.ranks.note_pause  # type: ignore[method-assign]
+
+    def suspects(self, now: float) -> list[Process]:
+        return [self.ranks] if self.ranks.is_suspect(now, LIMITS) else []
+
+    def complaint(self, process: Any, now: float) -> str:
+        return str(process.complaint(now, LIMITS))
+
+    def is_silent(self, process: Any, now: float) -> bool:
+        return bool(process.is_silent(now, LIMITS))
+
+    def hear(self, now: float) -> None:
+        for process in self.ranks:
+            process.monitor.note_heartbeat(now, "", 0.0)
+
+
 def under_way(*processes: Process) -> tuple[Manager, Any]:
     manager = Manager(*processes)
-    return manager, Replacements(manager)  # type: ignore[arg-type]
+    return manager, Replacements(manager, 0.0)  # type: ignore[arg-type]
+
+
+def look(replacements: Any, now: float, *, empty: bool = True) -> list[Any]:
+    """A look at the inbox and at the stations; empty: nothing was left in the inbox."""
+    replacements.listen(now)
+    if empty:
+        replacements.note_empty_inbox(now)
+    return replacements.advance(now)  # type: ignore[no-any-return]
+
+
+def looks(replacements: Any, begin: float, end: float, **how: bool) -> list[Any]:
+    """Looks every 20 ms until something is lost."""
+    for step in range(round((end - begin) / 0.02) + 1):
+        if lost := look(replacements, begin + 0.02 * step, **how):
+            return lost
+    return []
 
 
 def test_a_station_is_lost_once_it_has_been_reaped_and_its_last_messages_have_been_received() -> None:
     process = Process("a")
     manager, replacements = under_way(process)
-    assert (replacements.advance(0.0), bool(replacements)) == ([], False)
+    assert (look(replacements, 0.5), bool(replacements)) == ([], False)
     manager.wrong["a"] = "hangs"
-    assert (replacements.advance(1.0), bool(replacements), process.ended) == ([], True, False)
-    replacements.note_empty_inbox(1.02)
-    assert (replacements.advance(1.03), process.ended) == ([], False), "its last message may still be on its way"
-    replacements.note_empty_inbox(1.06)
-    assert (replacements.advance(1.07), process.ended) == ([], True)
-    replacements.note_empty_inbox(2.0)
-    assert replacements.advance(2.0) == [], "it has not been reaped"
+    assert (look(replacements, 1.0, empty=False), bool(replacements), process.ended) == ([], True, False)
+    assert (look(replacements, 1.02), process.ended) == ([], True)
+    assert looks(replacements, 1.04, 2.0) == [], "it has not been reaped"
     process.exited = True
-    assert replacements.advance(2.1) == []
-    replacements.note_empty_inbox(2.2)
-    assert replacements.advance(2.2) == [(process, "hangs")]
+    assert looks(replacements, 2.02, 2.26) == [], "its last message may still be on its way"
+    assert look(replacements, 2.28) == [(process, "hangs")]
     assert not replacements
+
+
+def test_what_comes_from_another_host_may_take_some_retransmissions() -> None:
+    process = Process("a")
+    manager, replacements = under_way(process)
+    manager.far.add("a")
+    process.exited = True
+    assert looks(replacements, 1.0, 2.48) == []
+    assert look(replacements, 2.52) == [(process, "ended")]
+
+
+def test_a_silent_station_may_speak_for_one_heartbeat_more() -> None:
+    """Main and it may have been stopped together just before."""
+    process = Process("a")
+    manager, replacements = under_way(process)
+    manager.wrong["a"] = "sent no heartbeat"
+    manager.silent.add("a")
+    assert (looks(replacements, 1.0, 1.48), process.ended) == ([], False)
+    assert (look(replacements, 1.52), process.ended) == ([], True)
 
 
 def test_a_suspect_that_is_heard_of_is_left_alone() -> None:
@@ -78,30 +148,74 @@ def test_a_suspect_that_is_heard_of_is_left_alone() -> None:
     process = Process("a")
     manager, replacements = under_way(process)
     manager.wrong["a"] = "sent no heartbeat"
-    assert replacements.advance(1.0) == []
+    assert look(replacements, 1.0, empty=False) == []
     del manager.wrong["a"]
-    replacements.note_empty_inbox(1.1)
-    assert replacements.advance(1.1) == []
+    assert looks(replacements, 1.02, 1.3) == []
     assert not process.ended
     assert not replacements
 
 
-def test_others_that_talk_on_delay_a_replacement_by_half_a_second_at_most() -> None:
+def test_nobody_is_given_up_before_the_inbox_was_empty() -> None:
     process = Process("a")
-    _, replacements = under_way(process)
-    process.exited = True
-    assert replacements.advance(1.0) == []
-    assert replacements.advance(1.4) == []
-    assert replacements.advance(1.5) == [(process, "ended")]
+    manager, replacements = under_way(process)
+    manager.wrong["a"] = "sent no heartbeat"
+    assert looks(replacements, 1.0, 20.0, empty=False) == []
+    assert not process.ended
+    assert (look(replacements, 20.02), process.ended) == ([], True)
+
+
+def test_time_in_which_main_did_not_listen_is_nobodys_silence() -> None:
+    """heartbeat_s is 4; main is held for 100 s, and then for 0.6 s after each look, with heartbeats unread."""
+    manager = RealGroup()
+    replacements: Any = Replacements(manager, 0.0)  # type: ignore[arg-type]
+    assert look(replacements, 100.0) == []
+    assert not replacements, "of 100 s one counts"
+    for step in range(1, 20):
+        assert look(replacements, 100.0 + 0.6 * step, empty=False) == []
+        assert not manager.ranks.ended
+    assert replacements, "it is suspected, but its heartbeats may have come"
+    replacements.listen(112.0)
+    manager.hear(112.0)
+    assert looks(replacements, 112.0, 115.98) == []
+    assert not replacements
+    assert look(replacements, 116.02) == []
+    assert replacements, "and silence while it listens does"
+    assert looks(replacements, 116.04, 116.5) == []
+    assert not manager.ranks.ended
+    assert looks(replacements, 116.52, 116.56) == []
+    assert manager.ranks.ended
+
+
+def test_a_pause_of_all_processes_loses_nobody() -> None:
+    """Main runs first afterwards and finds its inbox empty; the stations speak seconds later."""
+    manager = RealGroup()
+    replacements: Any = Replacements(manager, 0.0)  # type: ignore[arg-type]
+    assert looks(replacements, 0.02, 0.5) == []
+    assert looks(replacements, 60.0, 62.4) == []
+    assert not replacements
+    replacements.listen(62.42)
+    manager.hear(62.42)
+    assert looks(replacements, 62.44, 66.4) == []
+    assert not replacements
+
+
+def test_what_main_was_too_late_for_counts_for_no_call_and_no_start() -> None:
+    monitor = LivenessMonitor(began=0.0)
+    monitor.note_pause(50.0)
+    assert monitor.deadline(LIMITS) == 50.0 + LIMITS.start_s
+    monitor.present = True
+    monitor.note_heartbeat(100.0, "update", 98.0)
+    monitor.note_pause(30.0)
+    assert monitor.complaint(131.9, LIMITS) == ""
+    assert monitor.complaint(132.0, LIMITS).startswith("has been in one update for 100.0 s")
 
 
 def test_a_process_that_never_ends_halts_the_run_in_time() -> None:
     manager, replacements = under_way(Process("a"))
     manager.wrong["a"] = "hangs"
-    for now in (0.0, 0.5, 5.0, 10.4):
-        assert replacements.advance(now) == []
-    with pytest.raises(RunHalted, match="a: its process 1 has not ended 10 s after SIGKILL"):
-        replacements.advance(10.5)
+    assert looks(replacements, 0.0, 29.9) == []
+    with pytest.raises(RunHalted, match="a: its process 1 has not ended 30 s after SIGKILL"):
+        looks(replacements, 29.92, 30.4)
 
 
 class Reluctant:
@@ -167,6 +281,48 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
                 event = hosting.receive(1.0)
             assert event == TrainerJoined("a", 1, 0)
     assert not children()
+
+
+def test_what_a_station_said_before_it_ended_is_heard_however_slowly_main_reads(tmp_path: Path) -> None:
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    limits = config().supervision
+    stations = [(ScriptedFactory("a"), Resources())]
+    with closing_folder(layout) as folder:
+        hosting = LocalHosting(stations, layout, folder.folder, WeightsLayout.of({}), limits, tmp_path)
+        with closing(hosting):
+            hosting.start()
+            for version in (*range(30), RAISES):
+                hosting.send("a", PublishWeights("a", version))
+            process = psutil.Process(hosting.processes()["a"])
+            while process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+            heard: list[Any] = []
+            while not heard or not isinstance(heard[-1], StationLost):
+                heard.append(hosting.receive(1.0))
+                time.sleep(0.03)
+    assert [event.version for event in heard[:-1]] == list(range(30))
+
+
+def test_a_main_that_others_keep_busy_replaces_all_the_same(tmp_path: Path) -> None:
+    """Something is always in its inbox: 50 messages of b are on their way, and each takes main 5 ms."""
+    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+    stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
+    with closing_folder(layout) as folder:
+        hosting = LocalHosting(stations, layout, folder.folder, WeightsLayout.of({}), config().supervision, tmp_path)
+        with closing(hosting):
+            hosting.start()
+            for version in range(50):
+                hosting.send("b", PublishWeights("b", version))
+            psutil.Process(hosting.processes()["a"]).kill()
+            for _ in range(2000):
+                event = hosting.receive(1.0)
+                if isinstance(event, StationLost):
+                    break
+                assert isinstance(event, Published)
+                hosting.send("b", PublishWeights("b", event.version))
+                time.sleep(0.005)
+            assert isinstance(event, StationLost)
+            assert event.station == "a"
 
 
 class closing_folder:  # noqa: N801 - used like `contextlib.closing`

@@ -104,7 +104,7 @@ class LocalHosting:
             hosts=hosts,
             joining=joining,
         )
-        self._replacements = Replacements(self._manager)
+        self._replacements = Replacements(self._manager, time.monotonic())
         self._known: dict[str, int] = {}
         self._events: deque[Event] = deque()
         self._reports: list[Report] = []
@@ -178,17 +178,26 @@ class LocalHosting:
         return event
 
     def _wait(self, seconds: float) -> bool:
-        """Receive what has come, or wait for it; look after the stations now and then. True if something came."""
-        look_s = _STEP_S if self._replacements else _LOOK_S
+        """Receive what has come, or wait for it; look after the stations now and then. True if something came.
+
+        While a station is being replaced, all that has come is received at once, so that its last word is known.
+        """
+        replacing = bool(self._replacements)
+        look_s = _STEP_S if replacing else _LOOK_S
         content = self._inbox.receive(min(seconds, look_s))
-        if content is not None:
-            self._receive_frame(content)
         now = time.monotonic()
+        self._replacements.listen(now)
+        heard = content is not None
+        while content is not None:
+            self._receive_frame(content)
+            if not replacing or time.monotonic() >= now + _LOOK_S:
+                break
+            content = self._inbox.receive()
         if content is None:
             self._replacements.note_empty_inbox(now)
         if now >= self._looked + look_s:
             self._look_after(now)
-        return content is not None
+        return heard
 
     def _receive_frame(self, content: bytes) -> None:
         """Decode a frame; drop messages that are not from a present station, or cannot be true."""

@@ -27,7 +27,7 @@ from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, segment_sizes
 from polyrhythm.runtime.hosts.server import DataServer
-from polyrhythm.runtime.hosts.watch import MainWatch
+from polyrhythm.runtime.hosts.watch import HostWatch
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment, shared_root
@@ -84,13 +84,13 @@ def serve(spec: AgentSpec) -> None:
             return
         _say(found)
         while server is not None and os.getppid() == spec.parent:
-            if watch is not None and watch.silent:
+            if watch is not None and watch.is_silent_for(spec.silence_s):
                 log.error("main's host cannot be reached: this host is lost to the run")
                 return
             server.serve(_LOOK_S)
 
 
-def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, MainWatch | None]:
+def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, HostWatch | None]:
     if not spec.folder and (shared := find_shared(spec.known, shared_root())):
         host, folder = shared
         return Found(host.host, str(folder), host.token), None, None
@@ -111,7 +111,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, 
     watch = None
     if spec.main:
         client = DataClient(q.MAIN, partial(sockets.asking, spec.main, q.HEAD_BYTES))
-        watch = MainWatch(client, spec.silence_s)
+        watch = HostWatch(client)
         stack.callback(watch.close)
     return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published, folder), watch
 

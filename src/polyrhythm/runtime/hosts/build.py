@@ -17,14 +17,15 @@ from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import Found
 from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.clocks import HostClocks, ask_clock
-from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs
+from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
 from polyrhythm.runtime.hosts.identity import write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.hosts.opening import Connect, HostOpener, in_rounds
 from polyrhythm.runtime.hosts.payloads import HostedPayloads
-from polyrhythm.runtime.hosts.questions import MAIN, HostView
+from polyrhythm.runtime.hosts.questions import ANSWER_S, MAIN, HostView
 from polyrhythm.runtime.hosts.survey import Cluster, Place, Survey
+from polyrhythm.runtime.hosts.watch import HostWatch
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -36,10 +37,6 @@ from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
-
-#: A process that cannot reach main's host ends after so many times `heartbeat_s`, or so many seconds if that is more:
-#: main has given it up by then.
-_SILENCES, _SILENCE_S = 2.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +86,11 @@ def open_hosts(
         agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
-        silence_s = max(_SILENCE_S, _SILENCES * limits.heartbeat_s)
         sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
         agents.callback(sockets.close)
-        opener = HostOpener(layout, weights, keys, silence_s)
-        directory = _find_hosts(opener, folder, places, names, agents, partial(_client, sockets))
+        opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s))
+        connect = partial(_client, sockets)
+        directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
         clocks = HostClocks(directory.lost)
         hosting = LocalHosting(
             stations,
@@ -121,10 +118,13 @@ def open_hosts(
             memory.note_host(host, endpoint)
             clocks.add(host, ask_clock(sockets, host, endpoint))
 
-        directory.clients, directory.on_host = memory.clients, note_host
+        directory.on_host = note_host
         for host in memory.clients:
             clocks.add(host, ask_clock(sockets, host, own.servers[host]))
         clocks.start()
+        answer_s = min(ANSWER_S, limits.heartbeat_s / 2)
+        directory.watch_hosts(lambda host, endpoint: HostWatch(memory.client(host, endpoint, answer_s)))
+        agents.callback(directory.close)
         undo.pop_all()
     return HostedStations(folder, directory, hosting, memory, agents)
 
@@ -153,8 +153,10 @@ def _find_hosts(
     names: Sequence[str],
     agents: ExitStack,
     connect: Connect,
+    heartbeat_s: float,
 ) -> HostDirectory:
-    """The hosts of main and of all nodes, the trainer's first: the others are told where weights are published."""
+    """The hosts of main and of all nodes, the trainer's first: the others are told where weights are published.
+    heartbeat_s: of silence make one lost."""
     own = LocalNode("main", places.address)
     agents.callback(own.close)
     hosts.open_main(own, folder.folder, write_identity(folder.folder))
@@ -180,7 +182,16 @@ def _find_hosts(
     if places.cluster is not None:
         survey = Survey(places.cluster, hosts.open)
         agents.callback(survey.close)
-    directory = HostDirectory(at, places.slots, hosts.servers, hosts.publishers, survey, places.needs, hosts.silence_s)
+    directory = HostDirectory(
+        at,
+        places.slots,
+        hosts.servers,
+        hosts.publishers,
+        survey,
+        places.needs,
+        heartbeat_s,
+        own=Place(own, MAIN, str(folder.folder)),
+    )
     hosts.lost = directory.lost
     if survey is not None:
         survey.usable = frozenset(found)

@@ -8,10 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.questions import ANSWER_S
 from polyrhythm.runtime.transport.exchange import AskingEnd
-
-#: Seconds that an answer may take: an answer is read from memory, so the rest is the link's.
-ANSWER_S = 5.0
 
 
 class HostSilent(ConnectionError, LookupError):

@@ -1,9 +1,9 @@
 """Which hosts a run has, which of them are lost, and on which node each station works.
 
-A host is lost when its agent does not answer, or when a process there could not be ended: then nobody can read what it
-holds, or somebody may still write to it. That is asked when a station is replaced, because a lost host takes stations
-with it, or makes those fail that fetch from it. The host of the trainer or of main cannot be lost: the run ends, and is
-resumed.
+A host is lost when its agent answers nothing for `heartbeat_s`, several questions, and none of its stations is heard
+either; one alone may be slow. An agent that has ended, or answers nothing for three times as long, makes it lost though
+its stations are heard: nobody can read what it holds. So does a process there that could not be ended: it may still
+write. The host of the trainer or of main cannot be lost: the run ends, and is resumed.
 
     sought     the station has ended, hosts are being asked
     placed     it may start: where it was, or on a node that has room for it
@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import DataClient
-from polyrhythm.runtime.hosts.probes import HostProbes
 from polyrhythm.runtime.hosts.survey import Place, Sight, Survey
+from polyrhythm.runtime.hosts.watch import HostWatch
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 
@@ -33,6 +32,11 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a crowded station stays where it is: a move costs the work that it has under way.
 _STAYS_S = 15.0
+#: Times `heartbeat_s` for which an agent may be silent whose host is heard.
+_ALONE = 3.0
+#: A process that cannot reach main's host ends after so many times `heartbeat_s`, or so many seconds if that is more:
+#: main has given it up by then.
+_SILENCES, _SILENCE_S = 2.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,16 @@ class Needs:
 NO_NEEDS = Needs()
 
 
+def silence_limit(heartbeat_s: float) -> float:
+    """Seconds after which a process ends itself that cannot reach main's host."""
+    return max(_SILENCE_S, _SILENCES * heartbeat_s)
+
+
 class HostDirectory:
     """places: of each station; slots: of each simulator; servers: of all hosts; publishers: hosts where weights are
-    published. survey: of the cluster's nodes, None where they are fixed; needs: of the stations there. clients: by
-    which main asks whether hosts answer; on_host: called for each host that came; both set before `advance`."""
+    published. survey: of the cluster's nodes, None where they are fixed; needs: of the stations there; heartbeat_s:
+    seconds of silence that make a host lost; own: main's. on_host: called for each host that came, set before
+    `advance`."""
 
     def __init__(
         self,
@@ -60,26 +70,38 @@ class HostDirectory:
         publishers: tuple[str, ...],
         survey: Survey | None = None,
         needs: Needs = NO_NEEDS,
-        silence_s: float = float("inf"),
+        heartbeat_s: float = 20.0,
+        own: Place | None = None,
     ) -> None:
         self._places, self._slots, self._publishers = dict(places), slots, publishers
-        self._servers, self._silence_s = dict(servers), silence_s
+        self._servers, self._heartbeat_s = dict(servers), heartbeat_s
+        self._own = own
         self._nodes = {place.node.name: place for place in places.values()}
         self._survey, self._needs = survey, needs
         self.lost: set[str] = set()
         self.on_host: Callable[[str, str], None] = lambda _host, _endpoint: None
-        self._sought: dict[str, set[str]] = {}
+        self._sought: dict[str, float] = {}  # since when
         self._waiting: list[str] = []
         self._crowded: dict[str, float] = {}  # since when
-        self.clients = {}
+        self._open_watch: Callable[[str, str], HostWatch] | None = None
+        self._watches: dict[str, HostWatch] = {}
+        self._stopped: list[HostWatch] = []
 
-    @property
-    def clients(self) -> Mapping[str, DataClient]:
-        return self._clients
+    def watch_hosts(self, open_watch: Callable[[str, str], HostWatch]) -> None:
+        """Ask all hosts but main's, those that come included, until `close`. open_watch: begins to ask one, by its name
+        and the endpoint of its server."""
+        self._open_watch = open_watch
+        for host, endpoint in self._servers.items():
+            if host != q.MAIN:
+                self._watches[host] = open_watch(host, endpoint)
 
-    @clients.setter
-    def clients(self, clients: Mapping[str, DataClient]) -> None:
-        self._clients, self._probes = clients, HostProbes(clients)
+    def close(self) -> None:
+        """Ask no host any more."""
+        watches = [*self._watches.values(), *self._stopped]
+        for watch in watches:
+            watch.stop()
+        for watch in watches:
+            watch.close()
 
     def host_of(self, station: str) -> str:
         return self._places[station].host
@@ -87,14 +109,14 @@ class HostDirectory:
     def view(self, station: str) -> q.HostView:
         """What a process of the station that starts now knows of the hosts."""
         place = self._places[station]
-        return self.view_from(q.HostView(place.host, place.folder, place.node.address))
+        own = q.HostView(place.host, place.folder, place.node.address, answer_s=self._heartbeat_s)
+        return self.view_from(own)
 
     def view_from(self, own: q.HostView) -> q.HostView:
         """`own` with what all hosts hold now."""
         slots = {slot: self._places[name].host for name, its in self._slots.items() for slot in its}
-        return replace(
-            own, servers=dict(self._servers), slots=slots, publishers=self._publishers, silence_s=self._silence_s
-        )
+        silence_s = silence_limit(self._heartbeat_s)
+        return replace(own, servers=dict(self._servers), slots=slots, publishers=self._publishers, silence_s=silence_s)
 
     def spawn(self, spec: ChildSpec, file: IO[bytes]) -> Handle:
         """Start a station's process on its node."""
@@ -107,23 +129,21 @@ class HostDirectory:
         """The stations that no node has room for."""
         return self._waiting
 
-    def suspect(self) -> None:
-        """A station is being ended: ask all hosts."""
-        self._probes.begin(set(self._servers) & set(self._clients))
+    def seek(self, station: str, now: float) -> None:
+        """A station has ended; `advance` says when it may start again: once all hosts have answered that are not lost,
+        because a lost host takes stations with it, or makes those fail that fetch from it."""
+        self._sought[station] = now
+        for watch in self._watches.values():
+            watch.ask()
 
-    def seek(self, station: str) -> None:
-        """A station has ended; `advance` says when it may start again."""
-        self.suspect()
-        hosts = set(self._servers) & set(self._clients)
-        self._sought[station] = hosts & self._probes.asked
-
-    def advance(self, now: float) -> q.Changes:
-        """Take note of nodes that came and hosts that are lost, and find places. RunHalted: the trainer's host is
-        lost."""
+    def advance(self, now: float, heard: Collection[str]) -> q.Changes:
+        """Take note of nodes that came and hosts that are lost, and find places. heard: the stations whose heartbeats
+        come. RunHalted: the trainer's host is lost, or main's."""
         hosts = self._take_new()
-        leaving = self._lose(self._probes.take_silent())
-        answered = [station for station, asked in self._sought.items() if not asked & self._probes.asked]
-        for station in answered:
+        leaving = self._lose({self._places[station].host for station in heard})
+        answered = min((watch.answered for watch in self._watches.values()), default=now)
+        known = max(answered, now - self._heartbeat_s)
+        for station in [name for name, since in self._sought.items() if since <= known]:
             del self._sought[station]
             self._waiting.append(station)
         placed = [station for station in list(self._waiting) if self._place(station, now)]
@@ -141,6 +161,8 @@ class HostDirectory:
             if endpoint:
                 self._servers[place.host] = endpoint
                 self.on_host(place.host, endpoint)
+                if self._open_watch is not None:
+                    self._watches[place.host] = self._open_watch(place.host, endpoint)
                 hosts.append((place.host, endpoint))
             log.warning("%s has come: host %s", place.node.name, place.host)
         usable = {name for name, place in self._nodes.items() if place.host not in self.lost}
@@ -148,27 +170,42 @@ class HostDirectory:
             self._survey.usable = frozenset(usable)
         return hosts
 
-    def _lose(self, silent: Sequence[str]) -> dict[str, str]:
-        """Note which hosts are lost; the stations that have to leave them, with the reason."""
-        why = dict.fromkeys(silent, "does not answer")
-        for place in self._nodes.values():
-            if place.node.abandoned and place.host not in self._publishers:
-                why.setdefault(place.host, "has a process that cannot be ended")
-        found = {host: reason for host, reason in why.items() if host in self._servers and host in self._clients}
+    def _lose(self, heard: Collection[str]) -> dict[str, str]:
+        """Note which hosts are lost; the stations that have to leave them, with the reason. heard: hosts of which a
+        station is."""
+        found = {host: reason for host, reason in self._find_lost(heard).items() if host in self._servers}
         for host, reason in found.items():
-            log.error("host %s %s: it is lost, and with it what it holds", host, reason)
+            log.error("host %s is lost, and with it what it holds: %s", host, reason)
             self.lost.add(host)
             del self._servers[host]
             if host in self._publishers:
+                without = "" if host == q.MAIN else ", without its nodes"
                 raise RunHalted(
-                    f"host {host} is lost, and the trainer with it; start again with resume, without its nodes"
+                    f"host {host} is lost ({reason}), and the run needs it; start again with resume{without}"
                 )
+            if (watch := self._watches.pop(host, None)) is not None:
+                watch.stop()
+                self._stopped.append(watch)
             for name in [name for name, place in self._nodes.items() if place.host == host]:
+                self._nodes[name].node.give_up()
                 if self._survey is not None:
                     self._survey.withdraw(name)
         gone = {name: place.host for name, place in self._places.items() if place.host in found}
         absent = {*self._sought, *self._waiting}
         return {name: f"is on host {host}, which is lost" for name, host in gone.items() if name not in absent}
+
+    def _find_lost(self, heard: Collection[str]) -> dict[str, str]:
+        """The hosts that are lost, with the reason."""
+        found = {}
+        for place in [*self._nodes.values(), *([self._own] if self._own is not None else [])]:
+            if place.node.agent_failure:
+                found[place.host] = place.node.agent_failure
+            elif place.node.abandoned:
+                found[place.host] = "a process there cannot be ended"
+        for host, watch in self._watches.items():
+            if watch.is_silent_for(self._heartbeat_s * (_ALONE if host in heard else 1.0)):
+                found[host] = "it does not answer"
+        return found
 
     def _place(self, station: str, now: float) -> bool:
         """Find a place for a station that waits; whether there is one."""

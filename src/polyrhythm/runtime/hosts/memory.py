@@ -56,19 +56,19 @@ class HostMemory:
         self._sockets = sockets
         for host, endpoint in view.servers.items() if view is not None else ():
             if view is not None and host != view.own:
-                self.clients[host] = self.client(host, endpoint)
+                self.clients[host] = self.client(host, endpoint, view.answer_s)
 
-    def client(self, host: str, endpoint: str) -> DataClient:
-        """A connection to the server of another host."""
+    def client(self, host: str, endpoint: str, answer_s: float = q.ANSWER_S) -> DataClient:
+        """A connection to the server of another host. answer_s: that an answer may take."""
         largest = max(q.PART_BYTES, largest_answer(self._layout)) + q.HEAD_BYTES
-        return DataClient(host, partial(self._sockets.asking, endpoint, largest))
+        return DataClient(host, partial(self._sockets.asking, endpoint, largest), answer_s)
 
     def note_host(self, host: str, endpoint: str) -> None:
         """The run has another host. UnfitMessage: there can be none of this name, or not there."""
         view = self._view
         if view is None or host == view.own or host in self.clients or not self._sockets.could_be(endpoint):
             raise UnfitMessage("impossible", f"no other host of this run is {host!r} at {endpoint!r}")
-        self.clients[host] = self.client(host, endpoint)
+        self.clients[host] = self.client(host, endpoint, view.answer_s)
 
     def arena(self) -> Arena:
         """The arena of this host, which fetches what lies on others."""

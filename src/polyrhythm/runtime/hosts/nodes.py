@@ -38,6 +38,11 @@ class Node(Protocol):
         ...
 
     @property
+    def agent_failure(self) -> str:
+        """How the host's agent there has ended, as far as this is known; "" while it serves."""
+        ...
+
+    @property
     def leaves(self) -> bool:
         """Whether it is one of a cluster that says which nodes are there."""
         ...
@@ -49,6 +54,10 @@ class Node(Protocol):
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
         """Start a station's process there."""
+        ...
+
+    def give_up(self) -> None:
+        """The host there is lost: processes that are to end there are not waited for."""
         ...
 
     def close(self) -> None:
@@ -70,6 +79,7 @@ class AgentProcess:
                 words, stdin=content, stdout=subprocess.PIPE, env=own, start_new_session=True
             )
         self._until = time.monotonic() + FOUND_S
+        self._serves = False
 
     def found(self) -> Found:
         """Wait for what it finds; asked once. StartError: nothing, and it has ended."""
@@ -89,7 +99,14 @@ class AgentProcess:
         found = msgspec.json.decode(line, type=Found)
         if found.error:
             raise StartError(found.error)
+        self._serves = bool(found.endpoint)
         return found
+
+    @property
+    def failure(self) -> str:
+        """How it has ended; "" while it serves, or if it had nothing to serve."""
+        status = self._process.poll()
+        return "" if status is None or not self._serves else f"its agent has ended with status {status}"
 
     def close(self) -> None:
         """End it; its folder goes with it. A second call does nothing."""
@@ -124,8 +141,14 @@ class LocalNode:
         self._agent = AgentProcess(spec, self._prefix, self._environment)
         return self._agent.found
 
+    @property
+    def agent_failure(self) -> str:
+        return self._agent.failure if self._agent is not None else ""
+
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
         return start_child(spec, log, self._prefix, self._environment)
+
+    def give_up(self) -> None: ...
 
     def close(self) -> None:
         if self._agent is not None:

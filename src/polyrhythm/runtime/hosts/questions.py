@@ -9,7 +9,7 @@ No code is executed by receiving one (no pickle).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -17,13 +17,18 @@ import msgspec
 
 from polyrhythm.runtime.hosts.identity import Known
 
+#: Seconds that an answer may take where nobody says otherwise: it is read from memory, so the rest is the link's.
+#: No host is lost by one that does not come (`runtime.hosts.directory`).
+ANSWER_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class HostView:
     """What a process knows of the hosts of its run. own: its host; folder: the run's there, in shared memory; address:
     where its inbox is bound. servers: endpoint of each host's server; slots: the host of each slot. publishers: hosts
     whose memory weights are published in, the trainer's first. silence_s: a process that cannot reach main's host for
-    so long has been given up, and ends itself."""
+    so long has been given up, and ends itself. answer_s: that an answer of another host may take; the link may be cut
+    for a while."""
 
     own: str
     folder: str
@@ -32,6 +37,7 @@ class HostView:
     slots: Mapping[str, str] = field(default_factory=dict)
     publishers: tuple[str, ...] = ()
     silence_s: float = math.inf
+    answer_s: float = ANSWER_S
 
 
 #: The name of main's host.
@@ -63,16 +69,12 @@ class Hosts(Protocol):
         """The stations that no node has room for."""
         ...
 
-    def suspect(self) -> None:
-        """A station is being ended: its host may be lost."""
-        ...
-
-    def seek(self, station: str) -> None:
+    def seek(self, station: str, now: float) -> None:
         """A station has ended; `advance` says when it may start again."""
         ...
 
-    def advance(self, now: float) -> Changes:
-        """What has happened since the last call."""
+    def advance(self, now: float, heard: Collection[str]) -> Changes:
+        """What has happened since the last call. heard: the stations whose heartbeats come."""
         ...
 
 

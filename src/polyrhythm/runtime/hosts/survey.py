@@ -77,24 +77,29 @@ class Survey:
 
     def _run(self) -> None:
         """Consumes: the cluster's word on its nodes. Waits for: time. Unblocked by: `look_s`, or `close`. Produces:
-        `sight`, and places on new nodes."""
+        `sight`, and places on new nodes. A look that fails, whatever the reason, is logged; the next one follows."""
         while not self._over.wait(self._look_s):
             try:
-                nodes, self.sight = self._cluster.look()
+                self._look()
             except OSError as error:
                 log.warning("the cluster does not say which nodes it has: %s", error)
-                continue
-            for name, node in nodes.items():
-                if name in self.usable:
-                    self._offered.pop(name, None)
-                elif name not in self._offered and not self._over.is_set():
-                    self._try(node)
+            except Exception:
+                log.exception("a look at the cluster failed; nodes that come are not used while this lasts")
+
+    def _look(self) -> None:
+        nodes, self.sight = self._cluster.look()
+        for name, node in nodes.items():
+            if name in self.usable:
+                self._offered.pop(name, None)
+            elif name not in self._offered and not self._over.is_set():
+                self._try(node)
 
     def _try(self, node: Node) -> None:
         """Open the node's host, unless that failed just now."""
         now = time.monotonic()
         if now < self._tried.get(node.name, -_AGAIN_S) + _AGAIN_S:
             return
+        self._tried[node.name] = now
         try:
             node.close()  # the agent of a host that is lost
             found = self._open_host(node)
@@ -102,6 +107,7 @@ class Survey:
             log.warning("%s is there, but cannot be used: %s; it is tried again", node.name, error)
             self._tried[node.name] = time.monotonic()
             return
+        del self._tried[node.name]
         self._opened.append(node)
         self._offered[node.name] = found.host
         self._found.put((Place(node, found.host, found.folder), found.endpoint))

@@ -23,7 +23,7 @@ from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
 from polyrhythm.runtime.hosts.memory import HostMemory
 from polyrhythm.runtime.hosts.questions import MAIN, HostView
-from polyrhythm.runtime.hosts.watch import MainWatch
+from polyrhythm.runtime.hosts.watch import HostWatch
 from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -83,10 +83,10 @@ class StationProcess:
         )
         self._memory = HostMemory(spec.layout, spec.weights, Path(spec.folder), spec.host, self._sockets)
         self._outgoing = Outgoing(self._sockets, spec.main)
-        self._watch: MainWatch | None = None
+        self._watch: HostWatch | None = None
         if spec.host is not None and spec.host.own != MAIN and MAIN in spec.host.servers:
             client = self._memory.client(MAIN, spec.host.servers[MAIN])
-            self._watch = MainWatch(client, spec.host.silence_s)
+            self._watch = HostWatch(client)
         self._news, self._telling = threading.Event(), threading.Lock()
         self._parts: list[StationThread] = []
         self._reading: InboxThread | None = None
@@ -168,7 +168,7 @@ class StationProcess:
         while not all(part.over.is_set() for part in self._parts):
             if self._failed() is not None or os.getppid() != self._spec.parent:
                 break
-            if self._watch is not None and self._watch.silent:
+            if self._cannot_reach_main():
                 log.error("%s ends: it cannot reach the run's main host, so it has been given up", self._name())
                 break
             if not announced and all(part.ready.is_set() and part.error is None for part in self._parts):
@@ -178,6 +178,11 @@ class StationProcess:
             self._news.wait(_BEAT_S)
             self._news.clear()
         return self._leave(self._failed())
+
+    def _cannot_reach_main(self) -> bool:
+        """Whether this is another host, and main's has been silent for so long that this process was given up."""
+        watch, host = self._watch, self._spec.host
+        return watch is not None and host is not None and watch.is_silent_for(host.silence_s)
 
     def _failed(self) -> BaseException | None:
         """What ended a part or the reading of the inbox, if anything did."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pack
-from polyrhythm.runtime.hosts.questions import MOVES, Hosts
+from polyrhythm.runtime.hosts.questions import MAIN, MOVES, Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Joined, process_address
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -102,9 +102,6 @@ class ProcessManager:
                 f"{name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) or room "
                 f"in {self._logs}, then start again with resume"
             ) from error
-        if self._hosts is not None and (before := self.groups.get(name)) is not None:
-            ends = tuple((process.endpoint, len(process.addresses)) for process in before if process.endpoint)
-            self._earlier[name, before.incarnation] = ends
         self.groups[name] = group  # whole: other threads ask which processes there are
 
     def _log_host(self, spec: ChildSpec) -> str:
@@ -211,11 +208,22 @@ class ProcessManager:
         """What is wrong with it, in words; "" if nothing is."""
         return group.complaint(now, self._limits)
 
+    def is_silent(self, group: RankGroup, now: float) -> bool:
+        """Whether it is suspected for want of heartbeats alone."""
+        return group.is_silent(now, self._limits)
+
+    def is_far(self, group: RankGroup) -> bool:
+        """Whether what it says comes from another host."""
+        return self._hosts is not None and self._hosts.host_of(group.station) != MAIN
+
+    def note_pause(self, seconds: float) -> None:
+        """Main did not listen for so long."""
+        for group in self.groups.values():
+            group.note_pause(seconds)
+
     def dismiss(self, group: RankGroup) -> None:
         """Kill it and close all lines to it, without waiting: once it has exited it writes nowhere."""
         group.kill()
-        if self._hosts is not None:
-            self._hosts.suspect()
         if isinstance(group.joined, records.SimulatorJoined):
             self._tell_generators(wire.Connect(group.first.address, ""))
 
@@ -236,12 +244,15 @@ class ProcessManager:
         return f"starting it again (failure {self._failures.total})"
 
     def start_next(self, group: RankGroup, now: float) -> None:
-        """Start the next incarnation of a station that was dismissed, or look for a place for it."""
+        """Start the next incarnation of a station that is lost, or look for a place for it; nothing that it says from
+        now on is accepted."""
         if self._hosts is None:
             self._succeed(group, now)
         else:
+            ends = tuple((process.endpoint, len(process.addresses)) for process in group if process.endpoint)
+            self._earlier[group.station, group.incarnation] = ends
             self._seeking.add(group.station)
-            self._hosts.seek(group.station)
+            self._hosts.seek(group.station, now)
 
     def _succeed(self, group: RankGroup, now: float) -> None:
         self._past[group.station].update(group.statistics())
@@ -252,7 +263,9 @@ class ProcessManager:
         RunHalted: the trainer's host is lost."""
         if self._hosts is None:
             return
-        hosts, leaving, placed = self._hosts.advance(now)
+        since = now - self._limits.heartbeat_s
+        heard = {name for name, group in self.groups.items() if name not in self._seeking and group.was_heard(since)}
+        hosts, leaving, placed = self._hosts.advance(now, heard)
         for host, endpoint in hosts:
             for process in self.processes.values():
                 if process.reachable:
@@ -300,15 +313,13 @@ class ProcessManager:
     # ------------------------------------------------------------ messages to and from stations
 
     def check_sender(self, station: str, incarnation: int) -> None:
-        """UnfitMessage unless this is the present incarnation of a station."""
+        """UnfitMessage unless this is the present incarnation of a station, and that is not lost."""
         group = self.groups.get(station)
         if group is None or incarnation > group.incarnation:
             raise UnfitMessage("unknown_station", f"it is signed by {station!r}, incarnation {incarnation}")
-        if incarnation < group.incarnation:
+        if incarnation < group.incarnation or station in self._seeking:
             self._dismiss_again(station, incarnation)
-            raise UnfitMessage(
-                "earlier_incarnation", f"{station} sent it in incarnation {incarnation}, {group.incarnation} is here"
-            )
+            raise UnfitMessage("earlier_incarnation", f"{station} sent it in incarnation {incarnation}, which is lost")
 
     def _dismiss_again(self, station: str, incarnation: int) -> None:
         """Tell one that was given up on a node out of reach, and that speaks again, to leave."""

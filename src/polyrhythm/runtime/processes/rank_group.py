@@ -68,6 +68,11 @@ class RankGroup:
         return all(process.exited for process in self.processes)
 
     @property
+    def any_exited(self) -> bool:
+        """A rank has been reaped."""
+        return any(process.exited for process in self.processes)
+
+    @property
     def alive(self) -> list[int]:
         """The ids of its processes that have not been reaped."""
         return [process.pid for process in self.processes if not process.exited]
@@ -101,6 +106,20 @@ class RankGroup:
         return bool(self.leaves) or any(
             p.exited or p.refusal or now >= p.monitor.deadline(limits) for p in self.processes
         )
+
+    def is_silent(self, now: float, limits: SupervisionLimits) -> bool:
+        """Whether heartbeats of a rank are missing, and that is all that may be wrong."""
+        told = self.leaves or any(p.exited or p.refusal for p in self.processes)
+        return not told and any(p.monitor.is_silent(now, limits) for p in self.processes)
+
+    def was_heard(self, since: float) -> bool:
+        """Whether a heartbeat of a rank has come since then."""
+        return any(process.monitor.last_heartbeat >= since for process in self.processes)
+
+    def note_pause(self, seconds: float) -> None:
+        """Main did not listen for so long."""
+        for process in self.processes:
+            process.monitor.note_pause(seconds)
 
     def complaint(self, now: float, limits: SupervisionLimits) -> str:
         """The reason for replacing it, in words; "" if nothing is wrong with any rank."""

@@ -2,7 +2,7 @@
 
 The end of a process is seen by its parent at once; these rules find stations that hang. A station that is stopped, or
 that hangs without letting other threads run, sends no heartbeat. One that hangs in a call names the call in its
-heartbeats.
+heartbeats. Time in which main did not listen (it was busy, stopped, or its machine was) is nobody's silence.
 """
 
 from __future__ import annotations
@@ -57,16 +57,24 @@ MAX_SAME_WORDS = 5
 @dataclass(slots=True)
 class LivenessMonitor:
     """Heartbeat state of one incarnation. began: when it was started. present: it has announced itself. last_heartbeat:
-    when it came. doing, since: its call under way."""
+    when it came. doing, since: its call under way. paused: seconds in which main did not listen; last_heartbeat and
+    since are later by those that came after them."""
 
     began: float
     present: bool = False
     last_heartbeat: float = field(default=-math.inf)
     doing: str = ""
     since: float = 0.0
+    paused: float = 0.0
 
     def note_heartbeat(self, now: float, doing: str, for_s: float) -> None:
         self.last_heartbeat, self.doing, self.since = now, doing, now - for_s
+
+    def note_pause(self, seconds: float) -> None:
+        """Main did not listen for so long: that counts for no limit."""
+        self.last_heartbeat += seconds
+        self.since += seconds
+        self.paused += seconds
 
     def current_call(self, now: float) -> str:
         """The call under way and its duration, in words; "" between two units of work."""
@@ -86,9 +94,13 @@ class LivenessMonitor:
         if self.awaits:
             return self.last_heartbeat + limits.heartbeat_s
         if not self.present:
-            return self.began + limits.start_s
+            return self.began + self.paused + limits.start_s
         due = self.last_heartbeat + limits.heartbeat_s
         return min(due, self.since + _limit(self.doing, limits)) if self.doing else due
+
+    def is_silent(self, now: float, limits: SupervisionLimits) -> bool:
+        """Whether heartbeats are missing; there need be none before it is ready."""
+        return (self.present or self.awaits) and now >= self.last_heartbeat + limits.heartbeat_s
 
     def complaint(self, now: float, limits: SupervisionLimits) -> str:
         """The reason for giving it up now; "" if there is none."""
@@ -96,7 +108,7 @@ class LivenessMonitor:
             return ""
         if not self.present and not self.awaits:
             return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
-        if now >= self.last_heartbeat + limits.heartbeat_s:
+        if self.is_silent(now, limits):
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
         return f"has been in one {self.doing} for {now - self.since:.1f} s (supervision.{_setting(self.doing)})"
 

@@ -35,7 +35,7 @@ from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor
 from polyrhythm.runtime.ray.room import check_room, describe_wanted
-from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher
+from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
 from polyrhythm.runtime.ray.versions import own_versions, ray_differs
 
 log = logging.getLogger(__name__)
@@ -194,8 +194,8 @@ class Cluster:
             try:
                 content = ray.get(found_ref, timeout=max(0.0, until - time.monotonic()))
             except RayError as error:
-                line = (str(error).strip().splitlines() or ["no reason given"])[-1]
-                raise StartError(f"the host's agent does not start ({type(error).__name__}: {line})") from error
+                said = f"{type(error).__name__}: {last_line(error)}"
+                raise StartError(f"the host's agent does not start ({said})") from error
             found = msgspec.msgpack.decode(content, type=Found)
             if found.error:
                 raise StartError(found.error)
@@ -231,6 +231,7 @@ class RayNode:
         self._found = False  # whether the agent has said what it found
         self._processes: list[ActorProcess] = []  # since the agent was started
         self.leaves = True
+        self.agent_failure = ""  # its actor would know
 
     @property
     def abandoned(self) -> bool:
@@ -255,6 +256,10 @@ class RayNode:
         process = self._cluster.start_station(spec, Path(log.name), self)
         self._processes = [other for other in self._processes if other.abandoned or other.poll() is None] + [process]
         return process
+
+    def give_up(self) -> None:
+        for process in self._processes:
+            process.host_lost = True
 
     def close(self) -> None:
         agent, self._agent = self._agent, None

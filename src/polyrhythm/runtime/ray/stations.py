@@ -20,8 +20,11 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the actors, and between two readings of a log.
 _LOOK_S, _LOG_S = 0.2, 1.0
-#: Seconds that an actor may take to answer, after which its process counts as ended if it was killed.
+#: Seconds that an actor may take to answer.
 ANSWER_S = 5.0
+#: Seconds after which a process counts as ended that was killed and whose actor says nothing, though its host is not
+#: lost: longer than a busy machine keeps an actor waiting, or Ray needs to find that one is gone.
+_ABANDONED_S = 20.0
 #: Most bytes of a log that are brought at a time.
 _LOG_BYTES = 2**20
 #: What a process that went with its actor or node is said to have ended by.
@@ -31,8 +34,8 @@ _NOT_STARTED = 1
 
 
 class ActorProcess:
-    """A station's process in `actor`. file: where its log goes. abandoned: it was to end, and its actor did not answer,
-    so it may still live."""
+    """A station's process in `actor`. file: where its log goes. host_lost: that of its node is. abandoned: it counts as
+    ended, and may still live."""
 
     def __init__(self, actor: Any, file: Path) -> None:
         self.actor = actor
@@ -41,7 +44,7 @@ class ActorProcess:
         self._status: int | None = None
         self._over = threading.Event()
         self._killed_at = float("inf")
-        self.abandoned = False
+        self.abandoned = self.host_lost = False
         self._pid_ref, self._reading = actor.pid.remote(), None
         self._pid = 0
         self.ended = actor.wait.remote()
@@ -77,7 +80,7 @@ class ActorProcess:
         if ray.wait([self.ended], timeout=0)[0]:
             self._finish(self._exit_status())
             return True
-        if now >= self._killed_at + ANSWER_S:
+        if now >= self._killed_at + (0.0 if self.host_lost else _ABANDONED_S):
             log.warning("a node does not answer; the station there counts as ended")
             self.abandoned = True
             self._finish(_WITH_ITS_NODE)
@@ -107,7 +110,7 @@ class ActorProcess:
 
     def _not_started(self, error: RayError) -> int:
         """The status of a process that its actor could not start; why is in the log, as if the process had said it."""
-        self._write(f"{str(error).strip().splitlines()[-1]}\n".encode())
+        self._write(f"{last_line(error)}\n".encode())
         return _NOT_STARTED
 
     def _write(self, content: bytes) -> None:
@@ -139,6 +142,16 @@ class ActorProcess:
         self._status = status
         self._over.set()
 
+    def abandon(self) -> None:
+        """Nothing is heard of it any more: it counts as ended, and may still live."""
+        self.abandoned = True
+        self.end()
+
+
+def last_line(error: BaseException) -> str:
+    """The end of what it says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
 
 def _is_of_node(error: RayError) -> bool:
     """Whether an actor could not be made because its node is gone, or going."""
@@ -162,16 +175,17 @@ class Watcher:
 
     def _run(self) -> None:
         """Consumes: answers of actors. Waits for: the end of one of their processes, or `_LOOK_S`. Unblocked by: these.
-        Produces: exit statuses and logs. Where the cluster itself no longer answers, all processes count as ended."""
+        Produces: exit statuses and logs. Where the cluster itself no longer answers, or looking fails otherwise, all
+        processes are abandoned, so that main knows."""
         while not self._over.is_set():
             try:
                 self._look()
-            except RayError as error:
-                log.error("the Ray cluster does not answer (%s); its stations count as ended", type(error).__name__)
+            except Exception as error:  # main is told, whatever it was
+                log.exception("the Ray cluster does not answer (%s); its stations are abandoned", type(error).__name__)
                 with self._turn:
                     processes, self._processes = self._processes, []
                 for process in processes:
-                    process.end()
+                    process.abandon()
 
     def _look(self) -> None:
         with self._turn:
