@@ -106,6 +106,7 @@ class Model:
             shown = shown[-1:]
         info = {"id": name, "completion_tokens": len(pairs), "output_token_logprobs": shown}
         info |= {"finish_reason": None if reason is None else {"type": reason}, "weight_version": self.version}
+        info |= {"prompt_tokens": 7, "cached_tokens": 3}
         events.put({"text": "", "output_ids": [pair[1] for pair in shown], "meta_info": info})
         if reason is not None:
             events.put(None)

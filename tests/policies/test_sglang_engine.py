@@ -170,6 +170,12 @@ def test_a_server_that_started_anew_gets_the_weights_again() -> None:
             model.version = "default"
         found = run(engine, [request(i) for i in range(6)])
         assert model.said.count("/update_weights_from_disk") == 2
+        model.broken["scale"] = 1.001
+        engine.weights_changed(3)
+        counts = engine.statistics()
+        assert counts["checks"] == 3
+        assert 2e-4 < counts["check_difference"] < 0.1
+        assert counts["prompt_tokens"] * 3 == counts["shared_tokens"] * 7 > 0
     for i, one in found.items():
         assert set(one.versions) == {3}
         np.testing.assert_allclose(one.logprobs, full_forward(made, request(i), one.tokens), atol=EXACT)

@@ -113,6 +113,9 @@ class NativeEngine:
             self._waiting.extendleft(reversed(self._running))
             self._running.clear()
 
+    def statistics(self) -> dict[str, int | float]:
+        return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens}
+
     # ------------------------------------------------------------ steps
 
     @torch.no_grad()

@@ -43,6 +43,7 @@ _STEP_S = 0.05
 _SEEDS = 2**31
 #: Added to a logit, it leaves no probability.
 _NEVER = -1e9
+_COUNTS = ("prompt_tokens", "shared_tokens", "checks", "check_difference")
 #: Finish reasons of a stream that ended by itself.
 _COMPLETE = frozenset({"stop", "length"})
 
@@ -62,7 +63,8 @@ class ServerSettings(NamedTuple):
 @dataclass(slots=True)
 class _Stream:
     """A request at the server. version: of its weights; tokens, logprobs: since it began; reason: why it ended, ""
-    before. error: what ended it otherwise. failures: lost connections in a row before it."""
+    before. error: what ended it otherwise. failures: lost connections in a row before it. prompt_tokens, shared_tokens:
+    of its prompt, and those that the server had computed before."""
 
     request: EngineRequest
     name: str
@@ -72,6 +74,8 @@ class _Stream:
     reason: str = ""
     error: RunHalted | None = None
     failures: int = 0
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
 
     @property
     def over(self) -> bool:
@@ -113,6 +117,7 @@ class SglangEngine:
         self._network, self._sampling, self._stops, self._length = network, sampling, frozenset(stops), length
         self._server, self._client = server, SglangClient(server.url, server.deadline_s, server.retries)
         self._version = -1
+        self._counts: dict[str, int | float] = dict.fromkeys(_COUNTS, 0)
         self._streams: dict[int, _Stream] = {}
         self._ended: dict[int, Generated] = {}
         self._news = threading.Condition()
@@ -167,6 +172,8 @@ class SglangEngine:
             if stream.error is not None:
                 continue
             del self._streams[stream.request.request_id]
+            self._counts["prompt_tokens"] += stream.prompt_tokens
+            self._counts["shared_tokens"] += stream.shared_tokens
             if stream.reason in _COMPLETE:
                 ended.append(stream.generated(finished=True))
             else:
@@ -203,6 +210,9 @@ class SglangEngine:
         for stream in failed:
             del self._streams[stream.request.request_id]
             self._resume(stream)
+
+    def statistics(self) -> dict[str, int | float]:
+        return dict(self._counts)
 
     # ------------------------------------------------------------ a stream
 
@@ -249,6 +259,8 @@ class SglangEngine:
             total, pairs = int(info["completion_tokens"]), info.get("output_token_logprobs") or []
             ending = info.get("finish_reason") or {}
             reason, matched = ending.get("type", ""), ending.get("matched")
+            stream.prompt_tokens = int(info.get("prompt_tokens") or 0)
+            stream.shared_tokens = int(info.get("cached_tokens") or 0)
             have = len(stream.tokens)
             added = pairs[have:] if len(pairs) == total else pairs
             tokens, logprobs = [int(pair[1]) for pair in added], [float(pair[0]) for pair in added]
@@ -345,6 +357,8 @@ class SglangEngine:
         if stream.error is not None:
             raise stream.error
         worst = worst_difference(self._network, self._sampling, prompt, stream.tokens, stream.logprobs)
+        self._counts["checks"] += 1
+        self._counts["check_difference"] += worst
         if worst > self._server.tolerance:
             raise self._client.error(
                 f"its log-probs differ from this model's by {worst:.3g}, {self._server.tolerance:g} is allowed "

@@ -76,6 +76,9 @@ class VllmEngine:
         found = self.abort(request.request_id)
         return request._replace(prefix=found if len(found.tokens) else None)
 
+    def statistics(self) -> dict[str, int | float]:
+        return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens}
+
     # ------------------------------------------------------------ steps
 
     def step(self) -> list[Generated]:
