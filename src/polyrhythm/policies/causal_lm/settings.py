@@ -63,7 +63,7 @@ class VllmSettings(BaseModel):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Its weights, keys and values; in bfloat16 log-probs differ from those of the trainer."""
     tolerance: Annotated[float, Field(gt=0)] = 0.1
-    """Largest difference of its log-probs from those of the model here, compared when it has started."""
+    """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
 
 
 EngineSettings = Annotated[
