@@ -22,7 +22,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.proof import COMPARED, compared_prompt, worst_difference
 from polyrhythm.policies.causal_lm.sampling import Sampling
+from polyrhythm.policies.causal_lm.server_stream import ServerStream
 from polyrhythm.policies.causal_lm.sglang_client import ServerLost, SglangClient
 from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
 
@@ -60,43 +60,6 @@ class ServerSettings(NamedTuple):
     retries: int = 5
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A request at the server. version: of its weights; tokens, logprobs: since it began; reason: why it ended, ""
-    before. error: what ended it otherwise. failures: lost connections in a row before it. prompt_tokens, shared_tokens:
-    of its prompt, and those that the server had computed before."""
-
-    request: EngineRequest
-    name: str
-    version: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    reason: str = ""
-    error: RunHalted | None = None
-    failures: int = 0
-    prompt_tokens: int = 0
-    shared_tokens: int = 0
-
-    @property
-    def over(self) -> bool:
-        return bool(self.reason) or self.error is not None
-
-    @property
-    def lost(self) -> bool:
-        """Its connection was lost, and it may go on."""
-        return isinstance(self.error, ServerLost)
-
-    def generated(self, *, finished: bool) -> Generated:
-        """The prefix and what the stream has added."""
-        tokens, logprobs = np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32)
-        versions = np.full(len(self.tokens), self.version, np.int32)
-        if (before := self.request.prefix) is not None:
-            tokens = np.concatenate([before.tokens, tokens])
-            logprobs = np.concatenate([before.logprobs, logprobs])
-            versions = np.concatenate([before.versions, versions])
-        return Generated(self.request.request_id, tokens, logprobs, versions, finished)
-
-
 class SglangEngine:
     """An engine over a server that gets `network`'s weights. length: the longest sequence; stops: tokens that end one.
 
@@ -118,7 +81,7 @@ class SglangEngine:
         self._server, self._client = server, SglangClient(server.url, server.deadline_s, server.retries)
         self._version = -1
         self._counts: dict[str, int | float] = dict.fromkeys(_COUNTS, 0)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, ServerStream] = {}
         self._ended: dict[int, Generated] = {}
         self._news = threading.Condition()
         config: Any = network.model.config
@@ -142,7 +105,7 @@ class SglangEngine:
 
     def _begin(self, request: EngineRequest, failures: int = 0) -> None:
         # The server aborts by prefix of the name, so none is that of another.
-        stream = _Stream(request, uuid.uuid4().hex, self._version, failures=failures)
+        stream = ServerStream(request, uuid.uuid4().hex, self._version, failures=failures)
         self._streams[request.request_id] = stream
         threading.Thread(target=self._follow, args=(stream,), name=stream.name, daemon=True).start()
 
@@ -182,7 +145,7 @@ class SglangEngine:
             self._recover([stream for stream in over if stream.error is not None])
         return ended
 
-    def _resume(self, stream: _Stream) -> None:
+    def _resume(self, stream: ServerStream) -> None:
         """Go on from its tokens after it was cut, by somebody else, a lost connection or new weights."""
         found = stream.generated(finished=False)
         request = stream.request._replace(prefix=found if len(found.tokens) else None)
@@ -192,7 +155,7 @@ class SglangEngine:
         before = 0 if stream.tokens else stream.failures
         self._begin(request, before + 1 if stream.lost else 0)
 
-    def _recover(self, failed: Sequence[_Stream]) -> None:
+    def _recover(self, failed: Sequence[ServerStream]) -> None:
         """Resume streams whose connection was lost. RunHalted: another failure, or too many in a row."""
         if not failed:
             return
@@ -216,7 +179,7 @@ class SglangEngine:
 
     # ------------------------------------------------------------ a stream
 
-    def _follow(self, stream: _Stream) -> None:
+    def _follow(self, stream: ServerStream) -> None:
         """Consumes: events of the server. Waits for: one. Unblocked by: it, or the client's deadline. Produces: tokens.
         Ends with the stream."""
         try:
@@ -234,7 +197,7 @@ class SglangEngine:
                 stream.error = error
                 self._news.notify_all()
 
-    def _body(self, stream: _Stream) -> dict[str, Any]:
+    def _body(self, stream: ServerStream) -> dict[str, Any]:
         request, done = stream.request, stream.request.prefix
         before = [] if done is None else done.tokens.tolist()
         return {
@@ -252,7 +215,7 @@ class SglangEngine:
             "stream": True,
         }
 
-    def _take(self, stream: _Stream, event: dict[str, Any]) -> None:
+    def _take(self, stream: ServerStream, event: dict[str, Any]) -> None:
         """The tokens of an event, which has all so far, or those that are new, as the server is set."""
         try:
             info = event["meta_info"]
@@ -284,7 +247,7 @@ class SglangEngine:
         ends_otherwise = reason == "stop" and stream.tokens[-1] not in self._stops  # the server's tokenizer has more
         stream.reason = "abort" if ends_otherwise else reason
 
-    def _await_cut(self, streams: Sequence[_Stream]) -> None:
+    def _await_cut(self, streams: Sequence[ServerStream]) -> None:
         """Until the server has ended them, which its deadline bounds. A stream without a token may not have reached it
         yet: it is over as it is."""
         until = time.monotonic() + self._server.deadline_s
@@ -352,7 +315,7 @@ class SglangEngine:
         """RunHalted: its log-probs are not those of the module here."""
         prompt = compared_prompt(self._sampling.choices)
         request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
-        stream = _Stream(request, uuid.uuid4().hex, self._version)
+        stream = ServerStream(request, uuid.uuid4().hex, self._version)
         self._follow(stream)
         if stream.error is not None:
             raise stream.error
