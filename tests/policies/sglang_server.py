@@ -2,7 +2,9 @@
 
 As sglang with deterministic inference: sampling noise is keyed by (seed, position in the sequence); `/abort_request`
 aborts all whose names begin so; a paused server starts nothing; log-probs are those after the temperature, of greedy
-answers those without one. It can be told to misbehave.
+answers those without one; under `ignore_eos` no token ends an answer, otherwise the stops that were asked for and those
+of the server's tokenizer do; a bias is added to logits; answers name the version of the weights. It can be told to
+misbehave.
 """
 
 from __future__ import annotations
@@ -29,10 +31,20 @@ LENGTH = 64
 
 
 class PositionedEngine(NativeEngine):
-    """The native engine, whose noise is keyed by the position in the sequence, and which tells what runs."""
+    """The native engine, whose noise is keyed by the position in the sequence, and which tells what runs. bias: by
+    token; endless: requests that no token ends."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.bias: dict[str, float] = {}
+        self.endless: set[int] = set()
+
+    def _ends(self, row: Any) -> bool:
+        return row.request.request_id not in self.endless and super()._ends(row)
 
     def _sample(self, features: Tensor) -> None:
         logits = self._network.logits(features)
+        logits[:, [int(token) for token in self.bias]] += torch.tensor(list(self.bias.values()))
         log_p = process_logits(logits, self._sampling)
         uniform = torch.tensor([row.uniform.at(row.length) for row in self._running])
         tokens, logprobs = draw(log_p, uniform, self._greedy[: len(features)])
@@ -57,6 +69,8 @@ class Model:
         self.names: dict[int, tuple[str, queue.SimpleQueue[dict[str, Any] | None]]] = {}
         self.paused, self.closed, self.count = False, False, 0
         self.said: list[str] = []
+        self.ends: tuple[int, ...] = ()  # of the server's tokenizer
+        self.version = "default"
         self.broken: dict[str, Any] = {}
         self.load(network)
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -66,7 +80,7 @@ class Model:
         choices = network.model.config.vocab_size  # type: ignore[union-attr]
         sampling = Sampling(choices, self.temperature)
         self.network = network
-        self.engine = PositionedEngine(network, sampling, self.stops, capacity=64, length=LENGTH)
+        self.engine = PositionedEngine(network, sampling, (*self.stops, *self.ends), capacity=64, length=LENGTH)
         self.engine.weights_changed(0)
 
     def run(self) -> None:
@@ -79,7 +93,7 @@ class Model:
                         if len(pairs) > len(before.get(number, ())):
                             self.tell(number, pairs, None)
                     for one in finished:
-                        stopped = int(one.tokens[-1]) in self.stops
+                        stopped = int(one.tokens[-1]) in (*self.stops, *self.ends)
                         pairs = list(zip(one.logprobs.tolist(), one.tokens.tolist(), strict=True))
                         self.tell(one.request_id, pairs, "stop" if stopped else "length")
             time.sleep(self.pause_s)
@@ -91,7 +105,8 @@ class Model:
         if self.broken.get("incremental") and len(shown) > 1:
             shown = shown[-1:]
         info = {"id": name, "completion_tokens": len(pairs), "output_token_logprobs": shown}
-        info |= {"finish_reason": None if reason is None else {"type": reason}}
+        info |= {"finish_reason": None if reason is None else {"type": reason}, "weight_version": self.version}
+        info |= {"prompt_tokens": 7, "cached_tokens": 3}
         events.put({"text": "", "output_ids": [pair[1] for pair in shown], "meta_info": info})
         if reason is not None:
             events.put(None)
@@ -101,7 +116,6 @@ class Model:
         asked = body["sampling_params"]
         assert body["return_logprob"]
         assert body["stream"]
-        assert asked["ignore_eos"]
         assert tuple(asked["stop_token_ids"]) == tuple(sorted(self.stops))
         assert asked["temperature"] in (0.0, self.temperature)
         while True:
@@ -115,6 +129,9 @@ class Model:
         self.names[self.count] = (body["rid"], queue.SimpleQueue())
         prompt = np.array(body["input_ids"], np.int32)
         greedy, seed = asked["temperature"] == 0.0, asked["sampling_seed"]
+        self.engine.bias = asked.get("logit_bias", {})
+        if asked["ignore_eos"]:
+            self.engine.endless.add(self.count)
         self.engine.add(EngineRequest(self.count, prompt, asked["max_new_tokens"], greedy, seed))
         return self.names[self.count][1]
 
@@ -130,8 +147,10 @@ class Model:
         with self.lock:
             assert self.paused
             assert not self.names
+            time.sleep(self.broken.get("load_s", 0.0))
             try:
                 self.load(loaded_network(body["model_path"]))
+                self.version = body["weight_version"]
             except Exception as error:  # noqa: BLE001 - the client is told
                 return {"success": False, "message": str(error)}
             return {"success": not self.broken.get("update"), "message": "no such format"}
@@ -148,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.model.said.append(self.path)
-        self.answer({"model_path": "somewhere"})
+        self.answer({"model_path": "somewhere", "weight_version": self.model.version})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -191,7 +210,8 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.end_headers()
         while (event := events.get()) is not None:
-            if self.model.broken.get("dies") and event["meta_info"]["completion_tokens"] > 2:
+            if event["meta_info"]["completion_tokens"] > self.model.broken.get("dies", LENGTH):
+                self.model.abort(body["rid"])
                 return
             try:
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")

@@ -14,6 +14,7 @@ from tests.policies.sglang_server import Model, serving
 from tests.policies.test_engines import ENV, EXACT, STOPS, full_forward, policy, request, run
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.policies.causal_lm.network import random_network
 from polyrhythm.policies.causal_lm.policy import CausalLm
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings, SglangSettings
 from polyrhythm.policies.engine import Engine
@@ -26,7 +27,7 @@ def at_server(
     """An engine at a server of another seed's model, and the server."""
     with serving(policy(9).network, stops=tuple(STOPS), pause_s=pause_s) as (url, model):
         model.broken |= broken or {}
-        section = CausalLmSettings(engine=SglangSettings(url=url, **settings))
+        section = CausalLmSettings(engine=SglangSettings(url=url, **{"retries": 1, **settings}))
         yield CausalLm(section, ENV.spec(), made.network).make_engine(capacity), model
 
 
@@ -108,7 +109,7 @@ def test_what_others_abort_goes_on() -> None:
         ({"token": 900}, r"it sampled token 9\d\d, and the environment's tokenizer has 20; start it with this run's"),
         ({"scale": 2.0}, r"its log-probs differ from this model's by .*, 0.1 is allowed .policy.engine.tolerance"),
         ({"update": True}, r"it did not load the weights \('no such format'\); it needs this run's model"),
-        ({"dies": True}, r"/generate ended in the middle of an answer; the server may have died"),
+        ({"dies": 0}, r"/generate ended in the middle of an answer; the server may have died"),
         ({"page": True}, r"it did not load the weights"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -117,6 +118,92 @@ def test_a_server_that_is_not_this_models_is_told_with_the_first_weights(broken:
     with at_server(policy()) as (engine, model):
         model.broken |= broken
         with pytest.raises(RunHalted, match=rf"^policy.engine.url = http://127.0.0.1:\d+: {why}"):
+            engine.weights_changed(0)
+
+
+def test_tokens_that_end_text_for_the_server_alone_end_no_answer() -> None:
+    """Its tokenizer has more of them than the environment."""
+    asked = [request(i) for i in range(8)]
+    with at_server(policy()) as (engine, _), at_server(policy()) as (other, model):
+        model.ends = tuple(range(1, 12))
+        engine.weights_changed(0)
+        other.weights_changed(0)
+        whole, parts = run(engine, asked), run(other, asked)
+        assert model.said.count("/generate") > 16, "answers were begun again"
+    for i in whole:
+        np.testing.assert_array_equal(whole[i].tokens, parts[i].tokens)
+        assert int(whole[i].tokens[-1]) in STOPS or len(whole[i].tokens) == 24
+        np.testing.assert_allclose(whole[i].logprobs, parts[i].logprobs, atol=EXACT)
+
+
+def test_tokens_that_the_environment_has_not_are_not_sampled() -> None:
+    """The model has more, as padded vocabularies do; log-probs are over the environment's alone, as in training."""
+    small = policy()
+    config = type(small.network.model.config)(**{**small.network.model.config.to_dict(), "vocab_size": 60})  # type: ignore[union-attr, operator]
+    made = CausalLm(CausalLmSettings(), ENV.spec(), random_network(config, 3))
+    asked = [request(i) for i in range(8)]
+    with at_server(made) as (engine, _):
+        engine.weights_changed(0)
+        for i, one in run(engine, asked).items():
+            np.testing.assert_allclose(one.logprobs, full_forward(made, request(i), one.tokens), atol=EXACT)
+
+
+def test_a_lost_connection_is_resumed_from_its_tokens() -> None:
+    asked = [request(i) for i in range(6)]
+    with at_server(policy()) as (engine, model):
+        engine.weights_changed(0)
+        whole = run(engine, asked)
+        model.broken["dies"] = 9
+        again = run(engine, asked)
+        assert model.said.count("/update_weights_from_disk") == 1
+        assert model.said.count("/generate") > 13
+    for i in whole:
+        np.testing.assert_array_equal(again[i].tokens, whole[i].tokens)
+
+
+def test_a_server_that_started_anew_gets_the_weights_again() -> None:
+    made = policy()
+    with at_server(made, capacity=6) as (engine, model):
+        engine.weights_changed(3)
+        with model.lock:
+            model.load(policy(9).network)
+            model.version = "default"
+        found = run(engine, [request(i) for i in range(6)])
+        assert model.said.count("/update_weights_from_disk") == 2
+        model.broken["scale"] = 1.001
+        engine.weights_changed(3)
+        counts = engine.statistics()
+        assert counts["checks"] == 3
+        assert 2e-4 < counts["check_difference"] < 0.1
+        assert counts["prompt_tokens"] * 3 == counts["shared_tokens"] * 7 > 0
+    for i, one in found.items():
+        assert set(one.versions) == {3}
+        np.testing.assert_allclose(one.logprobs, full_forward(made, request(i), one.tokens), atol=EXACT)
+
+
+def test_answers_that_have_ended_are_told_before_a_failure() -> None:
+    with at_server(policy(), retries=0) as (engine, model):
+        engine.weights_changed(0)
+        whole = run(engine, [request(1)])[1]
+        model.broken["dies"] = 0
+        engine.add(request(2))
+        until = time.monotonic() + 60
+        while not engine._streams[2].over:  # type: ignore[attr-defined]
+            assert time.monotonic() < until
+        engine.add(request(1)._replace(prefix=whole))  # it is complete
+        (found,) = engine.step()
+        assert found.request_id == 1
+        with pytest.raises(RunHalted, match="ended in the middle of an answer"):
+            step_on(engine)
+
+
+def test_loading_weights_has_a_limit_of_its_own() -> None:
+    with at_server(policy(), deadline_s=0.3, load_s=60) as (engine, model):
+        model.broken["load_s"] = 0.5
+        engine.weights_changed(0)
+    with at_server(policy(), load_s=0.2) as (engine, model):
+        model.broken["load_s"] = 0.5
+        with pytest.raises(RunHalted, match=r"/update_weights_from_disk said nothing for 0.2 s .policy.engine.load_s"):
             engine.weights_changed(0)
 
 
@@ -130,7 +217,7 @@ def step_on(engine: Engine) -> None:
 def test_a_server_that_dies_in_the_middle_of_an_answer_is_told() -> None:
     with at_server(policy()) as (engine, model):
         engine.weights_changed(0)
-        model.broken["dies"] = True
+        model.broken["dies"] = 0
         for i in range(4):
             engine.add(request(i))
         with pytest.raises(RunHalted, match="ended in the middle of an answer"):

@@ -80,6 +80,26 @@ def test_blocks_of_older_weights_are_not_shared(make: Make) -> None:
 
 
 @LACKS_VLLM
+def test_weights_are_compared_after_each_change_beside_what_runs(make: Make) -> None:
+    made, other = policy(), policy(1)
+    engine = started(made, make, 2)
+    before = engine.statistics()
+    engine.add(request(3))
+    assert not engine.step()
+    made.load_state_dict(other.state_dict())
+    engine.weights_changed(1)
+    for _ in _until_finished(engine):
+        pass
+    after = engine.statistics()
+    assert after["checks"] == before["checks"] + 1, "that of the weights before was cut"
+    assert after["check_difference"] - before["check_difference"] < EXACT
+    engine.weights_changed(2)
+    made.load_state_dict(policy(2).state_dict())  # as if the weights had not been applied
+    with pytest.raises(RunHalted, match=r"^policy.engine.type = vllm: its log-probs differ from this model's by"):
+        list(_until_finished(engine))
+
+
+@LACKS_VLLM
 def test_a_refreshed_cache_gives_the_log_probs_of_the_new_weights_alone(make: Make) -> None:
     made, other = policy(refresh_cache=True), policy(1)
     asked, _ = long_request(made, make)

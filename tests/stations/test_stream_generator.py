@@ -47,9 +47,7 @@ class Stand:
         self.said: list[Any] = []
         channels = Channels(self.said.append, self.said.extend, self.said.append)
         served = policy(9)
-        self.station = StreamGenerator(
-            "g", 0, served, self.arena, self.weights, channels, places=5, resumes=resumes
-        )
+        self.station = StreamGenerator("g", 0, served, self.arena, self.weights, channels, places=5, resumes=resumes)
         self.weights.publish(0, self.policy.state_dict())
         self.do(ApplyWeights("g", 0))
 
@@ -109,6 +107,39 @@ def test_an_aborted_stream_says_what_it_cost_and_answers_nobody() -> None:
     (done,) = stand.do(AbortStream("g", 2), AbortStream("g", 7))
     assert done == StreamDone("g", 0, 2, 0, 3, aborted=True)
     assert list(replies(stand.finish())) == ["a"]
+
+
+def test_a_run_shows_which_prompts_were_computed_once() -> None:
+    stand = Stand()
+    stand.do(stand.start(1, "c", 2, 2, 3))
+    counts = stand.station.statistics()
+    assert counts["prompt_tokens"] == 2 * len(prompt(2)) + len(prompt(3))
+    assert counts["shared_tokens"] == len(prompt(2))
+
+
+def test_decode_steps_that_follow_one_another_are_one_span() -> None:
+    """Units of 40 ms, 1 ms apart, but for a pause of a second after the third and new weights after the fifth."""
+    stand = Stand()
+    stand.station.handle(stand.start(1, "a", 0))
+    stand.station.handle(stand.start(2, "b", 4))
+    stand.weights.publish(3, policy(5).state_dict())
+    now = 0.0
+    units: list[tuple[float, float]] = []
+    spans: list[Any] = []
+    while stand.station.pending_work():
+        stand.station.work()
+        spans += stand.station.spans(now, now + 0.04)
+        units.append((now, now + 0.04))
+        now += 1.0 if len(units) == 3 else 0.041
+        if len(units) == 5:
+            stand.station.handle(ApplyWeights("g", 3))
+    passes = [span for span in spans if span.kind == "pass"]
+    assert [(span.begin, span.end) for span in passes[:2]] == [(0.0, units[2][1]), (units[3][0], units[4][1])]
+    assert [(span.begin, span.number) for span in spans if span.kind == "apply"] == [(units[5][0], 3)]
+    assert (passes[2].begin, passes[-1].end) == (units[6][0], units[-1][1])
+    assert all(span.end - span.begin <= 0.5 for span in passes)
+    assert len(passes) <= 3 + len(units) // 12
+    assert passes[0].number == 2, "the most requests in a step"
 
 
 @pytest.mark.parametrize("resumes", [False, True])

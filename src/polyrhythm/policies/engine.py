@@ -111,6 +111,12 @@ class Engine(Protocol):
         version, and what was cached of the old weights may be kept or made anew (`Streams.make_engine`)."""
         ...
 
+    def statistics(self) -> dict[str, int | float]:
+        """Counts since its start. prompt_tokens: of prompts; shared_tokens: those of them whose keys and values were
+        there already. checks, check_difference: comparisons of its log-probs with the module's, and the sum of the
+        largest difference of each; an engine that runs the module itself has none."""
+        ...
+
 
 @runtime_checkable
 class Streams(Protocol):

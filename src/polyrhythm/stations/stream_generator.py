@@ -39,6 +39,9 @@ from polyrhythm.stations.batch_buffer import BatchLayout, BatchMemory
 from polyrhythm.stations.copies import PolicyCopies
 from polyrhythm.stations.simulator.guard import IDLE
 
+#: Decode steps that follow one another within _GAP_S are one span, of up to _SPAN_S.
+_GAP_S, _SPAN_S = 0.01, 0.5
+
 
 @dataclass(slots=True)
 class _Running:
@@ -91,6 +94,8 @@ class StreamGenerator:
         self._owners: dict[int, _Running] = {}
         self._requests = self._steps = self._rows = self._tokens = self._cut = self._aborted = 0
         self._doing = IDLE
+        self._past: dict[str, float] = {}  # of engines that are gone
+        self._decoding: Span | None = None  # steps that `spans` has not yielded yet
         self._done: list[_Running] | ApplyWeights = []  # of the last unit of work
         self.label = f"policy {type(policy).__name__}"
         self.store: OffloadStore | None = None
@@ -266,11 +271,20 @@ class StreamGenerator:
     # ------------------------------------------------------------ the station
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """Of the last unit of work: a decode step, and from its start to its end each request that it ended."""
+        """Of the last unit of work: decode steps, with the most requests in one, held back as long as others may follow
+        at once; and from its start to its end each request that it ended."""
+        before, changed = self._decoding, isinstance(self._done, ApplyWeights)
+        if before is not None and (changed or begin - before.end > _GAP_S or end - before.begin > _SPAN_S):
+            yield before
+            before = self._decoding = None
         if isinstance(self._done, ApplyWeights):
             yield Span(self.name, APPLY, begin, end, self._done.version)
             return
-        yield Span(self.name, PASS, begin, end, len(self._streams) + len(self._done))
+        step = Span(self.name, PASS, begin, end, len(self._streams) + len(self._done))
+        joined = step if before is None else before._replace(end=end, number=max(before.number, step.number))
+        self._decoding = joined if self._streams else None
+        if not self._streams:
+            yield joined
         for run in self._done:
             yield Span(run.stream.request.slot, IN_BATCH, run.begun, end, run.stream.request.sequence)
 
@@ -279,6 +293,7 @@ class StreamGenerator:
         assert self.store is not None, f"{self.name} leases no device"
         assert not self._streams, f"{self.name} has streams under way"
         self._copies.drop_staged()
+        self._past = self._engine_counts()
         self._engines.clear()  # `resume` makes others
         return self.store.suspend(tensor for module in self._copies.modules for tensor in tensors_of(module))
 
@@ -297,15 +312,24 @@ class StreamGenerator:
 
     def statistics(self) -> dict[str, float]:
         """passes: decode steps; rows: answered; tokens: in their answers; aborted_tokens: of aborted streams;
-        resumed: generations that were cut by weights and went on; weights/...: what was taken."""
+        resumed: generations that were cut by weights and went on; those of `Engine.statistics`, of all engines;
+        weights/...: what was taken."""
         counts = {
             "passes": self._steps,
             "rows": self._rows,
             "tokens": self._tokens,
             "aborted_tokens": self._aborted,
             "resumed": self._cut,
+            **self._engine_counts(),
         }
         return {**{name: float(count) for name, count in counts.items()}, **self._copies.statistics()}
+
+    def _engine_counts(self) -> dict[str, float]:
+        found = dict(self._past)
+        for engine in self._engines.values():
+            for name, count in engine.statistics().items():
+                found[name] = found.get(name, 0) + count
+        return found
 
     def close(self) -> None:
         self._copies.wait_for_staging()

@@ -80,6 +80,9 @@ class SleepingEngine:
         del self._lengths[request_id]
         return self._running.pop(request_id).generated(finished=False)
 
+    def statistics(self) -> dict[str, int | float]:
+        return {}  # it has no prompts
+
     def weights_changed(self, version: int) -> None:
         self._version = version
         self._sleeper.begin()

@@ -7,13 +7,13 @@ without transformers. Nothing is downloaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.specs.model_folder import end_ids, read_object
 
 #: `env.tokenizer` of one token per character.
 CHARACTERS = "characters"
@@ -120,21 +120,9 @@ def _loaded(path: Path) -> FolderTokenizer:
 
 def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
     """End-of-text ids that the folder's files name, each once; those of generation come first."""
-    found: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        named = _content(folder / name).get("eos_token_id")
-        found += named if isinstance(named, list) else [] if named is None else [named]
-    text = _content(folder / "tokenizer_config.json").get("eos_token")
+    found = end_ids(folder)
+    text = read_object(folder / "tokenizer_config.json").get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
     if isinstance(text, str) and (known := tokenizer.token_to_id(text)) is not None:
-        found.append(known)
-    return list(dict.fromkeys(int(i) for i in found if isinstance(i, int)))
-
-
-def _content(file: Path) -> dict[str, Any]:
-    """The file's object; {} if there is none."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found.append(int(known))
+    return list(dict.fromkeys(found))

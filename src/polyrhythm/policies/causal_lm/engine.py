@@ -113,6 +113,9 @@ class NativeEngine:
             self._waiting.extendleft(reversed(self._running))
             self._running.clear()
 
+    def statistics(self) -> dict[str, int | float]:
+        return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens}
+
     # ------------------------------------------------------------ steps
 
     @torch.no_grad()
@@ -205,10 +208,14 @@ class NativeEngine:
         finished = []
         for place in range(len(self._running) - 1, -1, -1):
             row = self._running[place]
-            if row.tokens[-1] in self._stops or len(row.tokens) >= row.request.max_new_tokens:
+            if self._ends(row) or len(row.tokens) >= row.request.max_new_tokens:
                 finished.append(row.generated(finished=True))
                 self._remove(place)
         return finished[::-1]
+
+    def _ends(self, row: _Row) -> bool:
+        """Whether its last token ends it."""
+        return row.tokens[-1] in self._stops
 
     def _remove(self, place: int) -> None:
         """Take a row out; the last one moves to its place."""

@@ -102,7 +102,7 @@ class CausalLm(AdaptedPolicy):
         length, how = self._prompt + self.chunk, self._engine
         what = (self.network, self._sampling, self._stops)
         if how.type == "sglang":
-            server = ServerSettings(how.url, how.deadline_s, how.folder, how.tolerance)
+            server = ServerSettings(how.url, how.deadline_s, how.folder, how.tolerance, how.load_s, how.retries)
             return SglangEngine(*what, server, capacity=capacity, length=length)
         if how.type == "vllm":
             start = VllmStart(how.cache_gib, how.compile, how.dtype, how.tolerance)

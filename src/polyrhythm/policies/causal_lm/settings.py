@@ -40,7 +40,11 @@ class SglangSettings(BaseModel):
     folder: str = ""
     """Folder for weights, which the server can read too; empty: the system's temporary one."""
     deadline_s: Annotated[float, Field(gt=0)] = 60.0
-    """Longest silence of the server in the middle of an answer."""
+    """Longest silence of the server: before or in an answer, and where it pauses. Waiting in its queue counts."""
+    load_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest time in which it loads new weights."""
+    retries: Annotated[int, Field(ge=0)] = 5
+    """Further attempts after a lost connection, 0.1, 0.2, 0.4, … seconds apart; then the run halts."""
     tolerance: Annotated[float, Field(gt=0)] = 0.1
     """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
 
@@ -59,7 +63,7 @@ class VllmSettings(BaseModel):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Its weights, keys and values; in bfloat16 log-probs differ from those of the trainer."""
     tolerance: Annotated[float, Field(gt=0)] = 0.1
-    """Largest difference of its log-probs from those of the model here, compared when it has started."""
+    """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
 
 
 EngineSettings = Annotated[

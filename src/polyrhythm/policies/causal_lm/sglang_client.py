@@ -1,16 +1,18 @@
 """Speaks to an sglang server over HTTP: JSON in, JSON or a stream of events out, every wait with a deadline.
 
 Endpoints: GET /get_model_info; POST /generate (stream), /abort_request, /pause_generation, /update_weights_from_disk,
-/continue_generation. Whatever goes wrong is one sentence (`RunHalted`) with the address and the remedy.
+/continue_generation. Whatever goes wrong is one sentence (`RunHalted`) with the address and the remedy; a lost
+connection is a `ServerLost`, after which the same may be asked again.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from polyrhythm.errors import RunHalted
@@ -20,13 +22,21 @@ _DONE = "[DONE]"
 _DATA = b"data:"
 #: Characters quoted of what a server said.
 _QUOTED = 200
+#: Wait before the first further attempt; each later one waits twice as long.
+_PAUSE_S = 0.1
+
+Found = TypeVar("Found")
+
+
+class ServerLost(RunHalted):
+    """The connection failed, or ended before the answer did: the server may be there again."""
 
 
 class SglangClient:
-    """A server at `url`. deadline_s: the longest silence of the server in the middle of an answer."""
+    """A server at `url`. deadline_s: its longest silence; retries: further attempts after a lost connection."""
 
-    def __init__(self, url: str, deadline_s: float) -> None:
-        self.url, self._deadline_s = url, deadline_s
+    def __init__(self, url: str, deadline_s: float, retries: int) -> None:
+        self.url, self._deadline_s, self.retries = url, deadline_s, retries
         parts = urlsplit(url)
         try:
             self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path.rstrip("/")
@@ -38,9 +48,22 @@ class SglangClient:
         """What the server answers. RunHalted: nothing, or no JSON object."""
         return self._object(path, *self._ask(path, None))
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The same; an answer without content, or a text alone, is {}."""
-        status, content = self._ask(path, body)
+    def again(self, ask: Callable[[], Found]) -> Found:
+        """What `ask` returns, which is called again where the connection was lost."""
+        for failures in range(1, self.retries + 1):
+            try:
+                return ask()
+            except ServerLost:
+                self.pause(failures)
+        return ask()
+
+    def pause(self, failures: int) -> None:
+        """Wait after so many lost connections in a row."""
+        time.sleep(_PAUSE_S * 2 ** (failures - 1))
+
+    def post(self, path: str, body: Mapping[str, Any], deadline_s: float = 0.0) -> dict[str, Any]:
+        """The same; an answer without content, or a text alone, is {}. deadline_s: of this call, 0 for the client's."""
+        status, content = self.again(lambda: self._ask(path, body, deadline_s))
         if not content.strip().startswith(b"{"):
             content = b"{}"
         return self._object(path, status, content)
@@ -59,7 +82,7 @@ class SglangClient:
                         yield self._event(path, text)
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(path, error) from error
-        raise self.error(f"{path} ended in the middle of an answer; the server may have died, see its log")
+        raise self.lost(f"{path} ended in the middle of an answer; the server may have died, see its log")
 
     def _event(self, path: str, text: str) -> dict[str, Any]:
         event = self._object(path, http.HTTPStatus.OK, text.encode())
@@ -67,16 +90,19 @@ class SglangClient:
             raise self.error(f"{path} answered {_quote(json.dumps(event['error']).encode())}")
         return event
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+    def _ask(self, path: str, body: Mapping[str, Any] | None, deadline_s: float = 0.0) -> tuple[int, bytes]:
         try:
-            with closing(self._connect()) as connection, closing(self._request(connection, path, body)) as response:
+            with (
+                closing(self._connect(deadline_s)) as connection,
+                closing(self._request(connection, path, body)) as response,
+            ):
                 return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._lost(path, error) from error
+            raise self._lost(path, error, deadline_s) from error
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self, deadline_s: float = 0.0) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=self._deadline_s)
+        return kind(self._host, self._port, timeout=deadline_s or self._deadline_s)
 
     def _request(
         self, connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any] | None
@@ -100,13 +126,17 @@ class SglangClient:
             raise self.error(f"{path} answered {_quote(content)}, which is no JSON object; name an sglang server")
         return found
 
-    def _lost(self, path: str, error: Exception) -> RunHalted:
+    def _lost(self, path: str, error: Exception, deadline_s: float = 0.0) -> RunHalted:
+        """Silence is no lost connection: it has lasted long enough."""
         if isinstance(error, TimeoutError):
-            return self.error(
-                f"{path} said nothing for {self._deadline_s:g} s (policy.engine.deadline_s); see the server's log"
-            )
+            limit, setting = (deadline_s, "load_s") if deadline_s else (self._deadline_s, "deadline_s")
+            return self.error(f"{path} said nothing for {limit:g} s (policy.engine.{setting}); see the server's log")
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return self.error(f"{path}: {why}; start an sglang server there, or correct the address")
+        return self.lost(f"{path}: {why}; start an sglang server there, or correct the address")
+
+    def lost(self, what: str) -> ServerLost:
+        """The sentence for a lost connection."""
+        return ServerLost(str(self.error(what)))
 
     def error(self, what: str) -> RunHalted:
         """The sentence for something that went wrong."""

@@ -20,7 +20,7 @@ from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refus
 
 
 class VllmEngine:
-    """An engine over `model`, which gets `network`'s weights. length: the longest sequence; stops: tokens that end one;
+    """An engine over `model`, which has `network`'s weights. length: the longest sequence; stops: tokens that end one;
     refresh: new weights make keys and values of unfinished requests anew.
 
     prompt_tokens: of the prompts of requests that have finished, prefixes included; shared_tokens: those of them whose
@@ -43,7 +43,6 @@ class VllmEngine:
         self._length, self._refresh = length, refresh
         self._runs: dict[int, tuple[str, EngineRequest]] = {}
         self._names: dict[str, int] = {}
-        model.load(network)
 
     # ------------------------------------------------------------ requests
 
@@ -76,12 +75,17 @@ class VllmEngine:
         found = self.abort(request.request_id)
         return request._replace(prefix=found if len(found.tokens) else None)
 
+    def statistics(self) -> dict[str, int | float]:
+        model = self._model
+        checks = {"checks": model.checks, "check_difference": model.check_difference}
+        return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens, **checks}
+
     # ------------------------------------------------------------ steps
 
     def step(self) -> list[Generated]:
         """A step of vLLM's: a token for each request, or a part of the prompts where they are long."""
         finished = []
-        for answer in self._model.step() if self._runs else ():
+        for answer in self._model.step() if self._runs or self._model.checking else ():
             _, request = self._runs.pop(self._names.pop(answer.name))
             before = 0 if request.prefix is None else len(request.prefix.tokens)
             self.prompt_tokens += len(request.prompt) + before

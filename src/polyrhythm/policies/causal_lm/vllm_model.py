@@ -58,7 +58,11 @@ class Answer(NamedTuple):
 
 
 class VllmModel:
-    """vLLM with a copy of a network's weights. Requests have names, each used once."""
+    """vLLM with a copy of a network's weights. Requests have names, each used once.
+
+    After each change of the weights a request of the model's own runs beside the others, and its log-probs must be the
+    network's. checks: so many have ended; check_difference: sum of the largest difference of each.
+    """
 
     def __init__(
         self, network: CausalNetwork, sampling: Sampling, how: VllmStart, *, capacity: int, length: int
@@ -71,8 +75,11 @@ class VllmModel:
         _STARTED.append(self._engine)
         self._named = 0
         self._weights = 0  # changes of them
-        self.load(network)
-        self._prove(network, how.tolerance)
+        self.checks, self.check_difference = 0, 0.0
+        self._network, self._tolerance = network, how.tolerance
+        self._check: str | None = None  # its request, until it has ended
+        self._reload(network, -1)
+        self._prove()
 
     def _start(self, network: CausalNetwork, how: VllmStart, capacity: int, length: int) -> Any:
         config: Any = network.model.config
@@ -92,7 +99,7 @@ class VllmModel:
                         generation_config="vllm",
                         dtype=how.dtype,
                         max_model_len=length,
-                        max_num_seqs=capacity,
+                        max_num_seqs=capacity + 1,  # one to compare
                         block_size=BLOCK,
                         kv_cache_memory_bytes=int(how.cache_gib * 2**30),
                         enable_prefix_caching=True,
@@ -105,27 +112,44 @@ class VllmModel:
             except Exception as error:  # vLLM and pydantic raise many kinds
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
 
-    def _prove(self, network: CausalNetwork, tolerance: float) -> None:
+    def _prove(self) -> None:
         """Continue a short prompt, which fails where vLLM lacks a part for this model, and compare."""
-        prompt = compared_prompt(self.sampler.sampling.choices)
-        self.add(prompt, (), COMPARED, Draws(0, False))
+        self._begin_check()
         try:
-            while not (answers := self.step()):
-                pass
+            while self._check is not None:
+                self.step()
+        except RunHalted:
+            raise
         except Exception as error:  # whatever the missing part raises
             raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
-        found = answers[0].drawn
-        worst = worst_difference(network, self.sampler.sampling, prompt, found.output, found.logprobs)
-        if worst > tolerance:
+
+    def _begin_check(self) -> None:
+        """Have a short prompt continued beside the requests; `step` compares."""
+        if self._check is not None:
+            self.abort(self._check)
+        self._check = self.add(compared_prompt(self.sampler.sampling.choices), (), COMPARED, Draws(0, False))
+
+    def _compare(self, found: Drawn) -> None:
+        """RunHalted: the log-probs are not those of the network."""
+        prompt = compared_prompt(self.sampler.sampling.choices)
+        worst = worst_difference(self._network, self.sampler.sampling, prompt, found.output, found.logprobs)
+        self.checks += 1
+        self.check_difference += worst
+        if worst > self._tolerance:
             raise RunHalted(
-                f"policy.engine.type = vllm: its log-probs differ from this model's by {worst:.3g}, {tolerance:g} is "
-                "allowed (policy.engine.tolerance); use float32 (policy.engine.dtype), or engine native"
+                f"policy.engine.type = vllm: its log-probs differ from this model's by {worst:.3g}, "
+                f"{self._tolerance:g} is allowed (policy.engine.tolerance); use float32 (policy.engine.dtype), or "
+                "engine native"
             )
 
     def load(self, network: CausalNetwork, version: int = -1) -> None:
         """Write the network's weights over those here, in place, from memory. What is cached of the older ones is
-        shared with no request that is added from here on."""
-        self.sampler.version = version
+        shared with no request that is added from here on. The network keeps them until the next call."""
+        self._reload(network, version)
+        self._begin_check()
+
+    def _reload(self, network: CausalNetwork, version: int) -> None:
+        self._network, self.sampler.version = network, version
         self._weights += 1
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
 
@@ -154,13 +178,23 @@ class VllmModel:
         self._engine.abort_request([name])
         return self.sampler.take(name)
 
+    @property
+    def checking(self) -> bool:
+        """Whether the log-probs of the present weights have still to be compared."""
+        return self._check is not None
+
     def step(self) -> list[Answer]:
-        """One of vLLM's steps: the requests that it ended."""
-        return [
+        """One of vLLM's steps: the requests that it ended. RunHalted: its log-probs are not the network's."""
+        ended = [
             Answer(output.request_id, self.sampler.take(output.request_id), output.num_cached_tokens or 0)
             for output in self._engine.step()
             if output.finished
         ]
+        own = [answer for answer in ended if answer.name == self._check]
+        for answer in own:
+            self._check = None
+            self._compare(answer.drawn)
+        return [answer for answer in ended if answer not in own] if own else ended
 
 
 def _first_line(error: Exception) -> str:

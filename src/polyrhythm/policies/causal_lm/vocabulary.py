@@ -6,13 +6,12 @@ would be given, and answer, other words.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec
+from polyrhythm.specs.model_folder import end_ids, read_object
 
 
 def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
@@ -28,7 +27,7 @@ def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
             f"{what}: its own tokenizer has {own} tokens, the environment's {action.choices}; set env.tokenizer to the "
             "same folder"
         )
-    ends = _end_ids(folder)
+    ends = set(end_ids(folder))
     if ends and not ends & set(action.stops):
         named, stops = (", ".join(map(str, sorted(ids))) for ids in (ends, set(action.stops)))
         raise ConfigError(
@@ -40,28 +39,10 @@ def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
 @lru_cache(maxsize=8)
 def _own_tokens(folder: Path) -> int:
     """Tokens of the folder's tokenizer.json, added ones included; 0 where there is none that can be read."""
-    content = _content(folder / "tokenizer.json")
+    content = read_object(folder / "tokenizer.json")
     try:
         vocabulary = content["model"]["vocab"]  # by token, or pairs of token and score
         tokens = set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
         return len(tokens | {token["content"] for token in content.get("added_tokens") or ()})
     except (KeyError, TypeError, ValueError):
         return 0
-
-
-def _end_ids(folder: Path) -> set[int]:
-    """End-of-text ids that the folder's files for the model name."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        named = _content(folder / name).get("eos_token_id")
-        found |= {i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int)}
-    return found
-
-
-def _content(file: Path) -> dict[str, Any]:
-    """The file's object; {} where there is none."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -1,0 +1,25 @@
+"""What the files of a language model's folder say, in the layout of Hugging Face: read by policies and environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def end_ids(folder: Path) -> list[int]:
+    """End-of-text ids that the folder's files for the model name, each once; those of generation come first."""
+    found: list[Any] = []
+    for name in ("generation_config.json", "config.json"):
+        named = read_object(folder / name).get("eos_token_id")
+        found += named if isinstance(named, list) else [named]
+    return list(dict.fromkeys(i for i in found if isinstance(i, int)))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The file's JSON object; {} if there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
