@@ -30,6 +30,11 @@ def test_a_preset_on_the_command_line_lies_over_the_recipe(name: str, tmp_path: 
     assert load_config(tmp_path / "config.yaml").freshness == freshness
 
 
+def test_streams_stay_where_a_preset_has_passes_that_do_not_wait() -> None:
+    assert load_config("quickstart_lm", ["preset=partial_rollout"]).batching.type == "streams"
+    assert load_config("quickstart_lm", ["preset=lockstep"]).batching.type == "lockstep"
+
+
 def test_what_is_said_beside_a_preset_wins() -> None:
     words = ["freshness.max_lag=3", "preset=partial_rollout", "batching.max_rows=128"]
     config = load_config("cartpole", words)

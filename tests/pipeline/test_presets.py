@@ -17,7 +17,7 @@ from polyrhythm.scheduler.records import StartUpdate
 
 
 def run(name, **freshness):
-    return live(validate(merge(merge(LOCKSTEP, preset(name)), {"freshness": freshness})))
+    return live(validate(merge(merge(LOCKSTEP, preset(name, LOCKSTEP)), {"freshness": freshness})))
 
 
 def lags(pipeline):

@@ -25,7 +25,7 @@ EPISODES = tuple(records.Episode(0, 0, seed, greedy=True) for seed in range(6))
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str, tmp_path: Any) -> None:
     """Guarantees 2 and 3, by a book that is kept from events and commands alone."""
-    base = merge(merge(ASYNCHRONOUS, {"rollout": {"generators": 1, "segment_steps": 0}}), preset(name))
+    base = merge(merge(ASYNCHRONOUS, {"rollout": {"generators": 1, "segment_steps": 0}}), preset(name, ASYNCHRONOUS))
     versions = 12 // base["freshness"].get("sync_interval", 1)
 
     def disturb(pipeline: Any) -> None:

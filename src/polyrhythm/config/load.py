@@ -55,7 +55,7 @@ def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
     """Merge `base`, the preset and the objective that `change` names, if any, and `change`, in this order."""
     own = {key: value for key, value in change.items() if key != "preset"}
     if "preset" in change:
-        base = merge(base, preset(change["preset"], origin))
+        base = merge(base, preset(change["preset"], base, origin))
     if change.get("objective", "") != "":  # replaces the section: merging would mix two objectives
         base = base | {"algorithm": objective_preset(change["objective"], origin)}
     return merge(base, own)

@@ -2,6 +2,8 @@
 
 `preset: NAME` in a recipe overrides what the recipe extends and is overridden by the recipe itself; `preset=NAME` on
 the command line overrides the recipe and is overridden by the other options. The resolved configuration has no preset.
+
+Where a preset has `batching: dynamic`, `streams` serves as well, and a recipe that has it keeps it.
 """
 
 from __future__ import annotations
@@ -58,10 +60,14 @@ PRESETS: dict[str, tuple[str, Tree]] = {
 }
 
 
-def preset(name: Any, origin: str = "") -> Tree:
-    """The settings of a preset. Raises ConfigError if there is none of this name."""
+def preset(name: Any, base: Tree, origin: str = "") -> Tree:
+    """The settings of a preset, to lie over `base`. Raises ConfigError if there is none of this name."""
     if not isinstance(name, str) or name not in PRESETS:
         names = sorted(PRESETS)
         near = nearest(name, names) if isinstance(name, str) else ""
         raise ConfigError(f"preset = {name}: {near}presets are {', '.join(names)}", origin=origin)
-    return copy.deepcopy(PRESETS[name][1])
+    settings = copy.deepcopy(PRESETS[name][1])
+    batching = base.get("batching")
+    if isinstance(batching, dict) and batching.get("type") == "streams" and settings.get("batching") == _DYNAMIC:
+        del settings["batching"]
+    return settings
