@@ -244,7 +244,8 @@ class FaultInjector(Observer):
         return fault
 
     def _choose_node(self) -> tuple[ChaosNode, set[str]] | None:
-        """A node with stations and without the trainer, the one that was hit longest ago."""
+        """A node with stations and without the trainer, the one that was hit longest ago. Its stations are all ready: the
+        loss of one that is being started is no loss to the conductor, so it could not be noticed here."""
         assert self._nodes is not None, "faults of nodes need nodes"
         until = self._clock() + _NODE_LATE_S
         while not self._ended:
@@ -253,7 +254,7 @@ class FaultInjector(Observer):
             hit = {fault.where: fault.at for fault in self.faults}
             for node in sorted(self._nodes.nodes.values(), key=lambda node: hit.get(node.name, 0.0)):
                 own = {name for name, where in here.items() if where is node}
-                if own and not any(name.startswith("trainer") for name in own):
+                if own and own <= self._standing and not any(name.startswith("trainer") for name in own):
                     return node, own
             if self._clock() > until:
                 self.violations.append(f"no node has stations beside the trainer's, {_NODE_LATE_S:g} s after a fault")
