@@ -244,8 +244,8 @@ class FaultInjector(Observer):
         return fault
 
     def _choose_node(self) -> tuple[ChaosNode, set[str]] | None:
-        """A node with stations and without the trainer, the one that was hit longest ago. Its stations are all ready: the
-        loss of one that is being started is no loss to the conductor, so it could not be noticed here."""
+        """A node with stations and without the trainer, the one that was hit longest ago. Its stations are all ready:
+        the loss of one that is being started is no loss to the conductor, so it could not be noticed here."""
         assert self._nodes is not None, "faults of nodes need nodes"
         until = self._clock() + _NODE_LATE_S
         while not self._ended:
