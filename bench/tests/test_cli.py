@@ -38,7 +38,7 @@ def test_a_misspelt_benchmark_is_answered_with_the_nearest(capsys):
         (["learning", "rows=4"], "rows=4: bench learning has no scene to change; leave it out"),
         (
             ["conductor", "--env-batches", "16"],
-            "--env-batches: bench conductor has no such option, only --slots, --json; leave it out",
+            "--env-batches: bench conductor has no such option, only --slots, --generators, --json; leave it out",
         ),
         (
             ["ceiling", "--env-batches", "16,20", "--processes", "8"],

@@ -15,6 +15,6 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(getent ahostsv4 "$head" | awk 'NR == 1 {print $1}'):6390
 
 # One command on every node: it starts Ray, and on the head node then the run; when that ends, Ray ends everywhere.
-srun ray symmetric-run --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" \
+srun --cpus-per-task "$SLURM_CPUS_PER_TASK" ray symmetric-run --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" \
   --num-cpus "$SLURM_CPUS_PER_TASK" -- \
   polyrhythm train cartpole launcher=ray ray.address=auto ray.start_s=120 out_dir="runs/$SLURM_JOB_ID"

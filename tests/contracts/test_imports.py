@@ -344,3 +344,17 @@ def test_the_allow_lists_can_fail(tmp_path: Path) -> None:
         "from polyrhythm.scheduler import Conductor\n"
     )
     assert set(_imports(file)) == {"torch.nn", "polyrhythm.scheduler.records", "polyrhythm.scheduler"}
+
+
+def test_a_run_without_extras_needs_none_of_their_packages() -> None:
+    """CartPole's run is imported and checked as where only the base dependencies are installed."""
+    absent = ("safetensors", "transformers", "tokenizers", "peft", "metaworld", "mujoco", "ray", "vllm")
+    words = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
+        "import polyrhythm.pipeline.train\n"
+        "from polyrhythm.config.load import load_config\n"
+        "from polyrhythm.pipeline.validation.check import validate_run\n"
+        "validate_run(load_config('cartpole'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from polyrhythm.envs.base import RowsFailed
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunFolderError, RunHalted
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.checking import check_dataset
+from polyrhythm.pipeline.lerobot.images import VideoFrames
 from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.lerobot.recording import Source, record_dataset, recorded_form
 from polyrhythm.pipeline.warm_start.demos import demonstrate
@@ -427,6 +429,34 @@ def test_what_lerobot_itself_writes_is_read(tmp_path: Path) -> None:
     assert np.array_equal(found.obs["image"], theirs["observation.images.top"].transpose(0, 3, 1, 2))
     assert np.array_equal(found.obs["proprio"], theirs["observation.state"])
     assert np.array_equal(found.actions[:, 0], theirs["action"])
+
+
+def test_a_video_of_many_episodes_is_decoded_once(tmp_path: Path) -> None:
+    """The decoder is `cat`, of files with raw frames."""
+    frames = np.arange(30 * 2 * 3 * 3, dtype=np.uint16).astype(np.uint8).reshape(30, 2, 3, 3)
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(frames.tobytes())
+    started: list[Path] = []
+
+    def command(file: Path) -> list[str]:
+        started.append(file)
+        return ["cat", str(file)]
+
+    with closing(VideoFrames(command)) as videos:
+        for first in range(0, 30, 5):  # six episodes of five frames, every second one wanted
+            wanted = list(range(first, first + 5, 2))
+            for camera, file in zip(("left", "right"), files, strict=True):
+                assert np.array_equal(videos.take(camera, file, wanted, (2, 3)), frames[wanted])
+        assert started == files
+        assert videos.decoded == 2 * 30
+        assert np.array_equal(videos.take("left", files[0], [3, 4], (2, 3)), frames[3:5]), "it starts again"
+        assert np.array_equal(videos.take("left", files[1], [0], (2, 3)), frames[:1])
+        assert started == [*files, *files]
+        with pytest.raises(RunFolderError, match="b has 30 frames of 2x3 and should have 41; copy it again"):
+            videos.take("left", files[1], [20, 40], (2, 3))
+        processes = [decoder.process for decoder in videos._decoders.values()]
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_cameras_may_be_videos(tmp_path: Path) -> None:

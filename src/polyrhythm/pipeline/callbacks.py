@@ -28,8 +28,8 @@ class EvaluationResult:
     version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
     mean_return; metrics: means of the environment's own metrics; tasks, suites: the same by task and by suite, if there
     are several; variants, kinds: by variant of the environment that was asked for, and by kind of variant;
-    dropped: episodes that failed and are missing; greedy: without noise; video: its file, episodes and successes, if
-    one was requested.
+    dropped: episodes that failed and are missing; greedy: without noise; video: its file, episodes, successes and
+    failed ones, if one was requested.
     """
 
     name: str

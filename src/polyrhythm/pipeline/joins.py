@@ -41,7 +41,7 @@ class OpenPlaces:
     def joining(self) -> Joining:
         """Which stations are joined, and how many of them the run needs to start."""
         own, names = self.config.rollout.simulators, joined_names(self.config)
-        needed = max(self.config.join.min_simulators - own, not own)
+        needed = max(self.config.join.min_simulators - own, int(not own))
         return Joining(frozenset(names), needed)
 
     def factory(self, name: str, spec: EnvSpec, info: EnvBatchInfo, step: StepSettings) -> JoinedSimulatorFactory:

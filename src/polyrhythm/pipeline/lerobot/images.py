@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -53,30 +54,76 @@ def require_video(path: Path) -> None:
         )
 
 
-def video_frames(file: Path, wanted: set[int], size: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
-    """The wanted frames [H,W,3] of an mp4, in order. size: H, W. RunFolderError: it has fewer, or is damaged.
-
-    Waits for: the decoder's next frame. Unblocked by: that frame, or the end of the decoder, which reads a file only.
-    """
+def ffmpeg(file: Path) -> list[str]:
+    """The command that writes the frames of an mp4 as raw RGB."""
     import imageio_ffmpeg
 
-    height, width = size
-    nbytes, number, last = height * width * 3, 0, max(wanted)
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file), "-fps_mode", "passthrough"]
-    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    with subprocess.Popen(  # noqa: S603 - no shell; ffmpeg of the package, a file of the dataset
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as decoder:
-        assert decoder.stdout is not None
-        try:
-            while number <= last:
-                frame = decoder.stdout.read(nbytes)
-                if len(frame) < nbytes:
+    decode = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file), "-fps_mode", "passthrough"]
+    return [*decode, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+
+
+@dataclass(slots=True)
+class _Decoder:
+    """A decoder of a file that has given the frames before `number`."""
+
+    file: Path
+    process: subprocess.Popen[bytes]
+    number: int = 0
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class VideoFrames:
+    """Frames of a dataset's videos by number. A camera's decoder goes on where the episode before ended, so that a file
+    of many episodes is decoded once; only frames before that start it again. command: of the decoder of a file.
+
+    Invariant: a camera has one decoder at most, and `close` ends all. decoded: frames decoded so far.
+    """
+
+    def __init__(self, command: Callable[[Path], list[str]] = ffmpeg) -> None:
+        self._command = command
+        self._decoders: dict[str, _Decoder] = {}
+        self.decoded = 0
+
+    def take(self, camera: str, file: Path, wanted: Sequence[int], size: tuple[int, int]) -> NDArray[np.uint8]:
+        """The wanted frames [n,H,W,3], whose numbers ascend. size: H, W. RunFolderError: it has fewer, or is damaged.
+
+        Waits for: the decoder's next frame. Unblocked by: that frame, or the end of the decoder, which reads a file
+        only.
+        """
+        decoder = self._at(camera, file, wanted[0])
+        assert decoder.process.stdout is not None
+        frames, (height, width) = np.empty((len(wanted), *size, 3), np.uint8), size
+        for place, number in enumerate(wanted):
+            while decoder.number <= number:
+                frame = decoder.process.stdout.read(height * width * 3)
+                if len(frame) < height * width * 3:
                     raise RunFolderError(
-                        f"{file} has {number} frames of {height}x{width} and should have {last + 1}; copy it again"
+                        f"{file} has {decoder.number} frames of {height}x{width} and should have {wanted[-1] + 1}; "
+                        "copy it again"
                     )
-                if number in wanted:
-                    yield np.frombuffer(frame, np.uint8).reshape(height, width, 3)
-                number += 1
-        finally:
-            decoder.kill()
+                decoder.number += 1
+                self.decoded += 1
+            frames[place] = np.frombuffer(frame, np.uint8).reshape(height, width, 3)
+        return frames
+
+    def _at(self, camera: str, file: Path, first: int) -> _Decoder:
+        """The camera's decoder, of this file and not beyond its frame `first`."""
+        found = self._decoders.get(camera)
+        if found is not None and (found.file != file or found.number > first):
+            self._decoders.pop(camera).close()
+            found = None
+        if found is None:
+            process = subprocess.Popen(  # noqa: S603 - no shell; ffmpeg of the package, a file of the dataset
+                self._command(file), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            found = self._decoders[camera] = _Decoder(file, process)
+        return found
+
+    def close(self) -> None:
+        """End all decoders."""
+        for decoder in self._decoders.values():
+            decoder.close()
+        self._decoders.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +20,7 @@ from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.checking import CheckedDataset, check_dataset, data_file, video_file
-from polyrhythm.pipeline.lerobot.images import as_array, decoded, video_frames
+from polyrhythm.pipeline.lerobot.images import VideoFrames, as_array, decoded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.training.demonstrations import Demonstrations
@@ -36,20 +37,21 @@ def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, ac
     dataset = check_dataset(settings, spec, action_repeat)
     parts: list[tuple[dict[str, NDArray[Any]], NDArray[Any]]] = []
     taken = dict.fromkeys(range(len(spec.tasks)), 0)
-    for row, columns in _episodes(dataset, settings, taken):
-        begins = np.arange(0, len(columns["frame_index"]), settings.every)
-        task = dataset.tasks[int(columns["task_index"][0])]
-        obs = {
-            name: _array(dataset, row, key, columns, begins, spec.observation[name].shape).astype(
-                spec.observation[name].dtype, copy=False
-            )
-            for name, key in dataset.keys.items()
-        }
-        obs[INSTRUCTION] = np.full(len(begins), task, np.int64)
-        done = np.minimum(begins * action_repeat / spec.max_steps, 1.0)
-        obs[PROGRESS] = done.astype(np.float32)
-        parts.append((obs, _chunks(columns[layout.ACTION], begins, chunk, spec)))
-        _refuse_not_finite(dataset, row, parts[-1])
+    with closing(VideoFrames()) as videos:
+        for row, columns in _episodes(dataset, settings, taken):
+            begins = np.arange(0, len(columns["frame_index"]), settings.every)
+            task = dataset.tasks[int(columns["task_index"][0])]
+            obs = {
+                name: _array(dataset, videos, row, key, columns, begins, spec.observation[name].shape).astype(
+                    spec.observation[name].dtype, copy=False
+                )
+                for name, key in dataset.keys.items()
+            }
+            obs[INSTRUCTION] = np.full(len(begins), task, np.int64)
+            done = np.minimum(begins * action_repeat / spec.max_steps, 1.0)
+            obs[PROGRESS] = done.astype(np.float32)
+            parts.append((obs, _chunks(columns[layout.ACTION], begins, chunk, spec)))
+            _refuse_not_finite(dataset, row, parts[-1])
     if not parts:
         raise ConfigError(
             f"no episode of {dataset.folder} passes the filters (only_success, tasks); change demonstrations.dataset"
@@ -120,6 +122,7 @@ def _numbers(column: Any) -> NDArray[Any]:
 
 def _array(
     dataset: CheckedDataset,
+    videos: VideoFrames,
     row: Mapping[str, Any],
     key: str,
     columns: Mapping[str, Any],
@@ -134,7 +137,7 @@ def _array(
     if kind == "video":
         image = layout.image_shape(ArraySpec(shape, "uint8"))
         assert image is not None
-        return as_array(_video(dataset, row, key, begins, image[:2]), shape)
+        return as_array(_video(dataset, videos, row, key, begins, image[:2]), shape)
     return np.asarray(columns[key][begins].reshape(len(begins), *shape))
 
 
@@ -149,13 +152,16 @@ def _bytes(dataset: CheckedDataset, stored: Mapping[str, Any]) -> bytes:
 
 
 def _video(
-    dataset: CheckedDataset, row: Mapping[str, Any], key: str, begins: NDArray[np.intp], size: tuple[int, ...]
+    dataset: CheckedDataset,
+    videos: VideoFrames,
+    row: Mapping[str, Any],
+    key: str,
+    begins: NDArray[np.intp],
+    size: tuple[int, int],
 ) -> NDArray[np.uint8]:
     """A camera's frames of an episode, which begins at `from_timestamp` seconds of its file."""
     first = round(float(row[f"videos/{key}/from_timestamp"]) * float(dataset.info["fps"]))
-    wanted = {first + int(t) for t in begins}
-    file, (height, width) = video_file(dataset.folder, dataset.info, row, key), size
-    return np.stack(list(video_frames(file, wanted, (height, width))))
+    return videos.take(key, video_file(dataset.folder, dataset.info, row, key), [first + int(t) for t in begins], size)
 
 
 def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int, spec: EnvSpec) -> NDArray[Any]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
@@ -102,6 +101,8 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """Write a file of these tensors alone."""
+    from safetensors.torch import save_file  # an extra; this module is imported for every run
+
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with name_in_errors(file):
         file.touch()
