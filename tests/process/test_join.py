@@ -232,7 +232,8 @@ def test_a_simulator_that_leaves_takes_no_attempt_with_it_and_another_may_come(t
 
 
 def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None:
-    """The run has heard nothing of it yet when the link comes back: it hears that it leaves."""
+    """It knows that the link is down, and the run has heard nothing of it when the link comes back: it hears that it
+    leaves."""
     with opened(tmp_path) as (pipeline, port), link_to(port) as link:
         first = Joining(tmp_path, link.port)
         pipeline.loop.start()
@@ -240,6 +241,9 @@ def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None
 
         def go() -> None:
             link.cut(stays=True)
+            until = time.monotonic() + 10
+            while first.joiner._attached and time.monotonic() < until:  # what it sent before would be lost
+                time.sleep(0.005)
             first.joiner.leave()
             threading.Timer(1.0, come_back).start()
 
