@@ -163,10 +163,8 @@ class _Playback:
 
     def _fail_rows(self, rows: NDArray[np.intp]) -> None:
         """Fail the episodes of those of these rows that have failed alone; forget the failures of idle rows."""
-        for row in map(int, rows):
-            if (fault := self._env.failed.get(row)) is not None:
-                self._fail(row, f"{fault}{fault.place}")
-        self._env.failed.clear()
+        for row, fault in self._env.take_failed(rows).items():
+            self._fail(row, f"{fault}{fault.place}")
 
     def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         for place, what in first_not_finite({n: x for n, x in arrays.items() if x.dtype.kind == "f"}).items():
@@ -194,8 +192,7 @@ class _Playback:
             over[going] = result.terminated | result.truncated
             for i, row in enumerate(stepped):
                 self._count(self._played[row], result, i)
-            # A row whose episode ended earlier in the chunk may have failed since, in a no-op.
-            self._fail_rows(stepped[np.isnan(result.rewards).any(1)])
+            self._fail_rows(stepped[result.nan_rewards])
             self._fail_nonfinite(stepped, ENVIRONMENT, {"reward": result.rewards})
         return over
 

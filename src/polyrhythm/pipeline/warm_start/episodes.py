@@ -126,11 +126,10 @@ def _not_lost(episodes: list[DemoEpisode], rows: NDArray[np.intp]) -> NDArray[np
 
 def _lose_failed(env: GuardedEnv, rows: NDArray[np.intp], episodes: Sequence[DemoEpisode]) -> None:
     """Lose those of these rows' episodes whose row has failed; forget all failures, those of idle rows too."""
-    for row, episode in zip(map(int, rows), episodes, strict=True):
-        if (fault := env.failed.get(row)) is not None:
-            log.error("demonstrations: row %d: %s%s", row, fault, fault.place)
-            episode.lost = f"the environment failed in {fault}"
-    env.failed.clear()
+    playing = dict(zip(map(int, rows), episodes, strict=True))
+    for row, fault in env.take_failed(rows).items():
+        log.error("demonstrations: row %d: %s%s", row, fault, fault.place)
+        playing[row].lost = f"the environment failed in {fault}"
 
 
 def _observe(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpisode]) -> None:
@@ -210,8 +209,8 @@ def _act_whole(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpiso
 def _lose_stepped(
     env: GuardedEnv, rows: NDArray[np.intp], result: ChunkResult, episodes: Sequence[DemoEpisode]
 ) -> None:
-    """`_lose_failed` after a chunk step: a row whose episode ended in it may have failed since, in a no-op."""
-    failed = np.flatnonzero(np.isnan(result.rewards).any(1))
+    """`_lose_failed` after a chunk step."""
+    failed = result.nan_rewards
     _lose_failed(env, rows[failed], [episodes[int(i)] for i in failed])
 
 

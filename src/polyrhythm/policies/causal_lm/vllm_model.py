@@ -190,11 +190,12 @@ class VllmModel:
             for output in self._engine.step()
             if output.finished
         ]
-        own = [answer for answer in ended if answer.name == self._check]
-        for answer in own:
-            self._check = None
-            self._compare(answer.drawn)
-        return [answer for answer in ended if answer not in own] if own else ended
+        check = next((answer for answer in ended if answer.name == self._check), None)
+        if check is None:
+            return ended
+        self._check = None
+        self._compare(check.drawn)
+        return [answer for answer in ended if answer is not check]
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,6 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +22,7 @@ import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import DataClient
+from polyrhythm.runtime.hosts.client import client_of
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, segment_sizes
 from polyrhythm.runtime.hosts.server import DataServer
@@ -110,8 +109,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, 
         published = PublishedMemory(spec.weights, memoryview(open_segment(folder, WEIGHTS)), folder)
     watch = None
     if spec.main:
-        client = DataClient(q.MAIN, partial(sockets.asking, spec.main, q.HEAD_BYTES))
-        watch = HostWatch(client)
+        watch = HostWatch(client_of(sockets, q.MAIN, spec.main))
         stack.callback(watch.close)
     return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published, folder), watch
 

@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
-from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import Found
-from polyrhythm.runtime.hosts.client import DataClient
+from polyrhythm.runtime.hosts.client import client_of
 from polyrhythm.runtime.hosts.clocks import HostClocks, ask_clock
 from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
 from polyrhythm.runtime.hosts.identity import write_identity
@@ -89,7 +88,7 @@ def open_hosts(
         sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
         agents.callback(sockets.close)
         opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s))
-        connect = partial(_client, sockets)
+        connect = partial(client_of, sockets)
         directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
         clocks = HostClocks(directory.lost)
         hosting = LocalHosting(
@@ -139,11 +138,6 @@ def build_hosts_launcher(hosts: HostedStations) -> Launcher:
         channel = hosts.memory.weights("cpu", None)
         undo.pop_all()
     return Launcher(hosts.hosting, payloads, channel, folder=hosts.folder, undo=hosts.undo)
-
-
-def _client(sockets: Sockets, host: str, endpoint: str) -> DataClient:
-    """To ask a host's server what takes no large answer."""
-    return DataClient(host, partial(sockets.asking, endpoint, q.HEAD_BYTES))
 
 
 def _find_hosts(

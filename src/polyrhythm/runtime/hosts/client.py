@@ -6,10 +6,11 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.questions import ANSWER_S
 from polyrhythm.runtime.transport.exchange import AskingEnd
+from polyrhythm.runtime.transport.sockets import Sockets
 
 
 class HostSilent(ConnectionError, LookupError):
@@ -19,7 +20,7 @@ class HostSilent(ConnectionError, LookupError):
 class DataClient:
     """Questions to the server of `host`. connect: opens a connection to it."""
 
-    def __init__(self, host: str, connect: Callable[[], AskingEnd], answer_s: float = ANSWER_S) -> None:
+    def __init__(self, host: str, connect: Callable[[], AskingEnd], answer_s: float = q.ANSWER_S) -> None:
         self.host = host
         self._connect, self._answer_s = connect, answer_s
         self._end: AskingEnd | None = None
@@ -67,3 +68,11 @@ class DataClient:
         """End the connection."""
         with self._turn:
             self._drop()
+
+
+def client_of(
+    sockets: Sockets, host: str, endpoint: str, answer_s: float = q.ANSWER_S, largest: int = q.HEAD_BYTES
+) -> DataClient:
+    """A client of the server at `endpoint`. answer_s: that an answer may take; largest: bytes of its largest piece, by
+    default that of an answer without arrays."""
+    return DataClient(host, partial(sockets.asking, endpoint, largest), answer_s)

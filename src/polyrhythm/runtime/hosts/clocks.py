@@ -15,14 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import zmq
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import DataClient
+from polyrhythm.runtime.hosts.client import DataClient, client_of
 from polyrhythm.runtime.messages import Spans
 from polyrhythm.runtime.transport.sockets import Sockets
 
@@ -84,7 +83,7 @@ def measure(client: DataClient, trips: int = _TRIPS, clock: Callable[[], int] = 
 
 def ask_clock(sockets: Sockets, host: str, endpoint: str) -> DataClient:
     """A connection to a host's server that waits for an answer no longer than a clock is worth."""
-    return DataClient(host, partial(sockets.asking, endpoint, q.HEAD_BYTES), _ANSWER_S)
+    return client_of(sockets, host, endpoint, _ANSWER_S)
 
 
 class HostClocks:

@@ -8,12 +8,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import DataClient
+from polyrhythm.runtime.hosts.client import DataClient, client_of
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.pieces import largest_answer
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
@@ -61,7 +60,7 @@ class HostMemory:
     def client(self, host: str, endpoint: str, answer_s: float = q.ANSWER_S) -> DataClient:
         """A connection to the server of another host. answer_s: that an answer may take."""
         largest = max(q.PART_BYTES, largest_answer(self._layout)) + q.HEAD_BYTES
-        return DataClient(host, partial(self._sockets.asking, endpoint, largest), answer_s)
+        return client_of(self._sockets, host, endpoint, answer_s, largest)
 
     def note_host(self, host: str, endpoint: str) -> None:
         """The run has another host. UnfitMessage: there can be none of this name, or not there."""

@@ -32,7 +32,7 @@ class HostOpener:
     again."""
 
     def __init__(self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys, silence_s: float) -> None:
-        self._layout, self._weights, self._keys, self.silence_s = layout, weights, keys, silence_s
+        self._layout, self._weights, self._keys, self._silence_s = layout, weights, keys, silence_s
         self.lost: AbstractSet[str] = frozenset()
         self.publishers: tuple[str, ...] = (MAIN,)
         self.known: list[Known] = []
@@ -86,7 +86,7 @@ class HostOpener:
             address=node.address,
             keys=self._keys,
             main=self.servers.get(MAIN, ""),
-            silence_s=self.silence_s,
+            silence_s=self._silence_s,
         )
         wait = node.start_agent(spec)
 

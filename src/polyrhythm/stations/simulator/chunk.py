@@ -32,6 +32,12 @@ class ChunkResult(NamedTuple):
     truncated: NDArray[np.bool_]
     success: NDArray[np.bool_]
 
+    @property
+    def nan_rewards(self) -> NDArray[np.intp]:
+        """Positions of the rows with a reward of NaN: they alone can have failed in their episode (`GuardedEnv`). A row
+        whose episode ended earlier in the chunk may have failed since, in a no-op."""
+        return np.flatnonzero(np.isnan(self.rewards).any(1))
+
     def part(self, first: int, stop: int) -> ChunkResult:
         """Rows first..stop-1."""
         return ChunkResult(*(array[first:stop] for array in self))  # type: ignore[arg-type]

@@ -103,6 +103,12 @@ class GuardedEnv:
             raise next(iter(faults.values())) from failed
         self.failed |= faults
 
+    def take_failed(self, rows: RowNumbers) -> dict[int, EnvFault]:
+        """The faults of those of these rows that have failed; those of all rows are forgotten."""
+        found = {row: fault for row in map(int, rows) if (fault := self.failed.get(row)) is not None}
+        self.failed.clear()
+        return found
+
     def discard(self, row: int) -> None:
         """Have the environment make the row anew at its next reset, if it can: numbers of it were not finite."""
         if isinstance(self.inner, DiscardsRows):
