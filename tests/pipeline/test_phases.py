@@ -268,3 +268,12 @@ def test_relative_paths_are_told_of_only_where_there_are_some(
     (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
     config_to_resume(folder, ["training.versions=9"])
     assert ("now mean others (init_from)" in caplog.text) == bool(paths) == bool(caplog.messages)
+
+
+def test_a_result_that_was_changed_is_not_trusted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    PhaseJournal(tmp_path).commit("evaluation_after", {"after": {"episodes": 2, "successes": 1}})
+    assert PhaseJournal(tmp_path).result("evaluation_after") == {"after": {"episodes": 2, "successes": 1}}
+    path = tmp_path / "progress.json"
+    path.write_text(path.read_text().replace('"episodes"', '"sode"'))
+    assert PhaseJournal(tmp_path).result("evaluation_after") is None
+    assert "progress.json is damaged" in caplog.text

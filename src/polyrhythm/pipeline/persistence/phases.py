@@ -1,7 +1,7 @@
 """How far a run has come: each phase commits its result, and a resumed run begins behind the last one.
 
 progress.json      {"command": train or sft, "began_in": working folder, "wall_s": {phase: seconds so far},
-                    "done": {phase: result}}
+                    "done": {phase: result}, "crc32": of the rest}
 
 Where that file is damaged or gone, the run's other files say what is done (`pipeline.persistence.salvage`).
 """
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,8 +79,9 @@ class PhaseJournal:
         self._write()
 
     def _write(self) -> None:
+        said = {**self._origin, "wall_s": self.wall_s, "done": self._done}
         with atomic_write(self._path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
-            json.dump({**self._origin, "wall_s": self.wall_s, "done": self._done}, file)
+            json.dump({**said, "crc32": _crc32(said)}, file)
             file.flush()
             os.fsync(file.fileno())
 
@@ -114,14 +116,20 @@ def _is_progress(said: Any) -> bool:
     """Whether this is what `PhaseJournal` writes."""
     if not isinstance(said, dict):
         return False
+    rest = {key: value for key, value in said.items() if key != "crc32"}
     wall_s, done = said.get("wall_s", {}), said.get("done", {})
     return (
-        isinstance(wall_s, dict)
+        said.get("crc32") in (None, _crc32(rest))  # a run of an earlier version has none
+        and isinstance(wall_s, dict)
         and all(type(seconds) in (int, float) for seconds in wall_s.values())
         and isinstance(done, dict)
         and all(isinstance(result, dict) for result in done.values())
         and all(isinstance(said.get(key, ""), str) for key in ("command", "began_in"))
     )
+
+
+def _crc32(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
 def command_of(folder: Path) -> str:
