@@ -17,6 +17,8 @@ LOGPROB = "logprob"
 VALUE = "value"
 FORWARD_INPUTS = "forward_inputs."
 VERSION = "version"
+#: Where answers are streamed: by how much newer than `VERSION` the weights were that sampled each token.
+NEWER = "newer"
 #: Between a station's name and the number of a rank.
 _RANK = "-rank"
 #: Longer numbers name no part of a process.
@@ -34,6 +36,13 @@ class Reply(NamedTuple):
     slot: str
     sequence: int
     answers: NDArray[Any]
+
+
+def newest_version(answers: NDArray[Any]) -> int:
+    """The newest weights that sampled a part of these records; 0 if there are none."""
+    if NEWER not in (answers.dtype.names or ()):
+        return int(answers[VERSION].max(initial=0))
+    return int((answers[VERSION] + answers[NEWER].max(1)).max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)
