@@ -188,6 +188,17 @@ class Offloadable(Protocol):
 
 
 @runtime_checkable
+class WaitsBeside(Protocol):
+    """A station whose units of work may wait for something else than messages, and that can leave the waiting to its
+    thread."""
+
+    def wait_beside(self) -> int | None:
+        """From now on `work` is False rather than wait. A descriptor that can be read once there may be work; None:
+        its work never waits."""
+        ...
+
+
+@runtime_checkable
 class Attended(Protocol):
     """A station whose work is done by somebody who has yet to join it, and may leave: then `work` raises `Departed`.
     socket: ZeroMQ's, by which it hears of work."""

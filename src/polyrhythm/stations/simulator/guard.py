@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, own_place
-from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult, first_cause
+from polyrhythm.envs.base import BeginsSteps, EnvBatch, RowNumbers, RowsFailed, StepResult, first_cause
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 
@@ -99,6 +99,15 @@ class GuardedEnv:
         if not self._isolate:
             raise next(iter(faults.values())) from failed
         self.failed |= faults
+
+    @property
+    def begins_steps(self) -> bool:
+        """Whether steps can be begun before they are done (`BeginsSteps`)."""
+        return bool(self.spec.chunk) and isinstance(self.inner, BeginsSteps)
+
+    def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
+        assert isinstance(self.inner, BeginsSteps)
+        self._call("step", self.inner.begin_step, rows, actions)
 
     def close(self) -> None:
         self.inner.close()
