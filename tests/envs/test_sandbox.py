@@ -24,6 +24,7 @@ from polyrhythm.envs.sandbox.tool import (
 )
 from polyrhythm.errors import ConfigError, MissingError
 
+EVERY = ("namespaces", "landlock", "seccomp")
 QUICK = SandboxSettings(wall_s=20.0, cpu_s=1, memory_mib=256, files_mib=2, output_bytes=1000, at_a_time=8)
 
 
@@ -291,6 +292,42 @@ def test_a_sandbox_that_is_killed_is_started_again(without: tuple[str, ...]) -> 
     assert killed.run("1 + 1").output == "2\n"
     assert gone(found[1:]), "with all that it ran"
     killed.close()
+
+
+def test_a_sandbox_that_says_nothing_is_lost_and_started_again() -> None:
+    silent = PythonTool(QUICK.model_copy(update={"may_lack": EVERY}))
+    before = processes(silent)
+    for process in before:
+        process.suspend()
+    call, other = silent.start("1"), silent.start("2")
+    call.deadline = time.monotonic()
+    with pytest.raises(SandboxLost, match="says nothing, 10 s after"):
+        silent.finish(call)
+    assert gone(before)
+    with pytest.raises(SandboxLost):
+        silent.finish(other)
+    assert silent.run("1 + 1").output == "2\n", "another one"
+    silent.close()
+
+
+def test_a_call_has_the_time_of_those_before_it() -> None:
+    queued = PythonTool(QUICK.model_copy(update={"at_a_time": 2, "may_lack": EVERY}), patience_s=1.0)
+    begun = time.monotonic()
+    calls = [queued.start("1") for _ in range(5)]
+    for call, turns in zip(calls, (1, 1, 2, 2, 3), strict=True):
+        assert call.deadline - begun == pytest.approx(turns * QUICK.wall_s + 1.0, abs=10.0)
+        assert queued.finish(call).output == "1\n"
+    after = queued.start("1")
+    assert after.deadline < time.monotonic() + QUICK.wall_s + 1.0
+    queued.finish(after)
+    queued.close()
+
+
+@pytest.mark.parametrize("code", ["#" * 2**20, "é" * 2**19 + "#"])
+def test_code_that_is_too_long_is_not_run(tool: PythonTool, code: str) -> None:
+    short = "print(1)\n"
+    assert tool.run(short + code[: 2**20 - len(short)] * (code[0] == "#")).output == "1\n"
+    assert tool.run(short + code) == outcome("the code is longer than 1 MiB; it was not run\n", "error")
 
 
 CLIENT = """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +17,7 @@ from tests.policies.small_tokenizer import write_tokenizer
 from polyrhythm.envs.base import Expert, RowsFailed
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.sandbox.tool import SandboxSettings
-from polyrhythm.envs.text import Demonstrates, Reply, TextSettings
+from polyrhythm.envs.text import Awaited, Demonstrates, Reply, TextSettings
 from polyrhythm.envs.text.batch import TextBatch
 from polyrhythm.envs.text.chains import ChainsSettings, calculate
 from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
@@ -276,6 +279,88 @@ def test_all_rows_prepare_before_the_first_replies() -> None:
     assert list(raised.value.errors) == [1]
     assert raised.value.result is not None
     assert raised.value.result.success.tolist() == [False, False, True, False]
+
+
+class Calls(Echo):
+    """`b` is answered once a byte has come. ended: write ends, in the order of the calls."""
+
+    ended: ClassVar[list[int]] = []
+    patience_s = 600.0
+
+    def __init__(self) -> None:
+        self._call = -1
+
+    def prepare(self, message: str) -> None:
+        if message == "b":
+            self._call, end = os.pipe()
+            Calls.ended.append(end)
+
+    def awaits(self) -> Awaited | None:
+        return Awaited(self._call, time.monotonic() + self.patience_s) if self._call >= 0 else None
+
+    def reply(self, message: str) -> Reply:
+        if message == "b":
+            os.read(self._call, 1)
+            self.close()
+            return Reply("b;", done=False)
+        return super().reply(message)
+
+    def begin(self, task: int, seed: int) -> str:
+        self.close()
+        return super().begin(task, seed)
+
+    def close(self) -> None:
+        if self._call >= 0:
+            os.close(self._call)
+        self._call = -1
+
+
+class CallSettings(EchoSettings):
+    patience_s: float = 600.0
+
+    def conversation(self) -> Any:
+        made = Calls()
+        made.patience_s = self.patience_s
+        return made
+
+
+def calling(rows: int, patience_s: float = 600.0) -> TextBatch:
+    batch = CallSettings(patience_s=patience_s).build(rows)
+    batch.reset(range(rows), [0] * rows, [0] * rows)
+    Calls.ended.clear()
+    return batch
+
+
+def readable(batch: TextBatch) -> bool:
+    return bool(select.select([batch.fileno()], [], [], 0)[0])
+
+
+def test_a_row_waits_until_its_call_has_ended_and_others_do_not() -> None:
+    batch = calling(3)
+    said = messages(batch, "b$", "a$", "b$")
+    batch.begin_step([0, 1, 2], said)
+    batch.begin_step([0, 1, 2], said)
+    assert len(Calls.ended) == 2, "told once"
+    assert [batch.waits([row]) for row in range(3)] == [True, False, True]
+    assert not readable(batch)
+    batch.step([1], said[1:2])
+    os.write(Calls.ended[1], b"!")
+    assert readable(batch)
+    assert [batch.waits(rows) for rows in ([0], [2], [0, 2])] == [True, False, True]
+    assert not readable(batch), "it wakes once"
+    batch.step([2], said[2:])
+    batch.begin_step([2], said[2:])
+    assert batch.waits([2]), "of the next message"
+    batch.reset([0, 2], [0, 0], [0, 0])
+    assert not batch.waits([0, 1, 2])
+    batch.close()
+
+
+def test_what_is_awaited_for_too_long_is_left_to_the_reply() -> None:
+    batch = calling(1, patience_s=0.0)
+    batch.begin_step([0], messages(batch, "b$"))
+    assert not batch.waits([0])
+    batch.close()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.records import ApplyWeights, StartStream, StartUpdate, StreamDone
+from polyrhythm.scheduler.records import ApplyWeights, SampleFinished, StartStream, StartUpdate, StreamDone
 
 LANGUAGE: dict[str, Any] = {
     "name": "test",
@@ -50,6 +50,9 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     assert {command.version for command in commands if isinstance(command, ApplyWeights)} == {0, 1, 2, 3, 4}
     resumed = sum(statistics[name]["resumed"] for name in ("generator-0", "generator-1"))
     assert (resumed > 0) == (on_update == "abort"), "generations were under way when weights came"
+    events = [decision.event for decision in trace]
+    partial = [event for event in events if isinstance(event, SampleFinished) and event.newest > event.oldest]
+    assert bool(partial) == (on_update != "drain"), "one message each, with tokens of several versions"
     fresh = Conductor(conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.save() == conductor.save()

@@ -20,6 +20,7 @@ def layout_like(sample: Trajectory, *, blocks: int, steps: int, slots: dict[str,
         obs={name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in sample.obs.items()},
         answers={name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in answers.items()},
         slots=slots or {"slot": 4},
+        streamed=sample.newer is not None,
     )
 
 

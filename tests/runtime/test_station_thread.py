@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import select
 import threading
 from typing import Any
 
+import pytest
+
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Unobeyable
+from polyrhythm.runtime.processes import station_thread
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.spans import PASS, Span
@@ -138,3 +143,53 @@ def test_a_command_that_turns_out_to_be_impossible_is_refused_as_it_came_and_the
     inbox.put(wire.encode(wire.Stop()))
     assert part.over.wait(60)
     assert part.error is None
+
+
+class Waiting:
+    """Has a unit of work once its pipe can be read, or it was told something."""
+
+    name = "s"
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.told = self.worked = 0
+        self.read, self.write = os.pipe()
+        self.spoken = threading.Semaphore(0)
+
+    def wait_beside(self) -> int:
+        return self.read
+
+    def handle(self, command: Any) -> None:
+        self.told += 1
+
+    def work(self) -> bool:
+        if select.select([self.read], [], [], 0)[0]:
+            self.said.append(os.read(self.read, 1).decode())
+        elif self.told > self.worked:
+            self.worked += 1
+            self.said.append("told")
+        else:
+            return False
+        self.spoken.release()
+        return True
+
+    def close(self) -> None:
+        os.close(self.read)
+        os.close(self.write)
+
+
+def test_a_part_that_waits_beside_messages_is_woken_by_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(station_thread, "_WAIT_S", HOUR)
+    station, inbox = Waiting(), PartQueue()
+    part = StationThread("s.0", lambda: station, inbox, DropCounter("test"), LAYOUT, Host())  # type: ignore[arg-type, return-value]
+    part.start()
+    turns = ["a", "told", "b", "told", "told", "c"]
+    for turn in turns:
+        if turn == "told":
+            inbox.put(wire.encode(r.Serve("s", r.Batch(1, "s", ()))))
+        else:
+            os.write(station.write, turn.encode())
+        assert station.spoken.acquire(timeout=60)
+    inbox.put(wire.encode(wire.Stop()))
+    assert part.over.wait(60)
+    assert (part.error, station.said) == (None, turns)

@@ -13,7 +13,7 @@ from tests.stations.generators import inline_weights
 from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VERSION, Channels, Reply
+from polyrhythm.runtime.messages import ACTIONS, LOGPROB, NEWER, VERSION, Channels, Reply, newest_version
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
     AbortStream,
@@ -38,7 +38,7 @@ class Stand:
     def __init__(self, *, resumes: bool = False, seed: int = 1) -> None:
         form = CausalLmSettings(layers=2, width=32, heads=2, hidden=64).form(SPEC)
         self.policy = policy(seed)
-        layout = ArenaLayout(16, 2, SPEC.chunk, shown(SPEC), answer_specs(form, SPEC), ROWS)
+        layout = ArenaLayout(16, 2, SPEC.chunk, shown(SPEC), answer_specs(form, SPEC), ROWS, streamed=True)
         self.arena, self.weights = in_memory(layout), inline_weights(self.policy)
         for entry in range(48):
             tokens = prompt(entry)
@@ -154,6 +154,13 @@ def test_weights_change_between_two_tokens_and_a_reply_has_its_oldest_version(re
     said = stand.do(stand.start(3, "d", 6)) + stand.finish()
     found = replies(said)
     assert {slot: one.answers[VERSION].tolist() for slot, one in found.items()} == {"a": [0], "b": [0], "d": [3]}
+    for slot, first in (("a", 1), ("b", 1), ("d", 0)):
+        answers = found[slot].answers
+        length = int(np.isin(answers[ACTIONS][0, :, 0], SPEC.action.stops).argmax()) + 1
+        after = [0] * first + [3 if first else 0] * (length - first)
+        assert answers[NEWER][0, :length].tolist() == after, "one token of version 0, the others of version 3"
+        assert not answers[NEWER][0, length:].any()
+        assert newest_version(answers) == 3
     assert stand.station.statistics()["resumed"] == (2 if resumes else 0)
     old, new = stand.policy, newer
     for number, slot, entry in ((1, "a", 0), (2, "b", 4)):

@@ -6,8 +6,10 @@ import copy
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.runtime.arenas import holding
@@ -48,8 +50,12 @@ class Stand:
     """A trainer with everything that it says; an update of it has 2 epochs of 3 mini-batches."""
 
     def __init__(self, states=None, channel=None, policy=None, *, overlap=False, settings=None, ranks=ONE_RANK, **more):
+        """more: arena (else one with three samples), streamed (whether those have a version for each step)."""
         self.policy, self.said = policy or ToyPolicy(), []
-        self.arena = more.get("arena") or holding(collect(ToyPolicy(), lengths=(3, 4, 2)))
+        samples = collect(ToyPolicy(), lengths=(3, 4, 2))
+        if more.get("streamed"):
+            samples = [replace(x, newer=np.zeros(x.valid.shape, np.int32)) for x in samples]
+        self.arena = more.get("arena") or holding(samples)
         self.channel = channel or InlineWeights(layout_of(self.policy))
         train = training(epochs=2, minibatch_steps=3)
         self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0, ranks=ranks)
@@ -86,10 +92,25 @@ def test_an_update_is_several_units_and_ends_with_a_report_and_an_event():
     assert done == UpdateDone("t", 0, 0)
     assert (report.topic, report.step) == ("update", 0)
     assert report.values["staleness/lag_max"] == 2
+    assert report.values["staleness/stale_trajectory_processed"] == 2
+    assert report.values["staleness/stale_samples_processed"] == 2
+    assert report.values["staleness/total_partial_num"] == 0
     assert report.values["env/sample_chunk_steps"] == 3
     assert "train/actor/policy_loss" in report.values
     assert trainer.joined() == TrainerJoined("t", 0, 1)
     assert trainer.statistics() == {"optimizer_steps": 6, "updates": 1}
+
+
+def test_groups_and_samples_that_are_old_or_had_new_weights_within_a_message_are_counted():
+    stand = Stand(streamed=True)
+    stand.arena.head[:3, 5] = (4, 4, 6)  # groups
+    stand.arena.answers["newer"][stand.arena.layout.block(1, 1), 0] = 1
+    stand.do(LEND)
+    counted = {name.removeprefix("staleness/"): value for name, value in stand.said[0].values.items()}
+    assert counted["stale_trajectory_processed"] == 2
+    assert counted["stale_samples_processed"] == 1
+    assert (counted["total_partial_num"], counted["max_partial_span"]) == (1, 1)
+    assert counted["partial_ratio"] == pytest.approx(1 / 3)
 
 
 def test_weights_are_published_after_the_update_before_them_and_do_not_move_on():

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.training.toy import ToyPolicy, algorithm, collect
+from tests.training.toy import CHUNK, ToyPolicy, algorithm, collect
 
 from polyrhythm.algorithms.levels import RewardLevel, reward_mask
+from polyrhythm.algorithms.proximal import interpolate
 from polyrhythm.training.batch import TrainingBatch, collate, minibatches
 from polyrhythm.training.objective import Normalizers, Objective
 from polyrhythm.training.prefetch import send_ahead
@@ -177,6 +178,26 @@ def test_interpolation_knows_how_old_each_chunk_step_is() -> None:
     assert targets.alpha is not None
     ages = 4 - batch.version.double()
     torch.testing.assert_close(targets.alpha.double(), (ages - 1) / ages)
+
+
+@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+def test_interpolation_knows_how_old_each_token_is(level: str) -> None:
+    policy = ToyPolicy()
+    samples = collect(policy)  # of versions 0 to 3
+    newer = np.arange(CHUNK, dtype=np.int32)
+    cut = [replace(x, newer=np.where(x.valid, newer, 0).astype(np.int32)) for x in samples]
+    assert [x.newest for x in cut] == [x.ticket + CHUNK - 1 if x.steps > 1 or x.truncated else x.ticket for x in cut]
+    settings = algorithm(proximal="interpolate", logprob_level=level)
+    batch = collate(cut)
+    targets, _ = compute_targets(batch, settings, inputs(policy, version=9))
+    assert targets.alpha is not None
+    by_token = 9 - batch.version.double()[:, None] - torch.from_numpy(np.concatenate([x.newer for x in cut]))
+    ages = 9 - batch.version.double() if level == "chunk" else by_token
+    torch.testing.assert_close(targets.alpha.double(), (ages - 1) / ages)
+    there = torch.zeros_like(targets.behavior)
+    proximal = interpolate(there, targets.behavior, targets.alpha)
+    alpha = targets.alpha.unsqueeze(-1) if level == "token" else targets.alpha
+    torch.testing.assert_close(proximal, (1 - alpha) * targets.behavior)
 
 
 def test_a_penalty_in_the_reward_is_the_distance_to_the_reference() -> None:

@@ -18,9 +18,10 @@ def interpolation(behavior_version: Tensor, produced_version: int) -> Tensor:
 
 
 def interpolate(logprob: Tensor, behavior: Tensor, alpha: Tensor) -> Tensor:
-    """logπ_prox = sg[logπ_b + α·(logπ_θ − logπ_b)] per entry; alpha [N], the others [N], [N,C] or [N,C,A].
+    """logπ_prox = sg[logπ_b + α·(logπ_θ − logπ_b)] per entry; the others [N], [N,C] or [N,C,A], alpha [N]
+    or, where each action has its own, [N,C] (then the others have an entry for each).
 
     Source: RLinf's asynchronous PPO, section 8.
     """
-    trailing = (1,) * (behavior.dim() - 1)
-    return behavior + alpha.reshape(-1, *trailing) * (logprob.detach() - behavior)
+    trailing = (1,) * (behavior.dim() - alpha.dim())
+    return behavior + alpha.reshape(*alpha.shape, *trailing) * (logprob.detach() - behavior)

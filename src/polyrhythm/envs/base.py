@@ -135,6 +135,25 @@ class DiscardsRows(Protocol):
 
 
 @runtime_checkable
+class BeginsSteps(Protocol):
+    """An env batch whose steps wait for something outside, such as the calls of a tool: begun early, those of different
+    rows overlap. For environments whose step takes a whole chunk (`spec.chunk`)."""
+
+    def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
+        """Begin what `step` of these rows with these actions will wait for, and return at once. Each row is stepped
+        with them or reset afterwards, perhaps not all together. What fails is raised by `step`."""
+        ...
+
+    def waits(self, rows: RowNumbers) -> bool:
+        """Whether `step` of these rows would wait now. False once it has waited too long: `step` says so then."""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when `waits` may have changed since it was asked last."""
+        ...
+
+
+@runtime_checkable
 class Transcribes(Protocol):
     """An environment's settings that can say what a sample is as text, for reward functions."""
 

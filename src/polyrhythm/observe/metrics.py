@@ -34,7 +34,8 @@ GROUPS: Mapping[str, str] = {
     ),
     "staleness": (
         "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "
-        "weights came: partial_ratio, and max_partial_span, by how many versions"
+        "weights came: partial_ratio, total_partial_num, and max_partial_span, by how many versions; with a lag: "
+        "stale_trajectory_processed (samples), stale_samples_processed (groups)"
     ),
     "rollouter": (
         "since the update before: idle_ratio, share of row-seconds in which a row had no ticket; batch_rows, mean of "

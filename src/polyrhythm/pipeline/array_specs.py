@@ -58,6 +58,7 @@ def arena_layout(
         answers=answer_specs(form, spec),
         slots=slots,
         scored=scored > 0,
+        streamed=isinstance(config.batching, StreamsBatching),
     )
 
 

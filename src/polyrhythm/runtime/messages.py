@@ -17,6 +17,8 @@ LOGPROB = "logprob"
 VALUE = "value"
 FORWARD_INPUTS = "forward_inputs."
 VERSION = "version"
+#: Where answers are streamed: by how much newer than `VERSION` the weights were that sampled each token.
+NEWER = "newer"
 #: Between a station's name and the number of a rank.
 _RANK = "-rank"
 #: Longer numbers name no part of a process.
@@ -34,6 +36,13 @@ class Reply(NamedTuple):
     slot: str
     sequence: int
     answers: NDArray[Any]
+
+
+def newest_version(answers: NDArray[Any]) -> int:
+    """The newest weights that sampled a part of these records; 0 if there are none."""
+    if NEWER not in (answers.dtype.names or ()):
+        return int(answers[VERSION].max(initial=0))
+    return int((answers[VERSION] + answers[NEWER].max(1)).max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +184,17 @@ class Offloadable(Protocol):
 
     def resume(self) -> None:
         """Bring it back."""
+        ...
+
+
+@runtime_checkable
+class WaitsBeside(Protocol):
+    """A station whose units of work may wait for something else than messages, and that can leave the waiting to its
+    thread."""
+
+    def wait_beside(self) -> int | None:
+        """From now on `work` is False rather than wait. A descriptor that can be read once there may be work; None:
+        its work never waits."""
         ...
 
 

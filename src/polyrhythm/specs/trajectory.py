@@ -17,7 +17,8 @@ class Trajectory:
     behaviour policy; forward_inputs: name → [T, ...], further inputs of `evaluate`.
     rewards [T,C] float32; valid [T,C] bool: the primitive action was executed (the step that ended the
     episode counts, later ones of its chunk do not).
-    version [T] int64: the weights that answered each chunk step.
+    version [T] int64: the weights that answered each chunk step. newer [T,C] int32: where weights may change within an
+    answer, which `version` says the oldest of, how many versions newer those of each action were; None elsewhere.
     terminated: the task ended; truncated: cut by the time limit or at a segment's end (bootstrap applies).
     """
 
@@ -36,6 +37,14 @@ class Trajectory:
     ticket: int
     group: int
     task: int
+    newer: NDArray[np.int32] | None = None
+
+    @property
+    def newest(self) -> int:
+        """The newest weights that chose one of its actions."""
+        if self.newer is None:
+            return int(self.version.max())
+        return int((self.version[:, None] + np.where(self.valid, self.newer, 0)).max())
 
     @property
     def steps(self) -> int:

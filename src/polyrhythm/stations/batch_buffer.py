@@ -19,12 +19,14 @@ from torch import Tensor
 from polyrhythm.policies.base import Act
 from polyrhythm.runtime.memory.arena import Arena, RequestView
 from polyrhythm.runtime.memory.tensors import as_array
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, NEWER, VALUE, VERSION
 
 #: Observations, greedy and noise keys, as `Policy.act` takes them.
 Inputs = tuple[dict[str, Tensor], Tensor, Tensor]
 
 _ALIGNMENT = 64
+#: What the station writes to an answer, not the policy.
+_OWN = frozenset({VERSION, NEWER})
 _OBS = "obs."
 _NOISE_KEY, _GREEDY = "noise_key", "greedy"
 
@@ -117,7 +119,7 @@ class BatchBuffer:
         self._fetched: list[tuple[int, Mapping[str, NDArray[Any]]]] = []
         self._requested = len(entries)  # rows that are not padding
         self._fields = {name: answers[name] for name in answers.dtype.names or ()}
-        self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n != VERSION}
+        self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n not in _OWN}
 
     def put_request(self, first: int, view: RequestView) -> None:
         """Write a request's rows from row `first` on."""
@@ -181,7 +183,7 @@ class PackedAnswers:
         table = self.memory.view(rows, layout.answers.itemsize)
         self._fields: dict[str, Tensor] = {}
         for name, (kind, offset, *_) in (layout.answers.fields or {}).items():
-            if name != VERSION:
+            if name not in _OWN:
                 dtype, size = torch_dtype(kind.base), kind.base.itemsize
                 first = offset // size
                 columns = table.view(dtype)[:, first : first + prod(kind.shape)]

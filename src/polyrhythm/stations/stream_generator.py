@@ -1,7 +1,8 @@
 """The generator station that serves by streams: it holds an engine for each copy of the policy, and decodes in steps.
 
 Invariant: weights change only between two decode steps and all at once; a reply carries the oldest version that sampled
-one of its request's tokens; it is sent before its `StreamDone`; commands are obeyed in their order.
+one of its request's tokens, and by how much newer each token's is; it is sent before its `StreamDone`; commands are
+obeyed in their order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import Channels, Order, Reply
+from polyrhythm.runtime.messages import NEWER, VERSION, Channels, Order, Reply
 from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -237,12 +238,14 @@ class StreamGenerator:
             raise RunHalted(f"{self.label}: act_of returned {wrong}; correct act_of")
         self._record.answer(act)
         run.answers[row] = self._record.answers[0]
+        run.answers[NEWER][row, : len(generated.versions)] = generated.versions
         run.count(generated)
 
     def _reply(self, run: _Running) -> Reply:
         """All rows of a request carry its oldest version: a sample is never younger than it says."""
         request = run.stream.request
-        run.answers["version"] = run.oldest
+        run.answers[VERSION] = run.oldest
+        np.maximum(run.answers[NEWER] - run.oldest, 0, out=run.answers[NEWER])  # zero behind an answer's end
         return Reply(request.reply_to, request.slot, request.sequence, run.answers)
 
     # ------------------------------------------------------------ weights

@@ -347,11 +347,12 @@ _FETCH = "fetch"
 
 def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:
     """Metrics of the samples. lag: the trainer's version minus a sample's oldest behaviour version; span: its newest
-    minus its oldest, above zero if new weights arrived during the sample."""
+    minus its oldest, above zero if new weights arrived during the sample. Counters by verl's names, whose samples are
+    our groups and whose trajectories are our samples."""
     oldest = [int(sample.version.min()) for sample in samples]
-    spans = [int(sample.version.max()) - first for sample, first in zip(samples, oldest, strict=True)]
+    spans = [sample.newest - first for sample, first in zip(samples, oldest, strict=True)]
     lags = [command.version - first for first in oldest]
-    count = len(samples)
+    count, stale = len(samples), [sample.group for sample, lag in zip(samples, lags, strict=True) if lag > 0]
     scores = {"env/sample_score": sum(command.scores) / count} if command.scores else {}
     return {
         **scores,
@@ -361,5 +362,8 @@ def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:
         "staleness/lag_max": float(max(lags)),
         "staleness/partial_ratio": sum(span > 0 for span in spans) / count,
         "staleness/max_partial_span": float(max(spans)),
+        "staleness/total_partial_num": float(sum(span > 0 for span in spans)),
+        "staleness/stale_samples_processed": float(len(set(stale))),
+        "staleness/stale_trajectory_processed": float(len(stale)),
         "train/actor/current_version": float(command.version),
     }

@@ -27,7 +27,8 @@ class PackedBatch:
     """N chunk steps of M trajectories, on the host. Meaning and dtypes as in `specs.Trajectory`.
 
     obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last chunk step.
-    logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N]; trajectory [N] int64, the index of
+    logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N], newer [N,C] or
+    None; trajectory [N] int64, the index of
     each chunk step's trajectory, non-decreasing; terminated, truncated [M] bool; group [M] int64.
     """
 
@@ -43,6 +44,7 @@ class PackedBatch:
     terminated: Tensor
     truncated: Tensor
     group: Tensor
+    newer: Tensor | None = None
 
     @property
     def chunk_steps(self) -> int:
@@ -69,6 +71,7 @@ def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
         terminated=torch.tensor([t.terminated for t in trajectories]),
         truncated=torch.tensor([t.truncated for t in trajectories]),
         group=torch.tensor([t.group for t in trajectories], dtype=torch.int64),
+        newer=None if first.newer is None else _packed([_newer(t) for t in trajectories]),
     )
 
 
@@ -79,8 +82,8 @@ class TrainingBatch:
     valid [N,C] bool. At log-prob level (zero where masked): behavior, proximal, advantage, weight; reference where
     there is such a policy; correction, the factor of `algorithm.rollout_correction`; selected (bool), see
     `algorithms.entry_selection`. At reward level: old_value, returns, value_mask (bool), value_weight where the value
-    loss is aggregated by weights. alpha [N] where the proximal policy is interpolated, see `algorithms.proximal`;
-    `proximal` is the behaviour policy then.
+    loss is aggregated by weights. alpha [N] or [N,C] where the proximal policy is interpolated, see
+    `algorithms.proximal`; `proximal` is the behaviour policy then.
     """
 
     obs: Arrays
@@ -146,6 +149,11 @@ def minibatches(count: int, size: int, seed: Sequence[int]) -> list[Tensor]:
 def slices(arrays: Mapping[str, Tensor], rows: slice, device: torch.device) -> Arrays:
     """The same rows of every array, on `device`."""
     return {name: x[rows].to(device, non_blocking=True) for name, x in arrays.items()}
+
+
+def _newer(trajectory: Trajectory) -> NDArray[np.int32]:
+    assert trajectory.newer is not None, "all samples of a run are streamed, or none"
+    return trajectory.newer
 
 
 def _packed(arrays: Sequence[NDArray[np.generic]]) -> Tensor:

@@ -88,7 +88,7 @@ def compute_targets(
         if algorithm.value.aggregation == "policy"
         else None,
         reference=None if reference is None else _at_level(reference, packed, algorithm),
-        alpha=interpolation(packed.version, inputs.version) if algorithm.interpolates else None,
+        alpha=interpolation(_versions(packed, algorithm), inputs.version) if algorithm.interpolates else None,
         correction=correction,
     )
     if algorithm.uses_value:
@@ -185,6 +185,14 @@ def as_many_on_every_rank(sizes: Sequence[int], ranks: Ranks) -> Iterator[slice]
 
 def _at_level(logprob: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:
     return levels.reduce(logprob, packed.valid, algorithm.logprob_level)
+
+
+def _versions(packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:
+    """Behaviour versions [N,C] of actions where they are known and log-probs are not summed over them; else the oldest
+    of each chunk step, [N]."""
+    if packed.newer is None or algorithm.logprob_level == "chunk":
+        return packed.version
+    return packed.version[:, None] + packed.newer
 
 
 def _weights(mask: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings, counts: tuple[int, int] | None) -> Tensor:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ _USUAL = (
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 _BOOT = "import sys; sys.path.append({!r}); from polyrhythm.envs.sandbox.server import main; main()"
 _MOST_TEXT = 2**20
+#: Run in place of code that is longer.
+_TOO_LONG = b"raise SystemExit('the code is longer than 1 MiB; it was not run')"
+#: Seconds in which the sandbox has imported its modules.
+_START_S = 120.0
 #: Share of the CPU time after which a kill is the kernel's, which counts more finely than it reports.
 _NEARLY = 0.9
 
@@ -99,19 +104,23 @@ class SandboxLost(RuntimeError):
 
 @dataclass(slots=True)
 class Call:
-    """A call that was started."""
+    """A call that was started. deadline: when it should have ended, by `time.monotonic`; server: who runs it."""
 
     socket: socket.socket
     output: int
+    deadline: float
+    server: subprocess.Popen[bytes]
 
 
 class PythonTool:
     """Runs code in the sandbox of this process. Calls are independent of each other; threads may share the tool."""
 
-    def __init__(self, settings: SandboxSettings, without: Sequence[str] = ()) -> None:
-        """without: mechanisms not to use. Raises ConfigError if the machine lacks one that must not be missing."""
-        self._settings, self._without = settings, list(without)
+    def __init__(self, settings: SandboxSettings, without: Sequence[str] = (), *, patience_s: float = 10.0) -> None:
+        """without: mechanisms not to use. patience_s: how long the sandbox may take beyond the limits of its calls
+        before it counts as lost. Raises ConfigError if the machine lacks a mechanism that must not be missing."""
+        self._settings, self._without, self._patience_s = settings, list(without), patience_s
         self._lock = threading.Lock()
+        self._calls = 0  # that have neither been finished nor dropped
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._connect()
         if self._without:
@@ -127,12 +136,13 @@ class PythonTool:
         return self.finish(self.start(code))
 
     def start(self, code: str) -> Call:
-        """Begin a call. Its code is at most 1 MiB long; a longer one has an outcome of its own."""
+        """Begin a call. Code of more than 1 MiB is not run: its outcome is an error that says so."""
         text, output = os.memfd_create("code"), os.memfd_create("output")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            os.write(text, code.encode("utf-8", "replace")[:_MOST_TEXT])
-            self._send([text, output, theirs.fileno()])
+            content = code.encode("utf-8", "replace")
+            os.write(text, content if len(content) <= _MOST_TEXT else _TOO_LONG)
+            server, before = self._send([text, output, theirs.fileno()])
         except BaseException:
             ours.close()
             os.close(output)
@@ -140,13 +150,14 @@ class PythonTool:
         finally:
             os.close(text)
             theirs.close()
-        return Call(ours, output)
+        # It is begun once those before it have ended, of which `at_a_time` run at a time.
+        turns = 1 + before // self._settings.at_a_time
+        return Call(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
 
     def finish(self, call: Call) -> Outcome:
         """Wait for a call. Raises SandboxLost."""
         try:
-            data = call.socket.recv(4096)
-            told = json.loads(data) if data else {"lost": "its process ended"}
+            told = self._receive(call)
             if "lost" in told:
                 raise SandboxLost(f"the sandbox of the Python tool: {told['lost']}")
             most = self._settings.output_bytes
@@ -161,17 +172,34 @@ class PythonTool:
             float(told["cpu_s"]),
         )
 
+    def _receive(self, call: Call) -> dict[str, Any]:
+        """What the sandbox says of the call's end. One that is silent for too long is ended, so that the next call
+        starts another."""
+        call.socket.settimeout(max(0.001, call.deadline - time.monotonic()))
+        try:
+            data = call.socket.recv(4096)
+        except TimeoutError:
+            with self._lock:
+                if self._server is not None and self._server[0] is call.server:
+                    self._end()
+            return {"lost": f"its process says nothing, {self._patience_s:g} s after the call should have ended"}
+        told: dict[str, Any] = json.loads(data) if data else {"lost": "its process ended"}
+        return told
+
     def drop(self, call: Call) -> None:
         """Give up a call: it is ended if it still runs."""
         call.socket.close()
         os.close(call.output)
+        with self._lock:
+            self._calls -= 1
 
     def close(self) -> None:
         """End the sandbox and everything in it."""
         with self._lock:
             self._end()
 
-    def _send(self, descriptors: list[int]) -> None:
+    def _send(self, descriptors: list[int]) -> tuple[subprocess.Popen[bytes], int]:
+        """Who has the call, and how many others there were."""
         with self._lock:
             for last in (False, True):
                 if self._server is None:
@@ -179,11 +207,13 @@ class PythonTool:
                 assert self._server is not None
                 try:
                     socket.send_fds(self._server[1], [b"run"], descriptors)
-                    return
+                    self._calls += 1
+                    return self._server[0], self._calls - 1
                 except OSError as error:
                     self._end()
                     if last:
                         raise SandboxLost(f"the sandbox of the Python tool cannot be reached: {error}") from error
+        raise AssertionError("the last try returns or raises")
 
     def _end(self) -> None:
         if self._server is not None:
@@ -226,7 +256,17 @@ class PythonTool:
                 cwd="/",
             )
         self._server = process, ours
-        return json.loads(ours.recv(4096) or b"{}")
+        ours.settimeout(_START_S)
+        try:
+            told = json.loads(ours.recv(4096) or b"{}")
+        except TimeoutError:
+            self._end()
+            raise SandboxLost(
+                f"the sandbox of the Python tool did not start within {_START_S:g} s; a module that it imports hangs "
+                f"(env.sandbox.modules = {list(self._settings.modules)})"
+            ) from None
+        ours.settimeout(self._patience_s)  # of one that reads no more calls
+        return told
 
     def _described(self, number: int, source: str) -> dict[str, Any]:
         """What the server is told."""

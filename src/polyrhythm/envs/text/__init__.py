@@ -1,6 +1,15 @@
 """Text environments: prompts, messages and tools on top of the environment contract; they import neither torch nor
 transformers."""
 
-from polyrhythm.envs.text.base import Conversation, Demonstrates, Prepares, Reply, TextSettings, draw_apart
+from polyrhythm.envs.text.base import (
+    Awaited,
+    Awaits,
+    Conversation,
+    Demonstrates,
+    Prepares,
+    Reply,
+    TextSettings,
+    draw_apart,
+)
 
-__all__ = ["Conversation", "Demonstrates", "Prepares", "Reply", "TextSettings", "draw_apart"]
+__all__ = ["Awaited", "Awaits", "Conversation", "Demonstrates", "Prepares", "Reply", "TextSettings", "draw_apart"]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -69,6 +69,24 @@ class Prepares(Protocol):
 
     def prepare(self, message: str) -> None:
         """Begin what `reply` will wait for; called for the messages of all rows before the first `reply`."""
+        ...
+
+
+class Awaited(NamedTuple):
+    """What a reply waits for: the descriptor that can be read once it has come; when to give up, by `time.monotonic`,
+    which `reply` then says."""
+
+    fileno: int
+    deadline: float
+
+
+@runtime_checkable
+class Awaits(Protocol):
+    """A conversation that prepares, and can say what its reply waits for: meanwhile other rows go on."""
+
+    def awaits(self) -> Awaited | None:
+        """What `reply` to the prepared message would wait for; None if nothing. It is not closed before `reply`, or
+        before `begin`."""
         ...
 
 

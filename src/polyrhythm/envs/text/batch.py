@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
-from polyrhythm.envs.text.base import Conversation, Demonstrates, Prepares, Reply
+from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.envs.text.prepared import PreparedMessages
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class TextBatch:
         self.spec, self.rows = settings.spec(), len(conversations)
         self._settings, self._tokenizer = settings, settings.text_tokenizer()
         self._conversations = conversations
+        self._prepared = PreparedMessages(conversations)
         self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
@@ -32,6 +34,7 @@ class TextBatch:
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         errors: dict[int, Exception] = {}
         for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
+            self._prepared.forget(row)
             try:
                 ids = self._tokenizer.encode(self._conversations[row].begin(int(task), int(seed)))
             except PolyrhythmError:
@@ -65,17 +68,36 @@ class TextBatch:
         self._length[row] += len(ids)
         return True
 
+    def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
+        """Have the conversations that prepare begin their replies."""
+        ids = np.asarray(actions)[:, :, 0]
+        whole, lengths = self._measured(ids)
+        self._prepare({int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]})
+
+    def waits(self, rows: RowNumbers) -> bool:
+        """Whether a conversation of these rows would wait in `reply`."""
+        return self._prepared.waits(map(int, rows))
+
+    def fileno(self) -> int:
+        """See `envs.base.BeginsSteps`."""
+        return self._prepared.fileno()
+
+    def _measured(self, ids: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+        """Of messages [n,C]: whether they have an end, and their lengths."""
+        stop = np.isin(ids, self._stops)
+        whole: NDArray[np.bool_] = np.asarray(stop.any(1))
+        return whole, np.where(whole, stop.argmax(1) + 1, ids.shape[1])
+
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         """One message of each row: actions [n,C,1]."""
         ids = np.asarray(actions)[:, :, 0]
         n, chunk = ids.shape
-        stop = np.isin(ids, self._stops)
-        whole: NDArray[np.bool_] = np.asarray(stop.any(1))
-        lengths = np.where(whole, stop.argmax(1) + 1, chunk)
+        whole, lengths = self._measured(ids)
         reward = np.zeros(n, np.float32)
         terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
         said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
-        errors = self._prepare(said)
+        self._prepare(said)
+        errors = {row: error for row in said if (error := self._prepared.take(row)) is not None}
         for i, row in enumerate(map(int, rows)):
             self._turn[row] += 1
             message = ids[i, : lengths[i]]
@@ -102,19 +124,11 @@ class TextBatch:
             raise RowsFailed(errors, result)
         return result
 
-    def _prepare(self, said: Mapping[int, NDArray[Any]]) -> dict[int, Exception]:
-        """Tell conversations that prepare their messages; errors by row."""
-        errors: dict[int, Exception] = {}
+    def _prepare(self, said: Mapping[int, NDArray[Any]]) -> None:
+        """Tell conversations that prepare their messages, and were not told yet."""
         for row, message in said.items():
-            conversation = self._conversations[row]
-            if isinstance(conversation, Prepares):
-                try:
-                    conversation.prepare(self._tokenizer.decode(message.tolist()))
-                except PolyrhythmError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - as in step
-                    errors[row] = error
-        return errors
+            if self._prepared.expects(row):
+                self._prepared.tell(row, self._tokenizer.decode(message.tolist()))
 
     def _replied(self, row: int, message: NDArray[Any]) -> Reply:
         return self._conversations[row].reply(self._tokenizer.decode(message.tolist()))
@@ -132,6 +146,7 @@ class TextBatch:
         for conversation in self._conversations:
             if callable(close := getattr(conversation, "close", None)):
                 close()
+        self._prepared.close()
 
 
 class TextBatchWithExpert(TextBatch):

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from polyrhythm.envs.sandbox.tool import SandboxSettings
-from polyrhythm.envs.text.base import Conversation, Count, Reply, TextSettings, draw_apart
+from polyrhythm.envs.text.base import Awaited, Conversation, Count, Reply, TextSettings, draw_apart
 from polyrhythm.envs.text.with_python import PythonRunner
 
 #: One demonstration in so many goes all the way.
@@ -169,6 +169,9 @@ class PythonChain(ToolChain):
     def prepare(self, message: str) -> None:
         if message.startswith("<"):
             self._runner.start(message.strip("<>"))
+
+    def awaits(self) -> Awaited | None:
+        return self._runner.awaits()
 
     def reply(self, message: str) -> Reply:
         if not message.startswith("<"):

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from polyrhythm.envs.sandbox.tool import Call, Outcome, PythonTool, SandboxSettings, close_tool, open_tool
-from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.envs.text.base import Awaited, Conversation, Demonstrates, Reply
 
 _CODE = re.compile(r"<python>(.*?)</python>", re.DOTALL)
 #: What a prompt says of the tool.
@@ -26,6 +26,10 @@ class PythonRunner:
         self.drop()
         assert self._tool is not None
         self._call = self._tool.start(code)
+
+    def awaits(self) -> Awaited | None:
+        """The end of the call that was begun, if there is one."""
+        return None if self._call is None else Awaited(self._call.socket.fileno(), self._call.deadline)
 
     def finish(self, code: str) -> Outcome:
         """The outcome of the call that was begun, or else of the code. Raises SandboxLost."""
@@ -64,6 +68,9 @@ class WithPython:
     def prepare(self, message: str) -> None:
         if code := _CODE.findall(message):
             self._runner.start(code[-1])
+
+    def awaits(self) -> Awaited | None:
+        return self._runner.awaits()
 
     def reply(self, message: str) -> Reply:
         code = _CODE.findall(message)

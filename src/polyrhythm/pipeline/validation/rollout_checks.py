@@ -12,6 +12,7 @@ from polyrhythm.pipeline.array_specs import bucket_sizes
 from polyrhythm.pipeline.build import scheduler_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.validation.config_errors import errors_of
+from polyrhythm.pipeline.validation.tool_checks import check_calls
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec
@@ -27,6 +28,7 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     infos = env_batch_infos(config, spec)
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
+    check_calls(config, infos)
     with errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
     if spec.chunk and config.rollout.action_repeat > 1:

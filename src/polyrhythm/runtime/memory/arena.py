@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, NEWER, VALUE, VERSION
 from polyrhythm.specs import ArraySpec, Trajectory
 
 #: Some entries: by their numbers, or a slice where they are in one piece.
@@ -42,7 +42,8 @@ _HEAD = ("steps", "terminated", "success", "env_steps", "ticket", "group", "task
 class ArenaLayout:
     """Shapes and sizes of an arena. steps: chunk steps of the longest sample. obs, answers: arrays of one entry, by
     name, the answers by the names of `runtime.messages`. chunk: primitive actions per chunk step. slots: name → rows.
-    scored: samples of evaluations stay in their blocks too, until they are scored.
+    scored: samples of evaluations stay in their blocks too, until they are scored. streamed: weights may change within
+    an answer, which then has the version of each token.
     """
 
     blocks: int
@@ -52,6 +53,7 @@ class ArenaLayout:
     answers: Mapping[str, ArraySpec]
     slots: Mapping[str, int]
     scored: bool = False
+    streamed: bool = False
 
     @property
     def entries(self) -> int:
@@ -66,7 +68,8 @@ class ArenaLayout:
     def answer_dtype(self) -> np.dtype[np.void]:
         """dtype of one row's answer as a record, so that it is sent and stored in one piece."""
         fields = [(name, array.dtype, array.shape) for name, array in self.answers.items()]
-        return np.dtype([*fields, (VERSION, "int64")], align=True)
+        newer = [(NEWER, "int32", (self.chunk,))] if self.streamed else []
+        return np.dtype([*fields, *newer, (VERSION, "int64")], align=True)
 
     def arrays(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Name, shape and dtype of every array, in the order of memory."""
@@ -240,6 +243,7 @@ class Arena:
             rewards=self.rewards[part],
             valid=self.valid[part],
             version=answers[VERSION],
+            newer=answers[NEWER] if self.layout.streamed else None,
             terminated=bool(terminated),
             truncated=not terminated,
             success=bool(success),
@@ -257,6 +261,9 @@ class Arena:
             self.obs[name][shown] = array
         inputs = {FORWARD_INPUTS + name: array for name, array in trajectory.forward_inputs.items()}
         answers = {ACTIONS: trajectory.actions, LOGPROB: trajectory.logprob, VALUE: trajectory.value, **inputs}
+        if self.layout.streamed:
+            assert trajectory.newer is not None, "all samples of a run are streamed, or none"
+            answers[NEWER] = trajectory.newer
         for name, array in {**answers, VERSION: trajectory.version}.items():
             self.answers[name][part] = array
         self.rewards[part], self.valid[part] = trajectory.rewards, trajectory.valid

@@ -6,9 +6,11 @@ parts, one thread reads the inbox and hands each part its messages.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -24,7 +26,8 @@ class PartInbox(Protocol):
     """Where a part gets its messages, encoded."""
 
     def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
-        """The next message; None if none has come within `seconds`, or before something came to the socket `also`."""
+        """The next message; None if none has come within `seconds`, or before something came to `also`, a socket of
+        ZeroMQ's or a descriptor."""
         ...
 
     def close(self) -> None: ...
@@ -78,10 +81,19 @@ class PartQueue:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Content] = SimpleQueue()
-        self.put = self._queue.put
+        self._filled = -1  # event descriptor, once somebody waits for a message or something else
+        self._open = threading.Lock()
+
+    def put(self, content: Content) -> None:
+        self._queue.put(content)
+        with self._open:
+            if self._filled >= 0:
+                os.eventfd_write(self._filled, 1)
 
     def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
-        assert also is None, "a part that waits for a socket too has a process of its own"
+        if seconds > 0 and also is not None:
+            self._wait(seconds, also)
+            seconds = 0.0
         if seconds <= 0 and self._queue.empty():
             return None
         try:
@@ -89,8 +101,20 @@ class PartQueue:
         except Empty:
             return None
 
+    def _wait(self, seconds: float, also: Any) -> None:
+        if self._filled < 0:
+            self._filled = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if self._queue.empty():  # asked after it was opened: who puts a message from now on writes to it
+            wait_for([self._filled, also], seconds)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._filled)
+
     def close(self) -> None:
-        """Nothing: the inbox is the reading thread's."""
+        """The inbox is the reading thread's."""
+        with self._open:
+            filled, self._filled = self._filled, -1
+            if filled >= 0:
+                os.close(filled)
 
 
 class InboxThread:

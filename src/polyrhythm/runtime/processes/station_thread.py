@@ -20,6 +20,7 @@ from polyrhythm.runtime.messages import (
     Station,
     StopWork,
     Unobeyable,
+    WaitsBeside,
 )
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
@@ -139,8 +140,11 @@ class StationThread:
 
     def _work(self, station: Station, inbox: PartInbox) -> None:
         """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`, or the patience of a
-        station whose device works meanwhile. Produces: what the station says. Ends with `Stop`."""
+        station whose device works meanwhile, or what a station waits for beside messages. Produces: what the station
+        says. Ends with `Stop`."""
         patience, socket = 0.0, station.socket if isinstance(station, Attended) else None
+        if isinstance(station, WaitsBeside):
+            socket = station.wait_beside()
         patient = station if isinstance(station, Patient) else None
         end, beside = 0.0, False  # of the last unit of work; whether the device has worked since
         while True:

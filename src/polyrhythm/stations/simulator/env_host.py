@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from polyrhythm.envs.base import EnvBatch
+from polyrhythm.envs.base import BeginsSteps, EnvBatch
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
@@ -66,6 +66,10 @@ class EnvHost:
         self._together = len(info.slots) > 1 and (self._joint or not info.reset_rows)
         self._step_chunk = stepper(env.spec, settings.action_repeat)
         self._todo: deque[Slot] = deque()
+        self._begins = env if self.env.begins_steps and isinstance(env, BeginsSteps) else None
+        self._begun: dict[str, int] = {}  # request whose step was begun, by slot
+        self._defers = False
+        self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would wait, and since when
         self._lanes = Lanes()
         self._reset_slots: Sequence[Slot] = ()  # slots reset in the last unit, until `_reset_end`
         self._step_slots: Sequence[Slot] = ()  # slots stepped after that in the same unit
@@ -76,6 +80,18 @@ class EnvHost:
     def env_steps(self) -> int:
         """Executed env steps of active rows."""
         return sum(slot.env_steps for slot in self.slots.values())
+
+    def defer(self) -> int | None:
+        """From now on a step that would wait is put off until it would not, and other slots go on. A descriptor that
+        can be read when that may have changed; None: no step ever waits."""
+        self._defers = self._begins is not None
+        return self._begins.fileno() if self._begins is not None else None
+
+    @property
+    def doing(self) -> tuple[str, float]:
+        """The call under way, else the step that has been put off longest."""
+        since = min((since for _, since in list(self._deferred.values())), default=None)
+        return self.env.doing if since is None or self.env.doing[0] else ("step", since)
 
     # ------------------------------------------------------------ messages
 
@@ -134,11 +150,14 @@ class EnvHost:
     def work(self) -> bool:
         """Do one unit: begin rows of a slot, or do one chunk step.
 
-        Consumes: grants and answers. Waits for: nothing. Unblocked by: `start` and `deliver`.
+        Consumes: grants and answers. Waits for: nothing; where steps can be begun beforehand, for those of a slot, or,
+        once they are put off (`defer`), for none. Unblocked by: `start` and `deliver`, and the end of what was begun.
         Produces: `SampleFinished` and `SampleFailed`, always before the slot's next `RequestArrived`. After a step that
         ended samples the request is posted in the next unit, so that rows granted in between can join it.
         """
         self._reset_slots = self._step_slots = ()
+        if self._begins is not None:
+            self._begin_steps()
         while self._todo:
             if self._work_on(self._todo.popleft()):
                 self._lanes.note_unit()
@@ -164,6 +183,8 @@ class EnvHost:
             self._reset_end = time.monotonic()
         if slot.answered:
             members = self._slots_to_step(slot)
+            if members and self._must_wait(slot, members):
+                return worked
             if members:
                 self._step_slots = members
                 self._request_next(slot, ended=self._step_members(members))
@@ -286,6 +307,32 @@ class EnvHost:
                 self._dropped[other.name] = other
                 self._queue(other)
         return members
+
+    def _begin_steps(self) -> None:
+        """Begin the steps of all slots that were answered, and look again at those that were put off."""
+        for slot, _ in list(self._deferred.values()):
+            self._queue(slot)
+            if not slot.answered or not slot.due_rows:  # its rows were cancelled
+                del self._deferred[slot.name]
+        for slot in self._todo:
+            if slot.answered and slot.due_rows and self._begun.get(slot.name) != slot.sequence:
+                self._begun[slot.name] = slot.sequence
+                try:
+                    self.env.begin_step(*slot.due())
+                except EnvFault as fault:
+                    log.exception("env batch %s: a step could not begin", self.info.name)
+                    slot.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
+
+    def _must_wait(self, slot: Slot, members: Sequence[Slot]) -> bool:
+        """Whether the step of these slots is put off."""
+        if not self._defers or self._begins is None:
+            return False
+        if self._begins.waits(np.concatenate([member.due()[0] for member in members])):
+            self._deferred.setdefault(slot.name, (slot, time.monotonic()))
+            return True
+        for member in members:
+            self._deferred.pop(member.name, None)
+        return False
 
     def _step_members(self, members: Sequence[Slot]) -> bool:
         """Do one chunk step of these slots together; True if a sample ended or failed."""

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, own_place
-from polyrhythm.envs.base import DiscardsRows, EnvBatch, RowNumbers, RowsFailed, StepResult, first_cause
+from polyrhythm.envs.base import (
+    BeginsSteps,
+    DiscardsRows,
+    EnvBatch,
+    RowNumbers,
+    RowsFailed,
+    StepResult,
+    first_cause,
+)
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 
@@ -116,6 +124,15 @@ class GuardedEnv:
                 self._call("discard", self.inner.discard, row)
             except EnvFault as fault:
                 log.warning("row %d: %s%s", row, fault, fault.place)
+
+    @property
+    def begins_steps(self) -> bool:
+        """Whether steps can be begun before they are done (`BeginsSteps`)."""
+        return bool(self.spec.chunk) and isinstance(self.inner, BeginsSteps)
+
+    def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
+        assert isinstance(self.inner, BeginsSteps)
+        self._call("step", self.inner.begin_step, rows, actions)
 
     def close(self) -> None:
         self.inner.close()

@@ -25,11 +25,11 @@ from polyrhythm.runtime.join.reception import Heard, Reception
 from polyrhythm.runtime.join.terms import Terms
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.messages import (
-    VERSION,
     Order,
     Reply,
     StartRowsInBlocks,
     Station,
+    newest_version,
     part_address,
     process_address,
 )
@@ -233,7 +233,7 @@ class JoinedSimulator:
         if reply.reply_to != self._address:
             return
         if len(reply.answers):
-            self._expected.note_version(int(reply.answers[VERSION].max()))
+            self._expected.note_version(newest_version(reply.answers))
         self._reception.tell(wire.encode_reply(reply))
         self._flush()
 

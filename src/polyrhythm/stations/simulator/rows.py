@@ -57,7 +57,7 @@ class RowStates:
         self.version = np.zeros(count, np.int64)
         self.oldest = np.zeros(count, np.int64)
         self.newest = np.zeros(count, np.int64)
-        self._answered_by: int | None = None
+        self._answered_by: tuple[int, int] | None = None
         self.returns = np.zeros(count, np.float64)
         self.keys = np.zeros((longest, count), np.int64)
         self._changed()
@@ -114,13 +114,13 @@ class RowStates:
                 return int(row)
         return None
 
-    def answered(self, rows: Index, version: int) -> None:
-        """Note that these rows' actions come from weights of this version."""
+    def answered(self, rows: Index, oldest: int, newest: int) -> None:
+        """Note that these rows' actions come from weights of these versions."""
         every = rows is self.index
-        if not every or version != self._answered_by:
-            self._answered_by = version if every else None
-            self.oldest[rows] = np.minimum(self.oldest[rows], version)
-            self.newest[rows] = np.maximum(self.newest[rows], version)
+        if not every or (oldest, newest) != self._answered_by:
+            self._answered_by = (oldest, newest) if every else None
+            self.oldest[rows] = np.minimum(self.oldest[rows], oldest)
+            self.newest[rows] = np.maximum(self.newest[rows], newest)
 
     def advance(self, rows: Index, result: ChunkResult) -> None:
         """Add the outcome of a chunk step of these rows."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.runtime.memory.arena import FAR, Arena, Entries, RequestView, numbers
-from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply
+from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, newest_version
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
     DropReason,
@@ -235,7 +235,7 @@ class Slot:
         answers = reply.answers if self._answer_rows is None else reply.answers[self._answer_rows]
         self._arena.keep(self._at, answers)
         version = int(answers[VERSION][0]) if len(answers) else 0
-        self._rows.answered(self._due, version)
+        self._rows.answered(self._due, version, newest_version(answers))
         self._actions = answers[ACTIONS].copy()
         self.answered = True
         if nonfinite := self._check.first_not_finite(answers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -44,6 +45,7 @@ class Simulator:
         self.hosts = [EnvHost(info, env, settings, arena, source) for info, env in batches]
         self._by_slot = {slot: host for host in self.hosts for slot in host.slots}
         self._turns = deque(self.hosts)
+        self._poll: select.epoll | None = None
 
     def joined(self) -> SimulatorJoined:
         """The event that announces this station."""
@@ -72,10 +74,21 @@ class Simulator:
             raise UnfitMessage("misdirected", f"{self.name} has no slot {slot!r}")
         return host
 
+    def wait_beside(self) -> int | None:
+        """See `runtime.messages.WaitsBeside`: of calls that steps have begun."""
+        found = [number for host in self.hosts if (number := host.defer()) is not None]
+        if not found:
+            return None
+        self._poll = select.epoll()
+        for number in found:
+            self._poll.register(number, select.EPOLLIN)
+        return self._poll.fileno()
+
     def work(self) -> bool:
         """Do one unit of work of one env batch, in round-robin order.
 
-        Consumes: grants and answers. Waits for: nothing. Unblocked by: `handle` and `deliver`.
+        Consumes: grants and answers. Waits for: nothing, after `wait_beside`; else for what a step waits for.
+        Unblocked by: `handle` and `deliver`.
         Produces: requests, finished and failed samples.
         """
         for _ in self.hosts:
@@ -104,7 +117,7 @@ class Simulator:
 
     def current_call(self) -> tuple[str, float]:
         """The environment call under way that began first."""
-        return min((doing for host in self.hosts if (doing := host.env.doing)[0]), key=lambda d: d[1], default=IDLE)
+        return min((doing for host in self.hosts if (doing := host.doing)[0]), key=lambda d: d[1], default=IDLE)
 
     def pending_work(self) -> list[str]:
         """What each active slot waits for, for a stall report."""
@@ -129,3 +142,5 @@ class Simulator:
     def close(self) -> None:
         for host in self.hosts:
             host.env.close()
+        if self._poll is not None:
+            self._poll.close()
