@@ -10,11 +10,14 @@ import pytest
 from polyrhythm.clustersim.costs import parse_cost, parse_count
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.policies.engine import EngineRequest
-from polyrhythm_bench.cases import language_engines, language_schedules
+from polyrhythm_bench.cases import language_engines, language_figures, language_schedules
 from polyrhythm_bench.harness.version_cost import VersionCost
-from polyrhythm_bench.workloads.answers import MODES, SCENES, AnswerScene, SimulatedRates, live, simulated
+from polyrhythm_bench.workloads.answer_scenes import SCENES
+from polyrhythm_bench.workloads.answers import MODES, AnswerScene, SimulatedRates, cut_mean, live, simulated
 from polyrhythm_bench.workloads.answers_env import AnswersEnvSettings
+from polyrhythm_bench.workloads.roll_figures import FIGURES, FigureCell, clipped_normal
 from polyrhythm_bench.workloads.sleeping_engine import DecodingCosts, Sleeper, SleepingEngine
+from polyrhythm_bench.workloads.turns_scene import TurnScene
 
 TINY = AnswerScene(
     prompts=2, group=2, devices=3, training_devices=2, places=4, tokens="constant:4steps", decode="0ms", update_ms=1
@@ -66,6 +69,13 @@ def test_a_resumed_answer_is_as_long_as_it_would_have_been() -> None:
     assert len(found[0].tokens) == costs.length(5) > 2
 
 
+def test_answers_are_cut_alike_live_and_simulated() -> None:
+    live_costs = DecodingCosts(parse_count("lognormal:20steps:1.0"), parse_cost("0ms"), parse_cost("0ms"), 25)
+    drawn = [live_costs.length(key) for key in range(2000)]
+    assert max(drawn) == 25
+    assert np.mean(drawn) == pytest.approx(cut_mean("lognormal:20steps:1.0", 25), rel=0.05)
+
+
 def test_answers_to_a_prompt_all_succeed_all_fail_or_neither() -> None:
     batch = AnswersEnvSettings(type="", solved=0.2, hopeless=0.3).build(400)
     batch.reset(range(400), [0] * 400, range(400))
@@ -97,6 +107,40 @@ def test_each_mechanism_of_the_paper_helps_where_prompts_are_filtered() -> None:
     )
     assert queue / lockstep > 2.5, "figure 7 has 3.4 for generation alone"
     assert both / lockstep >= language_schedules.SPEEDUP
+
+
+@pytest.mark.parametrize("changes", [{"together": True}, {"extra_groups": 1, "extra_members": 1}, {"max_lag": 1.0}])
+def test_a_scene_of_turns_runs_live_and_simulated(changes: dict[str, object]) -> None:
+    scene = TurnScene(groups=2, group=2, turns=3, tokens="constant:2steps", step="constant:2ms")
+    cell = FigureCell("", "", scene.model_copy(update=changes))
+    with closing(build_pipeline(cell.live(2, 7).model_copy(update={"launcher": "inline"}))) as pipeline:
+        pipeline.loop.train_until(2)
+        ledger = pipeline.loop.conductor.ledger
+    assert (ledger.imbalance, ledger.trained) == (0, 2 * scene.samples)
+    (seconds,) = language_figures.simulated([cell], 3)
+    assert seconds == pytest.approx(0.007, abs=0.0011), "three steps of 2 ms and an update of 1 ms"
+
+
+def test_a_clipped_normal_has_the_mean_of_one() -> None:
+    drawn = np.maximum(0, np.random.default_rng(0).normal(10, 10, 200_000))
+    assert parse_cost(clipped_normal(10, 10)).mean() == pytest.approx(drawn.mean() / 1000, rel=0.01)
+
+
+def test_replication_helps_in_the_simulated_figure_where_places_are_few() -> None:
+    few, many = (
+        language_figures.simulated([cell for cell in FIGURES["figure_8"] if cell.row == row], 5)
+        for row in ("16×32", "4×16")
+    )
+    assert few[0] / few[1] > 1.2, "1.95 published"
+    assert many[0] / many[1] == pytest.approx(1.0, abs=0.1), "all answers have places"
+
+
+def test_gains_are_over_the_first_way_of_the_row_in_the_same_turn() -> None:
+    cells = [FigureCell(row, way, TINY, published=2.0) for row in "ab" for way in ("one", "two")]
+    rows = language_figures.summarise(cells, [[4.0, 6.0], [2.0, 2.0], [1.0, 1.0], [1.0, 0.5]], [4.0, 1.0, 1.0, 1.0])
+    assert [row["gain"] for row in rows] == [1.0, 2.5, 1.0, 1.5]
+    assert [row["simulated_gain"] for row in rows] == [1.0, 4.0, 1.0, 1.0]
+    assert [row["difference"] for row in rows] == pytest.approx([0.25, 1.0, 0.0, -0.25])
 
 
 def test_rates_are_compared_with_lock_step_in_the_same_turn() -> None:

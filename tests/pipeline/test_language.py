@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
@@ -66,6 +67,29 @@ def test_several_turns_with_a_tool(tmp_path: Path) -> None:
     assert all(line.get("env/sample_chunk_steps", 1) <= 4 for line in updates)
     result = evaluate(tmp_path)
     assert {name: result[name] for name in summary["after"]} == summary["after"]
+
+
+@pytest.mark.parametrize("recipe", [SINGLE, AGENT], ids=["lm", "agent"])
+def test_a_run_that_is_resumed_has_the_ledger_and_weights_of_one_that_is_not(
+    recipe: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Lock-step, with evaluations during training: they and the cut change nothing."""
+    own = (*recipe, "launcher=inline", "preset=lockstep", "supervised.steps=4")
+    beside = (*own, "evaluation.every=1", "evaluation.every_episodes=4", "evaluation.rows=2")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    expected, _ = run(whole, *own)
+    run(cut, *beside, "training.versions=2")
+    summary, _ = run(cut, *beside, f"resume={cut}")
+    assert summary["ledger"] == expected["ledger"]
+    assert summary["ledger"]["trained"] == 24
+    first, second = (load_state(folder / "policy.pt")["policy"] for folder in (whole, cut))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    entries = json.loads((cut / "evaluations.json").read_text())
+    assert entries[-1]["version"] == 3
+    assert len(entries) > 1, "some ended beside training"
+    assert {entry["greedy"]["episodes"] for entry in entries[:-1]} <= {4, 8}
 
 
 def test_adapters_alone_travel_and_are_trained(tmp_path: Path) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyrhythm_bench.cases import language_schedules
-from polyrhythm_bench.workloads.answers import SCENES
+from polyrhythm_bench.cases import language_figures, language_schedules
+from polyrhythm_bench.workloads.answer_scenes import SCENES
+from polyrhythm_bench.workloads.roll_figures import FIGURES
 
 #: Parts by name; `engines` needs the vla extra, and has vLLM where it is installed.
-PARTS = (*SCENES, "engines")
+PARTS = (*SCENES, *FIGURES, "engines")
 
 
 def run(parts: Sequence[str], versions: int, repeats: int) -> dict[str, Any]:
     """The parts, each under its name."""
     found = {name: language_schedules.run(SCENES[name], versions, repeats) for name in SCENES if name in parts}
+    found |= {name: language_figures.run(FIGURES[name], versions, repeats) for name in FIGURES if name in parts}
     if "engines" in parts:
         from polyrhythm_bench.cases import language_engines
 

@@ -32,9 +32,11 @@ batching    batching auto beside the best fixed batching of a grid, simulated (h
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
 papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
-language    plain, filtered: batch rollout, queue scheduling, prompt replication and asynchronous training with engines
-            that sleep, beside the simulated cluster (25 minutes); engines: those that compute beside bare vLLM,
-            `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it is
+language    with engines that sleep, beside the simulated cluster: batch rollout, queue scheduling, prompt replication
+            and asynchronous training with published costs (plain, filtered), the recipe's lengths and costs (recipe),
+            and its costs with a long tail (native); figure_7 figure_8 figure_9 figure_11 table_1_rollout_size
+            table_1_length of the ROLL Flash paper (2 minutes a part and turn); engines: those that compute beside bare
+            vLLM, `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it is
             installed)
 scale       figure 7 of the RL-VLA3 paper and 1,024 GPUs, simulated with links between hosts and the conductor's CPU
             (--event: of `bench conductor` or `bench ceiling`): what bounds first (10 minutes)

@@ -95,14 +95,15 @@ class Reading:
     tokens: float = 0.0
 
 
-def measure(config: RunConfig, versions: int) -> VersionCost:
+def measure(config: RunConfig, versions: int, *, validated: bool = True) -> VersionCost:
     """Run the configuration from its start (launcher local) for as long as it takes to time so many versions.
 
+    validated: as in `running`; False also for stations that sleep, which would sleep through the validation's answers.
     Errors are those of `check` and `build_pipeline`; RunHalted: a station was lost, so the time says nothing.
     """
     assert config.launcher == "local", "one process has no stations to tell apart"
     last = _FIRST + versions
-    with running(config) as pipeline:
+    with running(config, validated=validated) as pipeline:
         timer = VersionTimer(pipeline.launcher, (_FIRST - 1, last))
         pipeline.loop.add_observers(timer)
         pipeline.loop.train_until(last + math.ceil(config.freshness.max_lag))

@@ -6,19 +6,49 @@ an update by all. Where they overlap some devices generate, and the others train
 
 from __future__ import annotations
 
+import random
 from typing import Literal, NamedTuple
 
 from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.costs import Count as TokenCount
+from polyrhythm.clustersim.costs import parse_count
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.clustersim.summary import summarise
 from polyrhythm.config.base import Count, Section, Whole
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.specs.distributions import Distribution
 from polyrhythm_bench.workloads.answers_env import Share
 from polyrhythm_bench.workloads.scene import Publications
+from polyrhythm_bench.workloads.sleeping_engine import LONGEST
 
 #: Versions before counting begins.
 _WARM_UP = 5
+
+
+class CutDistribution(NamedTuple):
+    """A distribution whose draws are at most `longest`. mean: without the cut."""
+
+    distribution: Distribution
+    longest: float
+
+    @property
+    def mean(self) -> float:
+        return self.distribution.mean
+
+    def sample(self, rng: random.Random) -> float:
+        return min(self.longest, self.distribution.sample(rng))
+
+
+def cut_at(longest: int, tokens: str) -> TokenCount:
+    """The distribution of an answer's length, cut."""
+    return TokenCount(CutDistribution(parse_count(tokens).distribution, longest))
+
+
+def cut_mean(tokens: str, longest: int, draws: int = 20_000) -> float:
+    """Mean length of answers that are cut, by drawing them."""
+    count, rng = cut_at(longest, tokens), random.Random(0)
+    return sum(count.draw(rng) for _ in range(draws)) / draws
 
 
 class AnswerMode(NamedTuple):
@@ -67,6 +97,8 @@ class AnswerScene(Section):
     """Answers of a generator at a time."""
     tokens: str = "lognormal:60steps:1.0"
     """Distribution of an answer's length."""
+    longest: Count = LONGEST
+    """Tokens at which an answer is cut."""
     prefill: str = "2ms"
     """Cost of reading prompts, by their number."""
     decode: str = "5ms+0.05ms"
@@ -81,6 +113,11 @@ class AnswerScene(Section):
     """Prompts beside those that an update needs, wherever answers are queued."""
     seed: int = 0
     """Seed of the run."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of an answer."""
+        return cut_mean(self.tokens, self.longest)
 
     @property
     def samples(self) -> int:
@@ -127,6 +164,7 @@ def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
                 "type": "polyrhythm_bench.workloads.sleeping_engine:SleepingLmSettings",
                 "policy": {"type": "gaussian"},
                 "tokens": scene.tokens,
+                "longest": scene.longest,
                 "prefill": scene.prefill,
                 "decode": scene.decode,
                 "evaluate": scene.update(mode),
@@ -172,7 +210,7 @@ def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSetti
                 {
                     "env_batches": scene.answers(mode) // rows,
                     "rows": rows,
-                    "tokens": scene.tokens,
+                    "tokens": cut_at(scene.longest, scene.tokens),
                     "solved": scene.solved,
                     "hopeless": scene.hopeless,
                 }
@@ -183,13 +221,13 @@ def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSetti
     )
 
 
-#: What ROLL Flash publishes, shortened by one factor. plain: 256 answers with lengths of σ 1, training 30% of a version
-#: in lock-step (§1: rollout is over 70%). filtered: figure 7, 8 prompts × 8 answers, 16 more prompts where answers are
-#: queued, prompts without variance replaced (40% here, not published), the same share of training.
-SCENES: dict[str, AnswerScene] = {
-    "plain": AnswerScene(prompts=32),
-    "filtered": AnswerScene(solved=0.2, hopeless=0.2, extra_prompts=16),
-}
+def run_cluster(settings: ClusterSettings, counted: int) -> tuple[Cluster, float]:
+    """The cluster after its run, and the virtual seconds of its last `counted` versions."""
+    published = Publications()
+    machine = Cluster(settings)
+    machine.driver.observer = published.note
+    machine.run()
+    return machine, published.at[settings.versions] - published.at[settings.versions - counted]
 
 
 class SimulatedRates(NamedTuple):
@@ -204,12 +242,7 @@ class SimulatedRates(NamedTuple):
 
 def simulated(scene: AnswerScene, mode: AnswerMode, counted: int = 40) -> SimulatedRates:
     """So many versions of the scene on the virtual clock."""
-    published = Publications()
-    last = _WARM_UP + counted
-    machine = Cluster(cluster(scene, mode, last))
-    machine.driver.observer = published.note
-    machine.run()
-    seconds = published.at[last] - published.at[_WARM_UP]
+    machine, seconds = run_cluster(cluster(scene, mode, _WARM_UP + counted), counted)
     summary = summarise(machine.driver, machine.conductor.ledger.as_dict())  # type: ignore[attr-defined]
     busy, throughput = summary["utilisation"], summary["throughput"]
     return SimulatedRates(

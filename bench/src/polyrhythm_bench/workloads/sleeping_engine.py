@@ -6,11 +6,12 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
 from polyrhythm.clustersim.costs import Cost, Count, parse_cost, parse_count
@@ -26,15 +27,16 @@ LONGEST = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class DecodingCosts:
-    """tokens: length of an answer, a function of its noise key; prefill: of reading prompts; decode: of a step, by the
-    answers under way."""
+    """tokens: length of an answer, a function of its noise key, cut at `longest`; prefill: of reading prompts; decode:
+    of a step, by the answers under way."""
 
     tokens: Count
     prefill: Cost
     decode: Cost
+    longest: int = LONGEST
 
     def length(self, noise_key: int) -> int:
-        return min(LONGEST, self.tokens.draw(random.Random(noise_key)))
+        return min(self.longest, self.tokens.draw(random.Random(noise_key)))
 
 
 class Sleeper:
@@ -118,6 +120,8 @@ class SleepingLmSettings(BaseModel):
     """The policy's own settings, by type."""
     tokens: str
     """Distribution of an answer's length, such as lognormal:60steps:1.0."""
+    longest: Annotated[int, Field(ge=1, le=LONGEST)] = LONGEST
+    """Tokens at which an answer is cut."""
     prefill: str = "0ms"
     """What reading prompts takes, by their number."""
     decode: str = "0ms"
@@ -136,7 +140,7 @@ class SleepingLmSettings(BaseModel):
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> SleepingLm:
         inner = as_settings(self.policy).build(env_spec, seed=seed, device=device, role=role)
-        costs = DecodingCosts(parse_count(self.tokens), parse_cost(self.prefill), parse_cost(self.decode))
+        costs = DecodingCosts(parse_count(self.tokens), parse_cost(self.prefill), parse_cost(self.decode), self.longest)
         return SleepingLm(inner, costs, parse_cost(self.evaluate))
 
 
