@@ -131,5 +131,6 @@ class Streams(Protocol):
         ...
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
-        """What `act` would have returned for this row (arrays [1, ...]) had it sampled these tokens."""
+        """What `act` would have returned for this row (arrays [1, ...]) had it sampled these tokens. Each step
+        of the action has the version of its token; where tokens are more than steps, the last step has the last's."""
         ...

@@ -238,7 +238,11 @@ class StreamGenerator:
             raise RunHalted(f"{self.label}: act_of returned {wrong}; correct act_of")
         self._record.answer(act)
         run.answers[row] = self._record.answers[0]
-        run.answers[NEWER][row, : len(generated.versions)] = generated.versions
+        newer = run.answers[NEWER][row]
+        steps = min(len(newer), len(generated.versions))
+        newer[:steps] = generated.versions[:steps]
+        if steps:
+            newer[steps - 1] = generated.versions[-1]  # where an action of fewer steps is told in more tokens
         run.count(generated)
 
     def _reply(self, run: _Running) -> Reply:
