@@ -95,3 +95,21 @@ def test_rows_that_are_not_of_the_call_cannot_have_failed(errors):
     env.error = RowsFailed(errors)
     with pytest.raises(RunHalted, match="the environment's reset raised RowsFailed for the rows"):
         GuardedEnv(env, isolate=True).reset([0, 1], [0, 0], [0, 0])
+
+
+class Unseen(Counting):
+    """Row 0 fails in its reset, and row 1 in its observation."""
+
+    def reset(self, rows, tasks, seeds):
+        raise RowsFailed({0: RuntimeError("no state")})
+
+    def observe(self, rows, out):
+        raise RowsFailed({1: RuntimeError("no picture")})
+
+
+def test_a_row_that_fails_as_it_is_observed_is_a_fault_whether_or_not_another_has_failed():
+    env = GuardedEnv(Unseen(2), isolate=True)
+    for _ in range(2):
+        with pytest.raises(EnvFault, match="observe: RuntimeError: no picture"):
+            env.observe([0, 1], {})
+        env.reset([0, 1], [0, 0], [0, 0])

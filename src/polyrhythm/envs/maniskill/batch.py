@@ -89,7 +89,7 @@ class CpuBatch:
                 world.reset(0, int(seed), sentence)
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
-                self._discard(row)
+                self.discard(row)
         if failed:
             raise RowsFailed(failed)
 
@@ -103,7 +103,7 @@ class CpuBatch:
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
                 outcomes.append(_nothing(self.settings.metrics))
-                self._discard(row)
+                self.discard(row)
         self._steps[order] += 1
         result = _result(self.settings, _joined(outcomes), self._steps[order] >= self._limits[order])
         if failed:
@@ -123,8 +123,8 @@ class CpuBatch:
         for world in self._worlds.values():
             world.close()
 
-    def _discard(self, row: int) -> None:
-        """Drop the row's instance, which failed; its next reset makes another."""
+    def discard(self, row: int) -> None:
+        """Drop the row's instance; its next reset makes another."""
         broken, self._row[row] = self._row[row], None
         self._worlds = {where: world for where, world in self._worlds.items() if world is not broken}
         if broken is not None:

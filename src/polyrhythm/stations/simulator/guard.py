@@ -86,15 +86,17 @@ class GuardedEnv:
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         if not self.failed:
-            try:
-                self._call("observe", self.inner.observe, rows, out)
-            except RowsFailed as failed:
-                raise _fault("observe", first_cause(failed)) from failed
+            self._observe(rows, out)
             return
         for place, row in enumerate(rows):
             if row not in self.failed:
-                own = {name: array[place : place + 1] for name, array in out.items()}
-                self._call("observe", self.inner.observe, [row], own)
+                self._observe([row], {name: array[place : place + 1] for name, array in out.items()})
+
+    def _observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        try:
+            self._call("observe", self.inner.observe, rows, out)
+        except RowsFailed as failed:
+            raise _fault("observe", first_cause(failed)) from failed
 
     def _note(self, call: str, failed: RowsFailed, rows: RowNumbers) -> None:
         """Keep the faults of rows. EnvFault: they may not fail alone; what no retry solves is raised. RunHalted: these
