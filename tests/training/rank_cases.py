@@ -13,6 +13,9 @@ import torch.distributed as dist
 from tests.pipeline.memory.micro_batch import resident
 from tests.policies.flow_case import SPEC as FLOW_SPEC
 from tests.policies.flow_case import SmallFlowSettings, observations
+from tests.policies.test_causal_lm import ENV as LM_ENV
+from tests.policies.test_causal_lm import built as built_lm
+from tests.policies.test_causal_lm import observations as lm_observations
 from tests.training.adapted_run import plain, small
 from tests.training.test_micro_batches import CountingPolicy
 from tests.training.toy import ToyPolicy, algorithm, training
@@ -21,6 +24,7 @@ from torch import Tensor
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Evaluation, Observations
+from polyrhythm.policies.causal_lm.policy import MESSAGE
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.runtime.memory.offload import FileStore
 from polyrhythm.specs import Trajectory, WeightsLayout
@@ -236,7 +240,7 @@ def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
 
 def policy_of(kind: str, **changes: Any) -> Any:
     """One of the small policies: toy, counting (tokens), adapted (a decoder with an expert), plain (without what frozen
-    parts allow), flow (pi0); changes: of its settings."""
+    parts allow), flow (pi0), lm (a language model); changes: of its settings."""
     if kind == "toy":
         return ToyPolicy(dtype=torch.float32, **changes)
     if kind == "counting":
@@ -248,6 +252,8 @@ def policy_of(kind: str, **changes: Any) -> Any:
     if kind == "flow":
         method = FlowNoiseSettings()
         return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")
+    if kind == "lm":
+        return built_lm(**changes)
     policy = small(**changes)
     return plain(policy) if kind == "plain" else policy
 
@@ -305,6 +311,38 @@ def whole_state(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: whole_state(x) for key, x in state.items()}
     return full(state).detach().cpu().clone() if isinstance(state, Tensor) else state
+
+
+def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5)) -> list[Trajectory]:
+    """Messages of so many tokens, two to a prompt."""
+    policy, rng, shown = policy_of("lm"), np.random.default_rng(0), lm_observations(LM_ENV, 1 + len(lengths) // 2)
+    found = []
+    for i, tokens in enumerate(lengths):
+        message = rng.integers(1, 15, size=(1, policy.chunk), dtype=np.int32)
+        message[:, tokens - 1 :] = policy._stops[0]
+        obs = {name: x[[i // 2, -1]] for name, x in shown.items()}
+        with torch.no_grad():
+            logprob = policy.evaluate({k: x[:1] for k, x in obs.items()}, {MESSAGE: torch.from_numpy(message)}).logprob
+        found.append(
+            Trajectory(
+                obs={name: x.numpy() for name, x in obs.items()},
+                actions=message[..., None],
+                logprob=logprob.numpy() + rng.normal(scale=0.1, size=logprob.shape).astype(np.float32),
+                value=np.zeros(1, np.float32),
+                forward_inputs={MESSAGE: message},
+                rewards=np.where(np.arange(policy.chunk) == tokens - 1, rng.random(), 0.0)[None].astype(np.float32),
+                valid=(np.arange(policy.chunk) < tokens)[None],
+                version=np.zeros(1, dtype=np.int64),
+                terminated=True,
+                truncated=False,
+                success=False,
+                env_steps=1,
+                ticket=i,
+                group=i // 2,
+                task=0,
+            )
+        )
+    return found
 
 
 def flow_trajectories(lengths: tuple[int, ...] = (3, 1, 4, 2)) -> list[Trajectory]:

@@ -16,7 +16,15 @@ from pydantic import ValidationError
 from tests.long import long
 from tests.training.adapted_run import collect as collect_adapted
 from tests.training.adapted_run import small
-from tests.training.rank_cases import HeavyPolicy, built, first_gradients, flow_trajectories, policy_of, trained
+from tests.training.rank_cases import (
+    HeavyPolicy,
+    built,
+    first_gradients,
+    flow_trajectories,
+    lm_trajectories,
+    policy_of,
+    trained,
+)
 from tests.training.rank_pool import RankPool
 from tests.training.test_learner import VARIANTS, stale
 from tests.training.toy import ToyPolicy, algorithm, collect
@@ -283,6 +291,28 @@ def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: 
         compare(one, found)
         assert distance(found[0]["gradient"], one["gradient"]) <= 1e-5, case["changes"]
         assert not case["settings"] or abs(one["metrics"][-1]["train/actor/reference_kl"]) > 1e-6
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_a_language_models_packed_passes_have_the_gradient_of_one_rank(pool: RankPool, strategy: str) -> None:
+    """Answers of many lengths, so that passes of at most so many tokens are more on one rank than on another, and
+    logits are made some at a time."""
+    grpo: dict[str, Any] = {"advantage": "grpo", "value": {"coef": 0.0}, "proximal": "recompute"}
+    train = {"micro_batch_tokens": 60, "optimizer": {"lr": 1e-9, "grad_clip": None}}
+    cases = [
+        {"kind": "lm", "changes": changes, "settings": grpo | more, "train": train}
+        | {"trajectories": [lm_trajectories()] * (2 if more else 1), "shift": 0.02}
+        for changes, more in (
+            ({"logits_mib": 0.0005, "gradient_checkpointing": True}, {}),
+            ({"train": "lora"}, {"kl": {"coef": 0.1}}),
+        )
+    ]
+    answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
+    for case, *found in zip(cases, *answers, strict=True):
+        one = trained(ONE_RANK, **case)
+        assert found[0]["metrics"][0]["train/actor/padded_fraction"] > 0, "passes differ in number"
+        compare(one, found)
+        assert distance(found[0]["gradient"], one["gradient"]) <= 1e-5
 
 
 GOLDEN = Path(__file__).parents[1] / "policies" / "golden"

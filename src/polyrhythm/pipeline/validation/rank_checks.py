@@ -22,11 +22,6 @@ def check_ranks(config: RunConfig, ranks: int) -> None:
             f"{what}: with launcher = inline there is one process, and so one rank; set launcher to local, or "
             "placement.trainer.ranks to 1"
         )
-    if config.placement.trainer.strategy == "shard" and not getattr(config.policy, "shards", True):
-        problems.append(
-            f"{what}: the passes of this policy are as many as its rows say, and shards wait for the passes of all "
-            "ranks; set placement.trainer.strategy to replicate"
-        )
     size, batch = config.groups.size, training.batch_size
     if batch // size < ranks:
         those = f"{batch // size} groups of {size} samples" if size > 1 else f"{batch} samples"

@@ -84,8 +84,6 @@ class CausalLmSettings(BaseModel):
     needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
 
-    shards: ClassVar[bool] = False
-
     type: Literal["causal_lm"] = "causal_lm"
     """The policy's name."""
     checkpoint: str = ""
