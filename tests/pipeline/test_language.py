@@ -54,6 +54,23 @@ def test_one_answer_per_prompt(launcher: str, tmp_path: Path) -> None:
     assert summary["after"]["episodes"] == 8
 
 
+CRITIC = (
+    "policy.value_head=true",
+    "algorithm.advantage=gae",
+    "algorithm.reward_level=action",
+    "algorithm.value.coef=0.5",
+    "training.optimizer.value_lr=1.0e-2",
+)
+
+
+def test_a_critic_learns_values_that_the_trainer_computes(tmp_path: Path) -> None:
+    """Generators know none: what an update compares with is computed before it."""
+    _, updates = run(tmp_path, *SINGLE, *CRITIC, "launcher=inline", "training.versions=12")
+    losses = [line["train/critic/value_loss"] for line in updates]
+    assert sum(losses[-3:]) < sum(losses[:3]) / 2, losses
+    assert updates[-1]["train/critic/lr"] > updates[-1]["train/actor/lr"]
+
+
 def test_own_weights_make_no_mismatch(tmp_path: Path) -> None:
     """Lock-step and on-policy, generator and trainer agree on every log-prob of every message."""
     _, updates = run(tmp_path, *SINGLE, "launcher=inline", "preset=lockstep")

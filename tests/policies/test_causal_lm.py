@@ -42,12 +42,31 @@ def built(**settings: float) -> CausalLm:
     return section.build(ENV.spec(), seed=0, device="cpu", role="train").eval()
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6, "top_k": 9, "top_p": 0.8}], ids=["plain", "cut"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.6, "top_k": 9, "top_p": 0.8}, {"value_head": True}],
+    ids=["plain", "cut", "value"],
+)
 def test_it_keeps_the_contract(settings: dict[str, float]) -> None:
     section = CausalLmSettings.model_validate({**TINY, **settings})
     checks = policy_checks(section, observations(ENV, 6), ENV.spec(), imitates=True)
     told = {name: check() for name, check in checks.items()}
     assert [name for name, answer in told.items() if isinstance(answer, Note)] == []
+
+
+def test_a_tokens_value_is_that_of_a_prompt_which_ends_before_it() -> None:
+    policy, obs = built(value_head=True), observations(ENV, 3)
+    message = torch.randint(1, 15, (3, 20), dtype=torch.int32)
+    message[:, 7] = 0
+    value = policy.evaluate(obs, {MESSAGE: message}).value
+    assert bool((value[:, :8] != 0).all())
+    assert not bool(value[:, 8:].any()), "behind the end"
+    for tokens in range(8):
+        longer = torch.cat([obs["tokens"], torch.zeros_like(obs["tokens"])], 1)
+        for row, length in enumerate(obs["length"].tolist()):
+            longer[row, length : length + tokens] = message[row, :tokens]
+        shown = {**obs, "tokens": longer, "length": obs["length"] + tokens}
+        torch.testing.assert_close(policy.value(shown)[:, 0], value[:, tokens])
 
 
 def test_what_is_behind_the_end_of_a_message_has_no_effect() -> None:

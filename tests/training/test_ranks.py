@@ -305,6 +305,7 @@ def test_a_language_models_packed_passes_have_the_gradient_of_one_rank(pool: Ran
         for changes, more in (
             ({"logits_mib": 0.0005, "gradient_checkpointing": True}, {}),
             ({"train": "lora"}, {"kl": {"coef": 0.1}}),
+            ({"value_head": True}, {"advantage": "gae", "reward_level": "action", "value": {"coef": 0.5}}),
         )
     ]
     answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)

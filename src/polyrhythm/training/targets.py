@@ -6,6 +6,7 @@ All are computed once per update, before the first optimizer step, without gradi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -58,7 +59,11 @@ def compute_targets(
 ) -> tuple[TrainingBatch, Metrics]:
     """The update's training batch on the host, and metrics of its targets."""
     _check_value_shape(packed, algorithm)
-    recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes else None
+    late = algorithm.uses_value and getattr(inputs.policy, "values_late", False)
+    recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes or late else None
+    if recomputed is not None and late:
+        packed = replace(packed, value=recomputed.value)
+        recomputed = recomputed if algorithm.recomputes else None
     reference = evaluate(packed, inputs.reference, inputs).logprob if inputs.reference is not None else None
     estimate = estimate_advantages(packed, algorithm, inputs, recomputed, reference)
     value_mask = levels.reward_mask(packed.valid, algorithm.reward_level)

@@ -59,9 +59,11 @@ def check_tokens(config: RunConfig, form: PolicyForm) -> None:
 def _check_has_value(config: RunConfig, policy: Policy) -> None:
     """Check that the policy has a value if the algorithm uses one."""
     if config.algorithm.uses_value and not getattr(policy, "has_value", True):
+        algorithm = config.algorithm
+        head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
         raise ConfigError(
-            f"algorithm.advantage = {config.algorithm.advantage.type}, value.coef = {config.algorithm.value.coef:g}: "
-            f"the policy {type_of(config.policy)} has no value; use grpo, rloo, reinforce_plus_plus, with value.coef 0"
+            f"algorithm.advantage = {algorithm.advantage.type}, value.coef = {algorithm.value.coef:g}: the policy "
+            f"{type_of(config.policy)} has no value; use grpo, rloo, reinforce_plus_plus, with value.coef 0{head}"
         )
 
 

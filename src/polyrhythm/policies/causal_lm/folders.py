@@ -29,7 +29,7 @@ def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base:
     ConfigError: `base` is no causal language model, or lacks a tensor.
     """
     config = open_config(str(base.folder))
-    model = {name.removeprefix(_MODEL): tensor for name, tensor in weights.items()}
+    model = {name.removeprefix(_MODEL): tensor for name, tensor in weights.items() if name.startswith(_MODEL)}
     if any(is_adapter(name) for name in model):
         state = {NETWORK + name: tensor for name, tensor in model.items()}
         lora = section.lora

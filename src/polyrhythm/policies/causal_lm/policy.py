@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.policies import distributions
@@ -39,15 +39,19 @@ TOKENS, LENGTH, MESSAGE = "tokens", "length", "message"
 class CausalLm(AdaptedPolicy):
     """The policy. forward_inputs = {"message": int32 [B,C]}: the sampled tokens, after the end the first stop.
 
-    `value` is 0: it is for algorithms that compare the samples of a group.
+    Without a critic `value` is 0, for algorithms that compare the samples of a group. With one (`value_head`) it is
+    [B,C], a linear function of the features that each token is sampled from; engines do not compute it, so `act` gives
+    zeros (`values_late`).
     """
 
-    has_value = False
     network: CausalNetwork
 
-    def __init__(self, settings: CausalLmSettings, env_spec: EnvSpec, network: CausalNetwork) -> None:
+    def __init__(
+        self, settings: CausalLmSettings, env_spec: EnvSpec, network: CausalNetwork, critic: nn.Linear | None = None
+    ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.critic = network, critic
+        self.has_value = self.values_late = critic is not None
         self.chunk, self.action_dim = env_spec.chunk, 1
         self.exact, self.tolerance = False, settings.tolerance
         self._sampling = Sampling(env_spec.action.choices, settings.temperature, settings.top_k, settings.top_p)
@@ -92,7 +96,7 @@ class CausalLm(AdaptedPolicy):
             count = len(generated.tokens)
             message[row, :count], logprob[row, :count] = generated.tokens, generated.logprobs
         actions = torch.from_numpy(message).to(device)
-        value = torch.zeros(len(found), device=device)
+        value = torch.zeros(shape if self.has_value else shape[:1], device=device)
         logprobs = torch.from_numpy(logprob).to(device)
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
@@ -123,8 +127,7 @@ class CausalLm(AdaptedPolicy):
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
         message = forward_inputs[MESSAGE].long()
-        logprob, entropies = self._log_probs(obs, message, self._sampling, with_entropy=True)
-        return Evaluation(logprob.unsqueeze(-1), self.value(obs), entropies.unsqueeze(-1))
+        return self._evaluation(pack(obs[TOKENS].long(), _lengths(obs), message, self._counts(message)), message)
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
         """Positions that `evaluate` computes of each row: [B] int64."""
@@ -133,19 +136,41 @@ class CausalLm(AdaptedPolicy):
     def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
         """`evaluate` as if every prompt and message were as long as can be; the tensors need no values."""
         message = forward_inputs[MESSAGE].long()
-        packed = pack_longest(obs[TOKENS].long(), message)
-        logprob, entropies = self._packed_log_probs(packed, message, self._sampling, with_entropy=True)
-        return Evaluation(logprob.unsqueeze(-1), self.value(obs), entropies.unsqueeze(-1))
+        return self._evaluation(pack_longest(obs[TOKENS].long(), message), message)
 
     def value(self, obs: Observations) -> Tensor:
-        return torch.zeros(len(obs[LENGTH]), device=obs[LENGTH].device)
+        """That before the first token of a message, in each of its places: [B,C]; without a critic 0, [B]."""
+        if self.critic is None:
+            return torch.zeros(len(obs[LENGTH]), device=obs[LENGTH].device)
+        first = torch.zeros(len(obs[LENGTH]), 1, dtype=torch.int64, device=obs[LENGTH].device)
+        packed = pack(obs[TOKENS].long(), _lengths(obs), first, torch.ones_like(first[:, 0]))
+        return self._values(self._features(packed), packed, first).expand(-1, self.chunk)
+
+    def _evaluation(self, packed: PackedMessages, message: Tensor) -> Evaluation:
+        """Of messages [B,C] int64: log-probs, entropies and values [B,C] float32 (values [B] without a critic), 0
+        behind the messages' ends."""
+        features = self._features(packed)
+        logprob, entropies = self._log_probs(features, packed, message, self._sampling, with_entropy=True)
+        value = self._values(features, packed, message)
+        return Evaluation(logprob.unsqueeze(-1), value, entropies.unsqueeze(-1))
+
+    def _features(self, packed: PackedMessages) -> Tensor:
+        """What each of the messages' tokens is sampled from: [M,width]."""
+        return self.network.packed(packed.tokens, packed.packing)[packed.predicts]
+
+    def _values(self, features: Tensor, packed: PackedMessages, message: Tensor) -> Tensor:
+        if self.critic is None:
+            return torch.zeros(len(message), device=message.device)
+        flat = features.new_zeros(message.numel()).scatter(0, packed.places, self.critic(features).squeeze(-1))
+        return flat.view(message.shape)
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
         """Mean cross entropy per token of messages [B,C,1], without temperature and cuts."""
         message = actions.squeeze(-1).long()
-        plain = Sampling(self._sampling.choices)
-        logprob, _ = self._log_probs(obs, message, plain, with_entropy=False)
-        return -logprob.sum() / self._counts(message).sum()
+        plain, counts = Sampling(self._sampling.choices), self._counts(message)
+        packed = pack(obs[TOKENS].long(), _lengths(obs), message, counts)
+        logprob, _ = self._log_probs(self._features(packed), packed, message, plain, with_entropy=False)
+        return -logprob.sum() / counts.sum()
 
     def _counts(self, message: Tensor) -> Tensor:
         """Tokens of each message [B,C]: up to its first stop, which counts: [B] int64."""
@@ -153,17 +178,10 @@ class CausalLm(AdaptedPolicy):
         return torch.where(stop.any(1), stop.to(torch.int8).argmax(1) + 1, self.chunk)
 
     def _log_probs(
-        self, obs: Observations, message: Tensor, sampling: Sampling, *, with_entropy: bool
+        self, features: Tensor, packed: PackedMessages, message: Tensor, sampling: Sampling, *, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [B,C] float32 of messages [B,C] int64, 0 behind their ends."""
-        packed = pack(obs[TOKENS].long(), _lengths(obs), message, self._counts(message))
-        return self._packed_log_probs(packed, message, sampling, with_entropy=with_entropy)
-
-    def _packed_log_probs(
-        self, packed: PackedMessages, message: Tensor, sampling: Sampling, *, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Logits are made of the messages' tokens alone, some at a time, and made again in the backward pass."""
-        features = self.network.packed(packed.tokens, packed.packing)[packed.predicts]
+        """Log-probs and entropies [B,C] float32 of messages [B,C] int64, 0 behind their ends. Logits are made of the
+        messages' tokens alone, some at a time, and made again in the backward pass."""
         tokens = message.flatten()[packed.places]
         flat, entropies = self._scores(features, tokens, sampling, with_entropy)
         zeros = flat.new_zeros(message.numel())

@@ -7,12 +7,14 @@ from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from torch import nn
 
 from polyrhythm.errors import ConfigError, MissingError, pip_install
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
-from polyrhythm.policies.form import PolicyForm, Role, describe
+from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
+from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.settings import LoraSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
@@ -108,6 +110,9 @@ class CausalLmSettings(BaseModel):
     """What is trained: everything, or adapters of which alone generators get new versions."""
     lora: LoraSettings = LoraSettings()
     """The adapters of train: lora; without targets those of all linear layers but the one of the logits."""
+    value_head: bool = False
+    """A value for each token, a linear function of its features, for gae and v_trace (with reward_level action). The
+    trainer computes it before an update, as engines do not."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     refresh_cache: bool = False
@@ -165,7 +170,8 @@ class CausalLmSettings(BaseModel):
 
         answers = {MESSAGE: ArraySpec((env_spec.chunk,), "int32")} if env_spec.chunk else {}
         config = self._config(env_spec)
-        form = describe(lambda role: self._empty(env_spec, config, role), answers)
+        value: ValueKind = "action" if self.value_head else "chunk"
+        form = describe(lambda role: self._empty(env_spec, config, role), answers, value)
         tokens = env_spec.observation[TOKENS].shape[0] + env_spec.chunk
         return replace(form, row_tokens=tokens - 1, row_cache=tokens * cache_bytes(config))
 
@@ -190,7 +196,11 @@ class CausalLmSettings(BaseModel):
         adapt(network.model, self.train, self.lora, role, seed)
         if self.gradient_checkpointing and role == "train":
             recompute_layers(network.model)
-        return CausalLm(self, env_spec, network)
+        if not self.value_head:
+            return CausalLm(self, env_spec, network)
+        width = network.model.get_output_embeddings().in_features  # type: ignore[operator]
+        with seeded(seed):
+            return CausalLm(self, env_spec, network, nn.Linear(width, 1))
 
     def _config(self, env_spec: EnvSpec) -> Any:
         """The configuration of transformers, for an environment that it fits."""
