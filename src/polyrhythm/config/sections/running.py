@@ -95,6 +95,16 @@ class RaySettings(Section):
     working_dir: str = ""
     """Folder that Ray copies to every node, with modules of your own; empty: nodes have them already."""
 
+    @model_validator(mode="after")
+    def _is_an_address(self) -> RaySettings:
+        host, _, port = self.address.rpartition(":")
+        if self.address in {"local", "auto"} or (host and "//" not in host and port.isdecimal() and int(port) < 2**16):
+            return self
+        why = "no address of a cluster; write local, auto, or HOST:PORT as `ray start --head` prints it (port 6379)"
+        if self.address.startswith("ray://"):
+            why = "a run's driver is on a node of the cluster, no client of it; start it there, with auto or HOST:PORT"
+        raise InvalidSetting("address", self.address, why)
+
 
 class SupervisionSettings(Section):
     """When a station's process is given up and replaced, and when the run is."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, StartError, pip_install
+from polyrhythm.runtime.ray.reach import check_reachable
 
 _KINDS = ("simulators", "generators", "trainer", "scorers")
 
 
 def check_launcher(config: RunConfig) -> None:
     """ConfigError, with a problem for each setting, for what a run on a Ray cluster cannot have; MissingError if Ray is
-    not installed."""
+    not installed, or no cluster answers at the address."""
     if config.launcher != "ray":
         return
     placement = config.placement
@@ -34,6 +35,10 @@ def check_launcher(config: RunConfig) -> None:
     if problems:
         raise ConfigError(*problems)
     check_ray_installed()
+    try:
+        check_reachable(config.ray.address)
+    except StartError as error:
+        raise MissingError(str(error)) from error
 
 
 def check_ray_installed() -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -34,17 +32,15 @@ from polyrhythm.runtime.hosts.survey import Sight
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor
+from polyrhythm.runtime.ray.reach import LOCAL, check_reachable
 from polyrhythm.runtime.ray.room import check_room, describe_wanted
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
 from polyrhythm.runtime.ray.versions import own_versions, ray_differs
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a cluster's port must answer.
-_REACH_S = 5.0
 #: Bytes of the object store of a cluster of our own, which nothing uses: the least that Ray takes.
 _STORE_BYTES = 80 * 2**20
-LOCAL = "local"
 
 
 class RaySection(Protocol):
@@ -112,7 +108,7 @@ class Cluster:
             more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
             more["_temp_dir"] = self._temporary
         elif address != "auto":
-            _reach(address)
+            check_reachable(address)
         if self._settings.working_dir:
             more["runtime_env"] = {"working_dir": self._settings.working_dir}
         before = _signal_handlers()
@@ -279,20 +275,6 @@ def _alive_nodes() -> list[dict[str, Any]]:
 
 def _describe(resources: dict[str, float]) -> str:
     return ", ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
-
-
-def _reach(address: str) -> None:
-    """StartError unless something listens at host:port."""
-    found = re.fullmatch(r"(.+):([0-9]{1,5})", address)
-    if found is None:
-        raise StartError(f"ray.address = {address}: not an address; write {LOCAL}, auto, or HOST:PORT (port 6379)")
-    try:
-        socket.create_connection((found[1], int(found[2])), _REACH_S).close()
-    except (OSError, OverflowError) as error:
-        raise StartError(
-            f"ray.address = {address}: no cluster answers there ({error}); start one with `ray start --head`, or set "
-            f"ray.address to {LOCAL} for one on this machine"
-        ) from error
 
 
 def _signal_handlers() -> dict[signal.Signals, Any]:

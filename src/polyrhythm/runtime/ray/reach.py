@@ -1,0 +1,41 @@
+"""Whether a Ray cluster answers at an address, in seconds and without Ray, whose own attempts may wait for minutes."""
+
+from __future__ import annotations
+
+import socket
+
+from polyrhythm.errors import StartError
+
+#: Seconds until a cluster's port must answer.
+_REACH_S = 5.0
+#: What begins a connection of HTTP/2, which gRPC uses: the preface and an empty frame of settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+LOCAL = "local"
+
+
+def check_reachable(address: str) -> None:
+    """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT within 5 s. A connection that is
+    closed at once passes: it may want TLS. `local` and `auto` are not looked for."""
+    host, _, port = address.rpartition(":")
+    if not host:
+        return
+    try:
+        with socket.create_connection((host, int(port)), _REACH_S) as connection:
+            connection.settimeout(_REACH_S)
+            connection.sendall(_HELLO)
+            answer = connection.recv(9)
+    except TimeoutError as error:
+        raise _refusal(address, f"no cluster answers there within {_REACH_S:g} s") from error
+    except ConnectionResetError:
+        return
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise _refusal(address, f"no cluster answers there ({error})") from error
+    if answer.startswith(b"HTTP"):
+        raise _refusal(address, "a web server answers there, which is no head node (perhaps Ray's dashboard)")
+
+
+def _refusal(address: str, problem: str) -> StartError:
+    return StartError(
+        f"ray.address = {address}: {problem}; start one with `ray start --head` and name the address that it prints, "
+        f"or set ray.address to {LOCAL} for one on this machine"
+    )
