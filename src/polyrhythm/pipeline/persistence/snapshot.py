@@ -142,13 +142,13 @@ def _write_samples(path: Path, samples: SampleHandover) -> None:
 
 
 def _flat(payload_id: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
-    """The trajectory's arrays by `<handle>/<field>` or `<handle>/<field>/<name>`."""
+    """The trajectory's arrays by `<handle>/<field>` or `<handle>/<field>/<name>`; a field that is None has none."""
     arrays: dict[str, NDArray[Any]] = {}
     for part in fields(trajectory):
         value = getattr(trajectory, part.name)
         if isinstance(value, dict):
             arrays |= {f"{payload_id}/{part.name}/{name}": array for name, array in value.items()}
-        else:
+        elif value is not None:
             arrays[f"{payload_id}/{part.name}"] = np.asarray(value)
     return arrays
 
