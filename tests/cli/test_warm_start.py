@@ -221,6 +221,21 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
     assert all(torch.equal(weights[name], tensor) for name, tensor in load_policy(folder)[1].items())
 
 
+def test_a_long_warm_start_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("polyrhythm.pipeline.warm_start.initial_policy._TELL_S", 0.0)
+    with caplog.at_level("INFO"):
+        more = ["demonstrations.episodes_per_task=8", "supervised.steps=3"]
+        assert main(["sft", recipe(tmp_path), "--out", str(tmp_path / "run"), *more]) == 0
+    told = [record.getMessage() for record in caplog.records if " of " in record.getMessage()]
+    assert any(one.startswith("demonstrations: ") and one.endswith(" of 16 episodes") for one in told)
+    assert [one for one in told if one.startswith("supervised: ")] == [
+        "supervised: 1 of 3 steps",
+        "supervised: 2 of 3 steps",
+    ]
+
+
 def test_a_warm_start_that_is_cut_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "start"
     hasty = "env={type: 'tests.cli.test_warm_start:HastySettings'}"

@@ -287,7 +287,9 @@ class LocalHosting:
         for name in beat.statistics:
             if name.startswith(DROPPED) and (process, name) not in self._warned_drops:
                 self._warned_drops.add((process, name))
-                log.warning("%s dropped a message (%s); its log says why", process, name.removeprefix(DROPPED))
+                file = self._manager.groups[beat.station].rank(beat.rank).log_file
+                kind = name.removeprefix(DROPPED)
+                log.warning("%s dropped a message (%s); its log says why: %s", process, kind, file)
 
     def _note_refusal(self, refused: wire.Refused) -> None:
         """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from polyrhythm.policies.form import published_state
 from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.sft import SupervisedLearner
-from polyrhythm.training.steps import finish
+from polyrhythm.training.steps import Metrics, Steps, finish
 
 log = logging.getLogger(__name__)
 
 DEMONSTRATIONS_FILE = "demonstrations.npz"
+#: Seconds between two lines of the log that say how far a part of the warm start is.
+_TELL_S = 15.0
 
 
 def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJournal, metrics: MetricsWriter) -> int:
@@ -46,11 +49,39 @@ def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJ
             log.info(words, folder_of_checkpoint)
         demonstrations = _demonstrations(checked, folder, progress)
         with progress.phase("supervised"):
-            learned = finish(SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations))
+            steps = SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations)
+            learned = finish(_told(steps, config.supervised.steps))
             metrics.log(0, learned, progress.summary()["total"])
     save_policy(published_state(as_module(policy)), config, file, 0, spec)
     progress.commit("warm_start", learned)
     return 0
+
+
+def _told(steps: Steps, of: int) -> Steps:
+    """The same steps; the log gets their number now and then."""
+    tell, done = Teller("supervised: %d of %d steps"), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            metrics: Metrics = stop.value
+            return metrics
+        done += 1
+        tell(done, of)
+        yield
+
+
+class Teller:
+    """Logs how many of how many are done, by the words' two %d, every `_TELL_S` seconds."""
+
+    def __init__(self, words: str) -> None:
+        self._words, self._told = words, time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _TELL_S and done < of:
+            log.info(self._words, done, of)
+            self._told = now
 
 
 def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
@@ -77,7 +108,7 @@ def _demonstrations(checked: ValidatedRun, folder: Path, progress: PhaseJournal)
         progress.commit("demonstrations", {"file": dataset.folder, "decisions": len(found)})
         return found
     with progress.phase("demonstrations"):
-        recorded = record(config, config.demonstrations, policy.chunk)
+        recorded = record(config, config.demonstrations, policy.chunk, Teller("demonstrations: %d of %d episodes"))
         recorded.demonstrations.save(file)
     progress.commit("demonstrations", recorded.summary())
     return recorded.demonstrations

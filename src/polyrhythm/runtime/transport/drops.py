@@ -1,4 +1,5 @@
-"""Counts dropped messages by kind; the first of each kind is logged."""
+"""Counts dropped messages by kind; the first of each kind is logged, and each new reason for which a simulator may not
+join."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ DropKind = Literal[
 DROPPED = "dropped/"
 #: Characters of a reason that are logged, so that garbage cannot fill the log.
 _REASON_CHARS = 300
+#: Reasons of refusals that are logged.
+_REASONS = 20
 
 
 class UnfitMessage(ValueError):
@@ -42,15 +45,19 @@ class DropCounter:
     def __init__(self, owner: str) -> None:
         self._owner, self._turn = owner, threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._reasons: set[str] = set()
 
     def drop(self, kind: DropKind, why: str) -> None:
-        """Count a dropped message, and log a warning if it is the first of its kind."""
+        """Count a dropped message, and log a warning if it is the first of its kind, or a refusal for a new reason."""
+        reason = why if len(why) <= _REASON_CHARS else f"{why[:_REASON_CHARS]} …"
         with self._turn:
             self._counts[kind] += 1
             first = self._counts[kind] == 1
+            if kind == "refused" and len(self._reasons) < _REASONS:
+                first = reason not in self._reasons
+                self._reasons.add(reason)
         if first:
-            reason = why if len(why) <= _REASON_CHARS else f"{why[:_REASON_CHARS]} …"
-            log.warning("%s dropped a message (%s): %s; more of this kind are only counted", self._owner, kind, reason)
+            log.warning("%s dropped a message (%s): %s; more like it are only counted", self._owner, kind, reason)
 
     def stranger(self) -> None:
         """Count a connection that was refused because it lacks the keys of this run."""
