@@ -33,6 +33,8 @@ def test_a_video_of_the_first_episodes(launcher: str, tmp_path: Path, capsys: py
     assert (tmp_path / "shown.gif").read_bytes().startswith(b"GIF89a")
     assert main(words) == 2
     assert "shown.gif is there already" in capsys.readouterr().err
+    assert main([*words[:4], "--video-episodes", "3"]) == 2
+    assert "--video-episodes = 3: there is no video; name its file with --video" in capsys.readouterr().err
 
 
 def _saved(folder: Path, env: object, **sections: object) -> Path:

@@ -82,5 +82,9 @@ def _to_folder(config: RunConfig, arguments: argparse.Namespace, live: LiveDispl
     from polyrhythm.pipeline.lerobot.demonstrators import record_folder
     from polyrhythm.pipeline.warm_start.demos import watched_by
 
-    result = record_folder(config, arguments.out, arguments.policy, arguments.fps, watched_by(live))
+    try:
+        result = record_folder(config, arguments.out, arguments.policy, arguments.fps, watched_by(live))
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"{arguments.out} keeps what is complete; the same command goes on")
+        raise
     return {"folder": str(arguments.out), **result}

@@ -47,17 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="play the same episodes in these variants of the environment too (all: in each that it has)",
     )
     parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episodes to FILE.gif or FILE.mp4")
-    parser.add_argument(
-        "--video-episodes", type=count, default=9, metavar="N", help="episodes in the video (default: 9)"
-    )
+    parser.add_argument("--video-episodes", type=count, metavar="N", help="episodes in the video (default: 9)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, with every episode's outcome")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.errors import ConfigError
     from polyrhythm.pipeline.evaluation.episodes import without_success
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
 
+    if (shown := arguments.video_episodes) and not arguments.video:
+        raise ConfigError(f"--video-episodes = {shown}: there is no video; name its file with --video")
     with live_terminal(sys.stderr) as live:
         result = evaluate(
             arguments.path,
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.greedy,
             Conditions(arguments.swap_instructions, tuple(filter(None, arguments.variants.split(",")))),
             live,
-            Video(arguments.video, arguments.video_episodes) if arguments.video else None,
+            Video(arguments.video, shown or 9) if arguments.video else None,
             arguments.folders,
         )
     if result["reports_success"] is False:

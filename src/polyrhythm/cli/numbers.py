@@ -8,17 +8,18 @@ import math
 
 def whole(text: str) -> int:
     """0 or more."""
-    if not text.strip().isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
-    return int(text)
+    return _at_least(0, text)
 
 
 def count(text: str) -> int:
     """1 or more."""
-    number = whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is less than 1")
-    return number
+    return _at_least(1, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of {least} or more")
+    return int(text)
 
 
 def positive(text: str) -> float:

@@ -106,6 +106,7 @@ def evaluate(
     found, _ = measure(config, None)
     by_kind: dict[str, list[list[SampleEvaluated]]] = {}
     for name, (variant, changed) in varied.items():
+        log.info("variant %s: %s", name, variant.what)
         result, results = measure(changed, name)
         by_kind.setdefault(variant.kind, []).append(results)
         own = {key: value for key, value in result.items() if key != "reports_success"}
