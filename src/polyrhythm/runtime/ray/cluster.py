@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol
 import msgspec
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -190,8 +190,7 @@ class Cluster:
             try:
                 content = ray.get(found_ref, timeout=max(0.0, until - time.monotonic()))
             except RayError as error:
-                said = f"{type(error).__name__}: {last_line(error)}"
-                raise StartError(f"the host's agent does not start ({said})") from error
+                raise StartError(f"the host's agent does not start: {_why_no_agent(error)}") from error
             found = msgspec.msgpack.decode(content, type=Found)
             if found.error:
                 raise StartError(found.error)
@@ -267,6 +266,16 @@ class RayNode:
             except RayError as error:
                 log.warning("%s: its agent does not answer (%s); it ends with its node", self.name, error)
         ray.kill(agent)
+
+
+def _why_no_agent(error: RayError) -> str:
+    """The reason, in a sentence where it is one that users can mend."""
+    text = str(error)
+    if "No module named 'polyrhythm" in text:
+        return "polyrhythm is not installed on that node; install the version that is here into the Python of its Ray"
+    if isinstance(error, ActorUnschedulableError):
+        return "Ray has lost that node"
+    return f"{type(error).__name__}: {last_line(error)}"
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
