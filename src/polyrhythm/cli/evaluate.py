@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
     else:
         shown = {name: value for name, value in result.items() if name not in _LEFT_OUT}
-        print(show.lines(show.flat(shown)))
+        print(show.lines(show.flat(shown), result["reports_success"]))
         if result.get("variants"):
             print(f"\n{show.variants(result)}")
     return 0

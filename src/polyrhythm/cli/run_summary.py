@@ -27,9 +27,8 @@ def lines(summary: Mapping[str, Any]) -> str:
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rates = {name: label for name, label in _EVALUATIONS.items() if name in summary}
     tallies = [*(summary[name] for name in rates), *([deciding(summary["best"])] if "best" in summary else [])]
-    succeeded = measures_success(
-        (tally["successes"] for tally in tallies), (tally.get("mean_return") for tally in tallies)
-    )
+    successes, returns = (tally["successes"] for tally in tallies), (tally.get("mean_return") for tally in tallies)
+    succeeded = measures_success(successes, returns, summary.get("reports_success"))
     for name, label in rates.items():
         yield label, show.rate(summary[name]) if succeeded else show.mean_return(summary[name])
     if "best" in summary:

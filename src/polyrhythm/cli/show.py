@@ -27,13 +27,14 @@ def mean_return(result: Mapping[str, Any]) -> str:
     return f"mean return {result['mean_return']:.4g}, {episodes}, none of which reported success"
 
 
-def lines(result: Mapping[str, Any]) -> str:
+def lines(result: Mapping[str, Any], reported: bool | None = None) -> str:
     """One `name: value` line per entry, success rates last. If the result itself is a rate, it comes first.
 
-    If the environment reports no success, mean returns replace the rates.
+    If the environment reports no success, mean returns replace the rates. reported: what its spec says of it.
     """
     rates = [value for value in (result, *result.values()) if _is_rate(value)]
-    succeeded = measures_success((one["successes"] for one in rates), (one.get("mean_return") for one in rates))
+    returns = (one.get("mean_return") for one in rates)
+    succeeded = measures_success((one["successes"] for one in rates), returns, reported)
     first = [_value(result, succeeded)] if _is_rate(result) else []
     printed = _RATE | {"mean_return"} if first else set()
     rest = [
@@ -131,7 +132,7 @@ def variants(result: Mapping[str, Any]) -> str:
     rows += [(f"{kind}, all", one, "") for kind, one in result.get("kinds", {}).items()]
     found = [one for _, one, _ in rows]
     succeeded = result["rate"] is not None and measures_success(
-        (one["successes"] for one in found), (one["mean_return"] for one in found)
+        (one["successes"] for one in found), (one["mean_return"] for one in found), result["reports_success"]
     )
     cells = [(name, rate(one) if succeeded else mean_return(one), what) for name, one, what in rows]
     first, second = (max(len(row[place]) for row in cells) for place in (0, 1))

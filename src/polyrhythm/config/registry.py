@@ -130,9 +130,8 @@ def import_object(address: str, name: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise NotFound(
-            "type", name, f"{address} cannot be imported ({error}); install it or correct the name"
-        ) from error
+        fix = f"install it, run this in the folder of {module_name.partition('.')[0]}.py, or correct the name"
+        raise NotFound("type", name, f"{address} cannot be imported ({error}); {fix}") from error
     except SyntaxError as error:
         raise InvalidSetting(
             "type", name, f"{module_name} cannot be imported ({error.msg}, line {error.lineno}); correct that line"

@@ -24,7 +24,10 @@ def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvS
         if module:
             __import__(module)
         return gymnasium.spec(name)
-    except (gymnasium.error.Error, ImportError) as error:
+    except ImportError as error:
+        fix = f"install {module}, or run this in the folder of {module.partition('.')[0]}.py"
+        raise ConfigError(f"{where}: {module} cannot be imported ({error}); {fix}") from error
+    except gymnasium.error.Error as error:
         near = difflib.get_close_matches(env_id, gymnasium.registry, n=1, cutoff=0.0)[0]
         raise ConfigError(f"{where}: no such Gymnasium environment ({error}); the nearest is {near}") from error
 

@@ -55,10 +55,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def measures_success(successes: Iterable[float], returns: Iterable[float | None]) -> bool:
-    """Whether success, rather than return, ranks the episodes. False if some earned a reward and none succeeded: the
-    environment then reports no success. successes: counts or rates."""
-    return any(successes) or not any(returns)
+def measures_success(successes: Iterable[float], returns: Iterable[float | None], reported: bool | None = None) -> bool:
+    """Whether success, rather than return, ranks the episodes. reported: what the environment's spec says of it. Where
+    that is unknown: False if some earned a reward and none succeeded. successes: counts or rates."""
+    return (any(successes) or not any(returns)) if reported is None else reported
 
 
 def deciding(evaluated: Mapping[str, Any]) -> Mapping[str, Any]:

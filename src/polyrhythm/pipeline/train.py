@@ -101,7 +101,7 @@ def train(
                 _deliver_remaining(callbacks)
                 raise KeyboardInterrupt
             raise callbacks.ended
-        summary = _summarise(checked.config, folder, progress)
+        summary = _summarise(checked, folder, progress)
         _write_report(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
@@ -306,14 +306,14 @@ def _warn_of_dropped(ledger: SampleLedger) -> None:
         )
 
 
-def _summarise(config: RunConfig, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
+def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
     """Combine the phases' results into ledger.json and summary.json; return the summary."""
     rl = progress.result("rl") or {}
-    summary: dict[str, Any] = {}
+    summary: dict[str, Any] = {"reports_success": checked.spec.reports_success}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     summary["wall_s"] = progress.summary()
-    summary["seats"] = describe_seats(place(config).seats)
+    summary["seats"] = describe_seats(place(checked.config).seats)
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
     _write_json(folder / SUMMARY_FILE, summary)
     return summary

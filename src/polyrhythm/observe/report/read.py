@@ -64,10 +64,10 @@ class Run:
 
     @property
     def measures_success(self) -> bool:
-        """False if episodes earned rewards but none succeeded: the environment then reports no success."""
+        """Whether success is shown, rather than the return alone."""
         rates = [e.rate for e in self.evaluations] + [line.get("env/success_once") or 0.0 for line in self.updates]
         returns = [e.mean_return for e in self.evaluations] + [line.get("env/return") or 0.0 for line in self.updates]
-        return measures_success(rates, returns)
+        return measures_success(rates, returns, self.summary.get("reports_success"))
 
     def settings(self) -> dict[str, str]:
         """All settings as text, by dotted path."""

@@ -148,7 +148,7 @@ class EvaluationManager:
             values |= {f"evaluation/{mode}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])
             mean_return = f"return {total['mean_return']:.4g}"
-            if measures_success([total["successes"]], [total["mean_return"]]):
+            if measures_success([total["successes"]], [total["mean_return"]], self._spec.reports_success):
                 result = f"{success_in_words(total['successes'], total['episodes'])}, {mean_return}"
             else:
                 result = f"{mean_return} over {counted(total['episodes'], 'episode')}"

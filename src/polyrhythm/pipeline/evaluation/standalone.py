@@ -172,9 +172,7 @@ def _measure(
     found = tally(results, spec.tasks, len(wanted))
     found["per_episode"] = per_episode(wanted, results, spec.tasks)
     found["reports_success"] = spec.reports_success
-    measured = spec.reports_success
-    if measured is None:
-        measured = measures_success([found["successes"]], [found["mean_return"]])
+    measured = measures_success([found["successes"]], [found["mean_return"]], spec.reports_success)
     if video:
         write_video(video.file, _clips(played, spec, measured=measured))
         found["video"] = {"file": str(video.file), "episodes": len(played)}

@@ -39,6 +39,8 @@ from polyrhythm.runtime.ray.versions import own_versions, ray_differs
 
 log = logging.getLogger(__name__)
 
+#: Seconds after which a wait for CPUs is told.
+_SOON_S = 2.0
 #: Bytes of the object store of a cluster of our own, which nothing uses: the least that Ray takes.
 _STORE_BYTES = 80 * 2**20
 
@@ -136,6 +138,8 @@ class Cluster:
         cpus = [count * settings.cpus_per_station for count in stations.values()]
         check_room(cpus, settings.cpus_per_station, _alive_nodes())
         self._group = placement_group([{"CPU": count} for count in cpus], strategy=settings.strategy.upper())
+        if not self._group.wait(min(_SOON_S, settings.start_s)):
+            log.info("waiting for CPUs on the cluster: %s (ray.start_s = %g)", describe_wanted(cpus), settings.start_s)
         if not self._group.wait(settings.start_s):
             raise StartError(
                 f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; "
