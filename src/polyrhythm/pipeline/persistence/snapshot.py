@@ -148,7 +148,7 @@ def _flat(payload_id: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
         value = getattr(trajectory, part.name)
         if isinstance(value, dict):
             arrays |= {f"{payload_id}/{part.name}/{name}": array for name, array in value.items()}
-        else:
+        elif value is not None:  # which no file without pickle can say; its reader takes the default
             arrays[f"{payload_id}/{part.name}"] = np.asarray(value)
     return arrays
 
