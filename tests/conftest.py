@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -23,6 +24,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freeze_what_is_there() -> None:
+    """What is there before a file's tests, some hundred thousand objects of modules and collected tests, is nothing that
+    Python's collector has to look through: an estimate of memory, for one, collects before each pass."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

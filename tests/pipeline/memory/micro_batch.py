@@ -1,15 +1,17 @@
-"""Runs one micro-batch in a process of its own and prints by how many bytes the process grew at most.
+"""Runs a micro-batch of each policy in a process of its own and prints by how many bytes the process grew at most.
 
-    python -m tests.pipeline.memory.micro_batch POLICY ROWS
+    python -m tests.pipeline.memory.micro_batch ROWS POLICY [ROWS POLICY ...]
 
-A thread of one core, and freed memory goes back to the system, so that what is held is what the process has.
+A line for each. The processes are forks of one that has imported everything and run nothing. A thread of one core, and freed memory goes back to the system, so that what is held is what the process has.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -77,5 +79,21 @@ def measure(policy: str, rows: int) -> dict[str, int]:
     return {"held": resident("VmHWM") - before, "saved": saved, "gradients": form.trainable_bytes}
 
 
+def in_fork(policy: str, rows: int) -> None:
+    """Write what is measured to stdout, from a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(1, json.dumps(measure(policy, rows)).encode() + b"\n")
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        sys.exit(f"the process of {policy} ended with status {os.waitstatus_to_exitcode(status)}")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    for number, name in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        in_fork(name, int(number))
