@@ -28,8 +28,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze_what_is_there() -> None:
-    """What is there before a file's tests, some hundred thousand objects of modules and collected tests, is nothing that
-    Python's collector has to look through: an estimate of memory, for one, collects before each pass."""
+    """Spare Python's collector what is there before a file's tests: some hundred thousand objects of modules and of
+    collected tests. Estimates of memory, for one, collect before each pass."""
     gc.collect()
     gc.freeze()
 

@@ -66,7 +66,7 @@ IN_GOOD_ORDER = re.compile("the update under way is finished|no update was under
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long(5, "SIGTERM to main, as in a shell's background"))]
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long(5, "SIGTERM to main alone"))]
 )
 def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path):
     with command(tmp_path, **LONG) as process:
@@ -195,7 +195,7 @@ def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(
     "signals",
     [
         [(signal.SIGINT, 5)],
-        pytest.param([(signal.SIGINT, 2), (signal.SIGINT, 5)], marks=long(15, "an asynchronous run that was cut twice")),
+        pytest.param([(signal.SIGINT, 2), (signal.SIGINT, 5)], marks=long(15, "an asynchronous run cut twice")),
     ],
     ids=["once", "twice"],
 )

@@ -2,16 +2,16 @@
 
     python -m tests.pipeline.memory.micro_batch ROWS POLICY [ROWS POLICY ...]
 
-A line for each. The processes are forks of one that has imported everything and run nothing. A thread of one core, and freed memory goes back to the system, so that what is held is what the process has.
+A line for each. The processes are forks of one that has imported everything and run nothing. A thread of one core, and
+freed memory goes back to the system, so that what is held is what the process has.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-import traceback
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +79,15 @@ def measure(policy: str, rows: int) -> dict[str, int]:
     return {"held": resident("VmHWM") - before, "saved": saved, "gradients": form.trainable_bytes}
 
 
-def in_fork(policy: str, rows: int) -> None:
-    """Write what is measured to stdout, from a process of its own."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(1, json.dumps(measure(policy, rows)).encode() + b"\n")
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    if status:
-        sys.exit(f"the process of {policy} ended with status {os.waitstatus_to_exitcode(status)}")
+def write(policy: str, rows: int) -> None:
+    sys.stdout.write(json.dumps(measure(policy, rows)) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
     for number, name in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-        in_fork(name, int(number))
+        process = get_context("fork").Process(target=write, args=(name, int(number)))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"the process of {name} ended with status {process.exitcode}")

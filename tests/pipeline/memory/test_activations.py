@@ -48,9 +48,7 @@ def measured_bytes() -> dict[str, dict[str, int]]:
         words += [str(rows), policy]
     path = os.pathsep.join([str(ROOT), *sys.path])
     environment = {**os.environ, **_ALLOCATOR, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=150
-    )
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=150)
     return dict(zip(MEASURED, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
