@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, children, orphaned_folders
 
 from polyrhythm.cli.main import main
@@ -349,7 +348,6 @@ def test_a_killed_simulator(tmp_path, monkeypatch, any_pace):
 
 
 @pytest.mark.slow
-@long(30, "a fault of each kind under chaos")
 def test_one_fault_of_each_kind_at_each_role(tmp_path, any_pace):
     result = disturbed(tmp_path, 3, 2, 2.0)
     faults = result["faults"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
@@ -35,16 +34,8 @@ def _saved(folder: Path, case: str, rows: int, launcher: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("case", "greedy"),
-    [
-        ("cartpole", True),
-        ("cartpole", False),
-        pytest.param("metaworld-state", True, marks=long(8, "greedy episodes of Meta-World")),
-        ("metaworld-state", False),
-    ],
-    ids=["cartpole-greedy", "cartpole-sampled", "metaworld-state-greedy", "metaworld-state-sampled"],
-)
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("case", CASES)
 def test_an_outcome_depends_on_neither_rows_nor_launcher(tmp_path: Path, case: str, greedy: bool) -> None:
     found = [
         evaluate(_saved(tmp_path, case, rows, launcher), EPISODES, 5, greedy)["per_episode"]

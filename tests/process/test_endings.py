@@ -130,9 +130,10 @@ def test_the_second_signal_stops_at_once(tmp_path):
 
 
 def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path, capsys):
-    policy = {"type": "tests.process.policies:SlowSettings", "seconds": 3600.0, "quick": 1}
+    policy = {"type": "tests.process.policies:SlowSettings", "seconds": 3600.0, "quick": 2}
     policy |= {"marker": str(tmp_path / "second")}
-    one_step = {"epochs": 1, "minibatch_steps": 0}  # an evaluation per update: the second update is the slow one
+    # Two evaluations per update, for the targets and for its one step: the second update is the slow one.
+    one_step = {"epochs": 1, "minibatch_steps": 0}
     slow = {"policy": policy, "shutdown_s": 0.5, "training": one_step}
     with command(tmp_path, **merge(LONG, slow)) as process:
         wait_for_updates(tmp_path, 1, process)
