@@ -23,7 +23,7 @@ SLOW = {"type": "tests.process.policies:SlowlyPublishedSettings", "hidden": 16, 
 EPISODES = tuple(records.Episode(0, 0, seed, greedy=True) for seed in range(6))
 
 
-#: Which of the presets differ from the others the least: in how many versions they wait for.
+#: Presets of which every setting is also that of another one, which runs here.
 OTHERS = {name: long(8, f"the preset {name} under faults") for name in ("on_policy_pipeline", "stale_stream")}
 
 
