@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
 # named to pytest, or is among its testpaths, is not ignored.
-WAITING := tests/process tests/workflow tests/cli
+WAITING := tests/process tests/runtime tests/workflow tests/cli
 
 .PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
 .DEFAULT_GOAL := setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -23,6 +24,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freeze_what_is_there() -> None:
+    """Spare Python's collector what is there before a file's tests: some hundred thousand objects of modules and of
+    collected tests. Estimates of memory, for one, collect before each pass."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

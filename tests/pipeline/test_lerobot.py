@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -174,31 +173,48 @@ def test_an_episode_whose_row_fails_is_dropped_and_not_played_again(
     assert not env.resets
 
 
+#: Forks a process for each moment, which kills itself as it is about to give that file its name.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.pipeline.test_lerobot import recorded
-count = 0
-def hook(event, args):
-    global count
-    if event == "os.rename":
-        count += 1
-        if count == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-recorded(Path(sys.argv[1]))
+def record_until(moment):
+    count = 0
+    def hook(event, args):
+        nonlocal count
+        if event == "os.rename":
+            count += 1
+            if count == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    recorded(Path(sys.argv[1]) / str(moment))
+for moment in map(int, sys.argv[2:]):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            record_until(moment)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, moment
 """
+MOMENTS = [1, 2, 3, 4, 5, 8, 12, 17]
 
 
-@pytest.mark.parametrize("moment", [1, 2, 3, 4, 5, 8, 12, 17])
-def test_a_recording_may_be_killed_before_any_file_gets_its_name(moment: int, tmp_path: Path) -> None:
-    recorded(tmp_path / "whole")
-    words = [sys.executable, "-c", KILLED, str(tmp_path / "cut"), str(moment)]
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of recordings that were killed, by moment, and of one that was not, `whole`."""
+    folder = tmp_path_factory.mktemp("killed")
+    words = [sys.executable, "-c", KILLED, str(folder), *map(str, MOMENTS)]
     paths = os.pathsep.join(path for path in sys.path if path)
-    killed = subprocess.run(words, env=os.environ | {"PYTHONPATH": paths}, timeout=120, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    recorded(tmp_path / "cut")
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    subprocess.run(words, env=os.environ | {"PYTHONPATH": paths}, timeout=120, check=True)
+    recorded(folder / "whole")
+    return folder
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_recording_may_be_killed_before_any_file_gets_its_name(moment: int, killed: Path) -> None:
+    recorded(killed / str(moment))
+    assert contents(killed / str(moment)) == contents(killed / "whole")
 
 
 def test_filters_choose_by_success_task_and_number(tmp_path: Path) -> None:

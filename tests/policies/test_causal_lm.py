@@ -284,6 +284,8 @@ def test_a_folder_that_is_no_causal_language_model_is_refused(folder: Path, tmp_
             CausalLmSettings(checkpoint=str(path)).form(spec)
         return str(raised.value)
 
+    encoder = {"model_type": "bert", "architectures": ["BertModel"]}
+    assert "it holds a BertModel, which is no causal language model" in told("encoder", encoder)
     assert "there is no such folder" in told("none")
     (tmp_path / "empty").mkdir()
     assert "it has no config.json; name the folder of a causal language model" in told("empty")

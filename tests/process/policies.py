@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -23,17 +24,23 @@ from polyrhythm.specs import ArraySpec
 
 class SlowSettings(CategoricalSettings):
     """A categorical policy whose every evaluation for the loss takes `seconds`; not that of up to eight rows, which are
-    the trial and the estimate of memory before the start."""
+    the trial and the estimate of memory before the start, and not the first `quick` others. The file `marker`, if one
+    is named, is there from the first one on that takes so long."""
 
     type: Literal["tests.process.policies:SlowSettings"] = "tests.process.policies:SlowSettings"  # type: ignore[assignment]
     seconds: float = 1.0
+    quick: int = 0
+    marker: str = ""
 
     def build(self, env_spec: Any, *, seed: int, device: str, role: Any) -> Any:
         policy = super().build(env_spec, seed=seed, device=device, role=role)
-        evaluate = policy.evaluate
+        evaluate, evaluations = policy.evaluate, itertools.count()
 
         def slowly(obs: Any, forward_inputs: Any) -> Any:
-            time.sleep(self.seconds if len(next(iter(obs.values()))) > 8 else 0.0)
+            if len(next(iter(obs.values()))) > 8 and next(evaluations) >= self.quick:
+                if self.marker:
+                    Path(self.marker).touch()
+                time.sleep(self.seconds)
             return evaluate(obs, forward_inputs)
 
         policy.evaluate = slowly  # type: ignore[method-assign]

@@ -121,6 +121,11 @@ def wait_for_output(folder: Path, text: str, process: subprocess.Popen[str], tim
     _wait_for(lambda: (folder / "output").read_text().count(text) >= times, repr(text), folder, process)
 
 
+def wait_for_file(file: Path, folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until a process of the run in this folder has made the file."""
+    _wait_for(file.exists, file.name, folder, process)
+
+
 def _wait_for(found: Callable[[], bool], what: str, folder: Path, process: subprocess.Popen[str]) -> None:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:

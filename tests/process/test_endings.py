@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from tests.long import long
 from tests.process.runs import (
     LOCKSTEP,
     PATIENCE_S,
@@ -19,10 +20,12 @@ from tests.process.runs import (
     gone,
     orphaned_folders,
     stations_of,
+    wait_for_file,
     wait_for_output,
     wait_for_updates,
 )
 
+from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.runtime.memory.shared_folder import remove_orphans
 
@@ -62,7 +65,9 @@ def test_a_run_that_ends_by_itself_leaves_nothing(tmp_path):
 IN_GOOD_ORDER = re.compile("the update under way is finished|no update was under way")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long(5, "SIGTERM to main alone"))]
+)
 def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path):
     with command(tmp_path, **LONG) as process:
         wait_for_updates(tmp_path, 3, process)
@@ -76,7 +81,9 @@ def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path):
     assert not orphaned_folders()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long(5, "SIGTERM to all processes")), signal.SIGHUP]
+)
 def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(number, tmp_path):
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("whoever started the tests has this signal ignored, as nohup does")
@@ -101,12 +108,11 @@ def test_a_run_in_a_shells_background_ignores_sigint_and_stops_in_order_at_sigte
     assert IN_GOOD_ORDER.search(output(tmp_path))
 
 
-def test_a_folder_in_use_is_left_to_whoever_has_it(tmp_path):
+def test_a_folder_in_use_is_left_to_whoever_has_it(tmp_path, capsys):
     with command(tmp_path, **LONG) as process:
         wait_for_updates(tmp_path, 2, process)
-        with command(tmp_path, **LONG, resume="auto") as second:
-            assert second.wait(PATIENCE_S) == 2
-        assert f"is in use by process {process.pid}" in output(tmp_path)
+        assert main(["train", str(tmp_path / "recipe.yaml"), "resume=auto", "--out", str(tmp_path / "run")]) == 2
+        assert f"is in use by process {process.pid}" in capsys.readouterr().err
         assert process.poll() is None
 
 
@@ -123,18 +129,23 @@ def test_the_second_signal_stops_at_once(tmp_path):
     assert not orphaned_folders()
 
 
-def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path):
-    slow = {"policy": {"type": "tests.process.policies:SlowSettings", "seconds": 2.0}, "shutdown_s": 0.5}
+def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path, capsys):
+    policy = {"type": "tests.process.policies:SlowSettings", "seconds": 3600.0, "quick": 2}
+    policy |= {"marker": str(tmp_path / "second")}
+    # Two evaluations per update, for the targets and for its one step: the second update is the slow one.
+    one_step = {"epochs": 1, "minibatch_steps": 0}
+    slow = {"policy": policy, "shutdown_s": 0.5, "training": one_step}
     with command(tmp_path, **merge(LONG, slow)) as process:
         wait_for_updates(tmp_path, 1, process)
+        wait_for_file(tmp_path / "second", tmp_path, process)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130, output(tmp_path)
     assert "the update under way is abandoned" in output(tmp_path)
     *_, saved = sorted((tmp_path / "run" / "checkpoints").glob("run-*"))
     assert json.loads((saved / "run.json").read_text())["conductor"]["updates"]["in_training"]
-    with command(tmp_path, **merge(merge(LONG, slow), {"seed": 4, "resume": "auto"})) as process:
-        assert process.wait(PATIENCE_S) == 2
-    assert "seed is 4 here but 3 in that run; give it the same settings" in output(tmp_path)
+    words = ["train", str(tmp_path / "recipe.yaml"), "seed=4", "resume=auto", "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "seed is 4 here but 3 in that run; give it the same settings" in capsys.readouterr().err
 
 
 def test_after_sigkill_of_main_no_process_is_left_and_the_next_start_clears_the_memory(tmp_path):
@@ -164,8 +175,12 @@ def wanted(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "signals",
-    [[(signal.SIGINT, 2)], [(signal.SIGKILL, 3)], [(signal.SIGTERM, 1), (signal.SIGKILL, 5)]],
-    ids=["ctrl-c", "sigkill", "twice"],
+    [
+        pytest.param([(signal.SIGTERM, 2)], marks=long(10, "a run that SIGTERM cut")),
+        pytest.param([(signal.SIGKILL, 3)], marks=long(10, "a run that SIGKILL cut")),
+        [(signal.SIGINT, 1), (signal.SIGKILL, 5)],
+    ],
+    ids=["sigterm", "sigkill", "twice"],
 )
 def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(signals, wanted, tmp_path):
     ledger, found = stop_and_resume(tmp_path, DETERMINISTIC, signals, versions=24)
@@ -177,11 +192,19 @@ def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(
     assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(24))
 
 
-def test_an_asynchronous_run_that_was_cut_trains_every_sample_once(tmp_path):
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [(signal.SIGINT, 5)],
+        pytest.param([(signal.SIGINT, 2), (signal.SIGINT, 5)], marks=long(15, "an asynchronous run cut twice")),
+    ],
+    ids=["once", "twice"],
+)
+def test_an_asynchronous_run_that_was_cut_trains_every_sample_once(signals, tmp_path):
     ledger, weights = stop_and_resume(
         tmp_path,
         merge({**LOCKSTEP}, {"freshness": {"max_lag": 2, "on_update": "continue"}, "batching": {"type": "dynamic"}}),
-        [(signal.SIGINT, 2), (signal.SIGINT, 5)],
+        signals,
         versions=24,
     )
     assert weights["version"] == 24

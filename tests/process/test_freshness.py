@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS
 from tests.process.test_supervision import at_update, lost, run
 
@@ -22,7 +23,11 @@ SLOW = {"type": "tests.process.policies:SlowlyPublishedSettings", "hidden": 16, 
 EPISODES = tuple(records.Episode(0, 0, seed, greedy=True) for seed in range(6))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+#: Presets of which every setting is also that of another one, which runs here.
+OTHERS = {name: long(8, f"the preset {name} under faults") for name in ("on_policy_pipeline", "stale_stream")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=OTHERS.get(name, ())) for name in PRESETS])
 def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str, tmp_path: Any) -> None:
     """Guarantees 2 and 3, by a book that is kept from events and commands alone."""
     base = merge(merge(ASYNCHRONOUS, {"rollout": {"generators": 1, "segment_steps": 0}}), preset(name, ASYNCHRONOUS))

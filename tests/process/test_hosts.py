@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import long
 from tests.pipeline.test_streams import LANGUAGE
 from tests.process.networks import HERE, apart_by_setting, behind_a_link
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, children, config, orphaned_folders
@@ -189,7 +190,9 @@ def test_main_reads_what_another_host_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["simulator-1", "generator-1", "trainer"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param("simulator-1", marks=long(5, "a simulator of another host")), "generator-1", "trainer"]
+)
 def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path) -> None:
     one, two = apart_by_setting(tmp_path, 2)
     with running(tmp_path / "run", [one, two, one, two, two]) as pipeline:
@@ -267,14 +270,19 @@ def test_samples_of_a_lost_host_run_again_and_its_stations_go_elsewhere(tmp_path
 
 
 LINKS = {
-    "free": (),
     "200-mbit": ("tbf", "rate", "200mbit", "burst", "64kb", "latency", "50ms"),
     "delay-and-loss": ("netem", "delay", "5ms", "loss", "0.5%"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quality", LINKS.values(), ids=LINKS.keys())
+@pytest.mark.parametrize(
+    "quality",
+    [
+        pytest.param((), marks=long(4, "a link without limits"), id="free"),
+        *(pytest.param(quality, id=name) for name, quality in LINKS.items()),
+    ],
+)
 def test_a_run_crosses_a_link_between_network_namespaces(quality: tuple[str, ...], tmp_path: Path) -> None:
     with behind_a_link(tmp_path, *quality) as (here, there):
         assert here.address == HERE

@@ -79,12 +79,16 @@ def test_segments_and_an_evaluation_run_in_a_simulator_that_joined(tmp_path: Pat
     assert records.SampleEnd.SEGMENT in ends
 
 
-def test_in_processes_a_run_of_its_own_simulator_takes_another_one_in(tmp_path: Path) -> None:
+def test_in_processes_a_run_of_its_own_simulator_takes_another_one_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     base = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "env_batches": 1}})
     with joined(tmp_path, base, join={"simulators": 1, "min_simulators": 2}) as (pipeline, _):
         pipeline.loop.train_until(4)
         finished = [d.event for d in pipeline.loop.trace if isinstance(d.event, records.SampleFinished)]
         assert {event.simulator for event in finished} == {"simulator-0", STATION}
+        assert f"a simulator has joined as {STATION}" in caplog.messages
         ledger = pipeline.loop.conductor.ledger
         assert (ledger.imbalance, ledger.running, pipeline.launcher.dropped()) == (0, 0, {})
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long
 from tests.oracles.replay import first_difference
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
 
@@ -80,7 +81,7 @@ def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without
     assert first_difference(Conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(9, "replicas that leave")), "shard"])
 def test_the_ranks_of_a_trainer_leave_together(strategy: str, tmp_path: Path) -> None:
     placement = {"trainer": {"ranks": 2, "strategy": strategy}}
     _, shared = run(tmp_path / "together", LOCKSTEP, launcher="local", placement=placement)
@@ -131,8 +132,19 @@ def kill_at(update: int, name: str, *, holding: bool) -> Any:
     return wait
 
 
-@pytest.mark.parametrize("holding", [True, False], ids=["holder", "waiter"])
-@pytest.mark.parametrize("name", ["generator-0", "trainer"])
+LONG = long(4, "losses beside a lease")
+
+
+@pytest.mark.parametrize(
+    ("name", "holding"),
+    [
+        ("generator-0", True),
+        pytest.param("generator-0", False, marks=LONG),
+        pytest.param("trainer", True, marks=LONG),
+        ("trainer", False),
+    ],
+    ids=["generator-0-holder", "generator-0-waiter", "trainer-holder", "trainer-waiter"],
+)
 def test_the_loss_of_a_holder_or_of_a_waiter_is_made_good(name: str, holding: bool, tmp_path: Path) -> None:
     pipeline, _ = run(tmp_path, ASYNCHRONOUS, kill_at(2, name, holding=holding), launcher="local", **LEASED)
     lost = [decision.event for decision in pipeline.loop.trace if isinstance(decision.event, StationLost)]

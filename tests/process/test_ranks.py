@@ -74,7 +74,12 @@ def _same(whole: Path, parts: Path, version: int) -> None:
     ("strategy", "number", "reason"),
     [
         ("replicate", signal.SIGKILL, "rank 1: was ended by SIGKILL"),
-        ("shard", signal.SIGSTOP, "rank 1: sent no heartbeat for 3 s (supervision.heartbeat_s)"),
+        pytest.param(
+            "shard",
+            signal.SIGSTOP,
+            "rank 1: sent no heartbeat for 3 s (supervision.heartbeat_s)",
+            marks=long(13, "a rank that is stopped in a run"),
+        ),
     ],
     ids=["killed", "stopped"],
 )

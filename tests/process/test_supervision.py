@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, children, config, orphaned_folders
 
 from polyrhythm.config.load import merge
@@ -144,7 +145,11 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
     assert [event.incarnation for event in joined[-3:]] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("names", [["simulator-0", "trainer"], EVERYBODY], ids=["two", "all"])
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(["simulator-0", "trainer"], marks=long(4, "two stations that die at once")), EVERYBODY],
+    ids=["two", "all"],
+)
 def test_stations_that_die_at_once_are_all_replaced(names, tmp_path):
     def kill(pipeline):
         for name in names:

@@ -87,6 +87,7 @@ class LocalHosting:
         self._alignment = SpanAlignment(clocks)
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
+        self._joinable = joining.stations
         with ExitStack() as undo:
             self._sockets = Sockets(transport, str(folder), keys, self._drops.stranger, wire.LARGEST, address=address)
             undo.callback(self._sockets.close)
@@ -273,6 +274,8 @@ class LocalHosting:
         self._manager.welcome(hello, joined, time.monotonic())
         if complete:
             self._events.append(self._with_host(joined))
+            if hello.station in self._joinable:
+                log.info("a simulator has joined as %s", hello.station)
 
     def _with_host(self, joined: Joined) -> Joined:
         """The announcement with where the station works, where there are several hosts."""

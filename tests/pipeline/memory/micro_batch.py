@@ -1,8 +1,9 @@
-"""Runs one micro-batch in a process of its own and prints by how many bytes the process grew at most.
+"""Runs a micro-batch of each policy in a process of its own and prints by how many bytes the process grew at most.
 
-    python -m tests.pipeline.memory.micro_batch POLICY ROWS
+    python -m tests.pipeline.memory.micro_batch ROWS POLICY [ROWS POLICY ...]
 
-A thread of one core, and freed memory goes back to the system, so that what is held is what the process has.
+A line for each. The processes are forks of one that has imported everything and run nothing. A thread of one core, and
+freed memory goes back to the system, so that what is held is what the process has.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -77,5 +79,15 @@ def measure(policy: str, rows: int) -> dict[str, int]:
     return {"held": resident("VmHWM") - before, "saved": saved, "gradients": form.trainable_bytes}
 
 
+def write(policy: str, rows: int) -> None:
+    sys.stdout.write(json.dumps(measure(policy, rows)) + "\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    for number, name in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        process = get_context("fork").Process(target=write, args=(name, int(number)))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"the process of {name} ended with status {process.exitcode}")

@@ -30,7 +30,7 @@ def open_config(folder: str) -> Any:
     """The configuration of a folder's model. MissingError: there is no such folder. ConfigError: it holds no causal
     language model that can be used here."""
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     what, path = f"policy.checkpoint = {folder}", Path(folder).expanduser()
     if not path.is_dir():
@@ -48,6 +48,9 @@ def open_config(folder: str) -> Any:
         raise ConfigError(
             f"{what}: it holds a {config.model_type} model, which is no causal language model; name the folder of one"
         )
+    saved = getattr(config, "architectures", None) or ()
+    if saved and not set(saved) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise ConfigError(f"{what}: it holds a {saved[0]}, which is no causal language model; name the folder of one")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise ConfigError(f"{what}: it has a config.json, but no weights (*.safetensors); fetch the folder again")
     _refuse_unfit(config, what)

@@ -133,6 +133,9 @@ class Reception:
         if refused is None and self._session is not None:
             others = f"; other places of this run are at ports {', '.join(map(str, self._ports))}" * bool(self._ports)
             refused = m.Refused("taken", f"a simulator has joined here already{others}", self._ports)
+            if self._ports:  # it goes on to another place: nothing is wrong
+                self._say(who, refused)
+                return
         if refused is not None:
             self._refuse(who, refused)
             return
