@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.policies.small_tokenizer import VOCABULARY, write_tokenizer
 from torch import Tensor
 
+from polyrhythm.cli.main import main
 from polyrhythm.conformance import Note
 from polyrhythm.envs.text import TextSettings
 from polyrhythm.envs.text.chains import ChainsSettings
@@ -295,8 +297,6 @@ def test_a_folder_that_is_no_causal_language_model_is_refused(folder: Path, tmp_
 
 
 def test_weights_that_lack_a_tensor_are_refused(folder: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((folder / name).read_text())
     tensors = load_file(folder / "model.safetensors")
@@ -351,3 +351,15 @@ def test_an_environment_without_text_is_refused() -> None:
     spec = EnvSpec({"state": ArraySpec((3,), "float32")}, action, (Task("a", "a"),), 5)
     with pytest.raises(ConfigError, match="no text environment"):
         CausalLmSettings().form(spec)
+
+
+def test_a_folders_model_is_told_with_the_lines_of_a_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", "inspect", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "architecture  causal_lm (llama)\n" in told
+    assert f"policy: {{type: causal_lm, checkpoint: {folder}}}" in told
+    assert main(["policies", "inspect", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    tensors = load_file(folder / "model.safetensors")
+    assert found["parameters"] == sum(tensor.numel() for tensor in tensors.values())
+    assert (found["vocabulary"], found["context"], found["tokenizer"]) == (VOCABULARY + 8, 64, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,48 @@ def _inspect(folder: Path, arguments: argparse.Namespace) -> int:
 
     if (folder / ADAPTER_CONFIG).is_file() and not any(folder.glob("model*.safetensors*")):
         return _inspect_adapters(Adapters.open(folder), arguments)
+    if (told := _language_model(folder)) is not None:
+        print(json.dumps(told, indent=2) if arguments.json else _language_lines(told))
+        return 0
     found = inspect(folder)
     print(json.dumps(found.plain(), indent=2) if arguments.json else "\n".join(inspection_lines(found)))
     return 0 if found.fits else 1
+
+
+def _language_model(folder: Path) -> dict[str, Any] | None:
+    """What a folder of a causal language model holds; None if it is none, or a policy of another architecture."""
+    from polyrhythm.policies.causal_lm.network import open_config
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
+
+    if not (folder / "config.json").is_file():
+        return None
+    try:
+        opened, config = Checkpoint.open(folder), open_config(str(folder))
+    except ConfigError:
+        return None
+    if opened.architecture:
+        return None
+    return {
+        "architecture": "causal_lm",
+        "folder": str(folder),
+        "model": config.model_type,
+        "parameters": sum(math.prod(tensor.shape) for tensor in opened.tensors.values()),
+        "vocabulary": config.vocab_size,
+        "context": getattr(config, "max_position_embeddings", None),
+        "tokenizer": (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file(),
+    }
+
+
+def _language_lines(told: dict[str, Any]) -> str:
+    folder = told["folder"]
+    rows = {
+        "architecture": f"causal_lm ({told['model']})",
+        "tensors": f"{told['parameters']:,} numbers",
+        "tokens": f"{told['vocabulary']:,} in its vocabulary, a context of {told['context'] or 'any number'}",
+        "tokenizer": "here" if told["tokenizer"] else "none: training needs one in this folder",
+    }
+    recipe = f"policy: {{type: causal_lm, checkpoint: {folder}}}\nenv:\n  tokenizer: {folder}   # of a text environment"
+    return f"{aligned(rows.items())}\n\n{recipe}"
 
 
 def inspection_lines(found: Inspection) -> list[str]:

@@ -114,7 +114,8 @@ def evaluate(
     several = {kind: parts for kind, parts in by_kind.items() if len(parts) > 1}
     if several:
         found["kinds"] = {kind: _tally_kind(parts) for kind, parts in several.items()}
-    return {**found, "greedy": greedy, "seed": seed, "version": version}
+    told = {"instructions": "exchanged"} if swap else {}
+    return {**found, **told, "greedy": greedy, "seed": seed, "version": version}
 
 
 def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     (`policy_to_try`).
     trainer: whether the run has a trainer.
     """
+    log.info("checks of settings, environment and policy …")
     check_devices(config, trainer=trainer)
     if trainer:
         check_endpoint(config.prometheus)
