@@ -17,9 +17,10 @@ from torch import nn
 
 from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.policies.causal_lm.engine import NativeEngine
+from polyrhythm.policies.causal_lm.engine_settings import SglangSettings
 from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
 from polyrhythm.policies.causal_lm.sampling import Sampling
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings, SglangSettings
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
 from polyrhythm.policies.causal_lm.vllm_model import VllmModel, VllmStart
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated, Streams

@@ -14,9 +14,10 @@ from tests.policies.sglang_server import Model, serving
 from tests.policies.test_engines import ENV, EXACT, STOPS, full_forward, policy, request, run
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.policies.causal_lm.engine_settings import SglangSettings
 from polyrhythm.policies.causal_lm.network import random_network
 from polyrhythm.policies.causal_lm.policy import CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings, SglangSettings
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.engine import Engine
 
 

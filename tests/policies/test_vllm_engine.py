@@ -25,8 +25,9 @@ from tests.policies.test_engines import (
 
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.errors import MissingError, RunHalted
+from polyrhythm.policies.causal_lm.engine_settings import VllmSettings
 from polyrhythm.policies.causal_lm.policy import CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings, VllmSettings
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
 from polyrhythm.policies.causal_lm.vllm_model import BLOCK, plain_weights
 from polyrhythm.policies.engine import Engine
