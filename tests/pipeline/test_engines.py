@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from tests.pipeline.test_streams import LANGUAGE
-from tests.policies.sglang_server import Model, serving
-from tests.policies.test_engines import LACKS_VLLM
+from tests.policies.engines import LACKS_VLLM
+from tests.policies.server_model import Model
+from tests.policies.sglang_server import serving
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig

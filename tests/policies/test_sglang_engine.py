@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.policies.sglang_server import Model, serving
-from tests.policies.test_engines import ENV, EXACT, STOPS, full_forward, policy, request, run
+from tests.policies.engines import ENV, EXACT, STOPS, full_forward, policy, request, run
+from tests.policies.server_model import Model
+from tests.policies.sglang_server import serving
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.causal_lm.engine_settings import SglangSettings

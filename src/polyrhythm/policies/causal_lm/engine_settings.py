@@ -74,7 +74,7 @@ class WeightSettings(BaseModel):
     pause: Endpoint = "/pause?mode=abort"
     """Ends all answers, and begins none until `resume`."""
     load: Endpoint = "/collective_rpc"
-    """Loads a folder in the layout of Hugging Face. Empty: the server's weights are fixed, and nothing can be trained."""
+    """Loads a folder in the layout of Hugging Face. Empty: its weights are fixed, and nothing can be trained."""
     load_body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": "{folder}"}}
     """What is posted there; {folder} and {version} are replaced."""
     name: Endpoint = "/update_weight_version"

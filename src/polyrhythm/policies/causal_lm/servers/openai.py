@@ -25,7 +25,7 @@ _SEEDS, _APART = 2**63, 0x9E3779B97F4A7C15
 #: The lowest bias of a logit that the protocol has.
 _NEVER = -100.0
 #: How tokens are named instead of their text.
-_TOKEN = "token_id:"
+_PREFIX = "token_id:"
 
 
 class WeightCalls(NamedTuple):
@@ -75,8 +75,8 @@ class OpenAiProtocol:
         self._model = self._model or next(iter(models), "")
         if self._model not in models:
             raise self.client.error(
-                f"it has no model {self._model!r} (policy.engine.model), but {', '.join(models) or 'none'}; name one of "
-                "these"
+                f"it has no model {self._model!r} (policy.engine.model), but {', '.join(models) or 'none'}; name one "
+                "that it has"
             )
         limit = models[self._model]
         if isinstance(limit, int) and limit < length:
@@ -147,7 +147,7 @@ class OpenAiProtocol:
             found = choice.get("logprobs") or {}
             tokens, logprobs = choice.get("token_ids"), [float(value) for value in found.get("token_logprobs") or ()]
             if tokens is None:
-                tokens = [name.removeprefix(_TOKEN) for name in found.get("tokens") or ()]
+                tokens = [name.removeprefix(_PREFIX) for name in found.get("tokens") or ()]
             tokens = [int(token) for token in tokens]
             reason, matched = choice.get("finish_reason") or "", choice.get("stop_reason")
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

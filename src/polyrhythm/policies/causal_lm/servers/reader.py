@@ -28,7 +28,7 @@ class StreamReader:
         threading.Thread(target=self.read, args=(stream,), name=stream.name, daemon=True).start()
 
     def read(self, stream: ServerStream) -> None:
-        """Consumes: parts of an answer. Waits for: one. Unblocked by: it, the client's deadline, or the cut of its line.
+        """Consumes: parts of an answer. Waits for: one. Unblocked by: it, the client's deadline, or its line's cut.
         Produces: tokens. Ends with the stream."""
         try:
             with closing(self._protocol.answer(stream)) as parts:
