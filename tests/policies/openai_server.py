@@ -65,6 +65,10 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/update_weight_version":
             self.model.version = body["new_version"]
             self.answer({"success": True, "new_version": body["new_version"]})
+        elif path == "/load":  # another server's
+            wrong = self.model.update(body["from"])
+            self.model.version = body["as"][0]
+            self.answer({"success": not wrong, "message": wrong})
         elif path == "/resume":
             self.model.paused = False
             self.answer({"status": "resumed"})

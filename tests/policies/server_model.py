@@ -101,6 +101,7 @@ class Model:
         self.names: dict[int, tuple[str, Events]] = {}
         self.paused, self.closed, self.count = False, False, 0
         self.said: list[str] = []
+        self.asked: list[Asked] = []
         self.ends: tuple[int, ...] = ()  # of the server's tokenizer
         self.version = "default"
         self.broken: dict[str, Any] = {}
@@ -153,6 +154,7 @@ class Model:
 
     def start(self, asked: Asked) -> Events:
         self.count += 1
+        self.asked.append(asked)
         self.names[self.count] = (asked.name, queue.SimpleQueue())
         self.engine.bias = dict(asked.bias)
         if asked.endless:

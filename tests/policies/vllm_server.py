@@ -24,7 +24,6 @@ _LIMIT_S = 600
 def started_server(network: CausalNetwork, *, length: int) -> str:
     """The address of a server of this model, which ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="polyrhythm-vllm-server-"))
-    network.model.config.architectures = [type(network.model).__name__]  # type: ignore[union-attr]
     write_model(network, folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -68,7 +68,7 @@ class OpenAiProtocol:
         self._bias = {str(token): _NEVER for token in unsampled}
 
     def begin(self, length: int) -> None:
-        found = self.client.get("/v1/models").get("data")
+        found = self._models()
         if not isinstance(found, list) or not all(isinstance(one, dict) and "id" in one for one in found):
             raise self.client.error(f"/v1/models answered {found!r:.200}; name {self.client.kind}")
         models = {str(one["id"]): one.get("max_model_len") for one in found}
@@ -85,6 +85,17 @@ class OpenAiProtocol:
                 f"{length}"
             )
         self.weights()
+
+    def _models(self) -> Any:
+        try:
+            return self.client.get("/v1/models").get("data")
+        except ServerRefusal as refusal:
+            if refusal.status != http.HTTPStatus.UNAUTHORIZED:
+                raise
+            raise self.client.error(
+                f"/v1/models answered {refusal.status}: {refusal.said}; set policy.engine.key_variable to the variable "
+                "with its key"
+            ) from refusal
 
     def weights(self) -> str | None:
         if self.fixed or not self._calls.named:

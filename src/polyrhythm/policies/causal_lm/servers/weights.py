@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.causal_lm.network import CausalNetwork
@@ -38,6 +39,7 @@ def write_model(network: CausalNetwork, folder: Path) -> None:
     """The model in the layout of Hugging Face."""
     from safetensors.torch import save_model
 
-    model = network.model
-    model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
-    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    config: Any = network.model.config
+    config.architectures = [type(network.model).__name__]  # which servers start by
+    config.save_pretrained(folder)
+    save_model(network.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
