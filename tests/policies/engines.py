@@ -186,15 +186,21 @@ def full_forward(made: CausalLm, asked: EngineRequest, tokens: NDArray[np.int32]
     return logprob.detach().numpy()
 
 
-def halves(engine: Engine, asked: EngineRequest, steps: int) -> Generated:
-    """What it has generated after so many steps; it does not finish before. A step is a token of an engine in this
-    process, and one or more of a server: where these were all, it begins again."""
+def begin(engine: Engine, asked: EngineRequest, steps: int) -> None:
+    """Add it and take so many steps; it does not finish before. A step is a token of an engine in this process, and one
+    or more of a server: where these were all, it begins again."""
     for attempt in range(50):
         engine.add(asked)
         count = steps if isinstance(engine, STEPPED) else min(steps, max(1, steps - attempt))
         if not any(engine.step() for _ in range(count)):
-            break
+            return
         assert not isinstance(engine, STEPPED)
+    raise AssertionError("it always finishes")
+
+
+def halves(engine: Engine, asked: EngineRequest, steps: int) -> Generated:
+    """What it has generated after so many steps."""
+    begin(engine, asked, steps)
     return engine.abort(asked.request_id)
 
 
@@ -206,10 +212,10 @@ def expect(engine: Engine, part: Generated, steps: int) -> int:
 
 
 def long_request(made: CausalLm, make: Make) -> tuple[EngineRequest, Generated]:
-    """A request whose answer has eight tokens or more, and the answer."""
+    """A request whose answer has many tokens, and the answer."""
     for i in range(50):
         found = alone(made, make, request(i))
-        if len(found.tokens) >= 8:
+        if len(found.tokens) >= 16:
             return request(i), found
     raise AssertionError("no answer is long")
 

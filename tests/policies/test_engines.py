@@ -19,6 +19,7 @@ from tests.policies.engines import (
     WARM,
     Make,
     alone,
+    begin,
     expect,
     full_forward,
     halves,
@@ -128,9 +129,7 @@ def test_weights_that_change_between_two_tokens_give_versions_by_token(
     asked, _ = long_request(made, make)
     engine = make(made, 2)
     engine.weights_changed(0)
-    engine.add(asked)
-    for _ in range(3):
-        engine.step()
+    begin(engine, asked, 3)
     made.load_state_dict(other.state_dict())
     engine.weights_changed(1)
     found = next(iter(until_finished(engine)))
