@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.policies.engines import ENV, EXACT, STOPS, full_forward, policy, request, run
+from tests.policies.engines import ENV, EXACT, LACKS_VLLM, STOPS, at_url, full_forward, policy, request, run, vllm_url
 from tests.policies.openai_server import serving
 from tests.policies.server_model import Model
 from tests.policies.test_sglang_engine import step_on
@@ -234,6 +234,22 @@ def test_other_endpoints_are_settings() -> None:
         model.broken["update"] = True
         with pytest.raises(RunHalted, match=r"it did not load the weights \('no such format'\)"):
             engine.weights_changed(6)
+
+
+@LACKS_VLLM
+def test_keys_of_older_weights_are_not_shared_at_vllms_server() -> None:
+    """A pause clears its cache of prompts, of which whole blocks of 32 tokens are shared before."""
+    made, other = policy(), policy(1)
+    asked = [request(i)._replace(prompt=np.arange(40, dtype=np.int32) % 16 + 1) for i in range(6)]
+    engine = at_url(made, vllm_url(), 2)
+    run(engine, asked)
+    shared = engine.statistics()["shared_tokens"]
+    assert shared >= 32 * 4, "all but the first two"
+    made.load_state_dict(other.state_dict())
+    engine.weights_changed(1)
+    (found,) = run(engine, asked[:1]).values()
+    assert engine.statistics()["shared_tokens"] == shared
+    np.testing.assert_allclose(found.logprobs, full_forward(other, asked[0], found.tokens), atol=EXACT)
 
 
 def test_a_server_that_dies_in_the_middle_of_an_answer_is_told() -> None:

@@ -29,7 +29,12 @@ def started_server(network: CausalNetwork, *, length: int) -> str:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = {"--model": folder, "--host": "127.0.0.1", "--port": port, "--dtype": "float32"}
-    options |= {"--max-model-len": length, "--max-num-seqs": 16, "--kv-cache-memory-bytes": 100_000_000}
+    options |= {
+        "--max-model-len": length,
+        "--max-num-seqs": 16,
+        "--block-size": 32,
+        "--kv-cache-memory-bytes": 100_000_000,
+    }
     options |= {"--logprobs-mode": "processed_logprobs", "--generation-config": "vllm"}
     flags = ["--skip-tokenizer-init", "--enforce-eager", "--enable-prompt-tokens-details"]
     started = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
