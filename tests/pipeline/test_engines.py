@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from tests.pipeline.test_streams import LANGUAGE
-from tests.policies.sglang_server import Model, serving
-from tests.policies.test_engines import LACKS_VLLM
+from tests.policies import openai_server, sglang_server
+from tests.policies.engines import LACKS_VLLM
+from tests.policies.server_model import Model
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
@@ -21,6 +22,7 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.rollout_checks import check_engine
 from polyrhythm.policies.causal_lm.network import random_network
+from polyrhythm.policies.causal_lm.sampling import Sampling
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.runtime.messages import Report
 
@@ -36,32 +38,45 @@ class Reports(Observer):
             self.mismatch.append(report.values["train/actor/mismatch_kl"])
 
 
-def configured(url: str, **changes: Any) -> RunConfig:
-    server = {"policy": {"engine": {"type": "sglang", "url": url}}, "rollout": {"generators": 1}}
+def configured(url: str, kind: str = "sglang", **changes: Any) -> RunConfig:
+    server = {"policy": {"engine": {"type": kind, "url": url}}, "rollout": {"generators": 1}}
     return validate(merge(merge(LANGUAGE, server), changes))
 
 
-def server_of(config: RunConfig, seed: int = 9) -> Any:
-    """A server with a model of the same sizes and of other weights."""
+def server_of(config: RunConfig, kind: str = "sglang", seed: int = 9) -> Any:
+    """A server with a model of the same sizes and of other weights, or of the run's own."""
     spec = config.env.spec()  # type: ignore[attr-defined]
     assert isinstance(config.policy, CausalLmSettings)
-    network = random_network(config.policy._config(spec), seed)
-    return serving(network, stops=tuple(spec.action.stops), pause_s=0.001)
+    network, stops = random_network(config.policy._config(spec), seed), tuple(spec.action.stops)
+    if kind == "openai":
+        return openai_server.serving(network, Sampling(0), stops=stops, pause_s=0.001)
+    return sglang_server.serving(network, stops=stops, pause_s=0.001)
 
 
-@pytest.mark.parametrize(("launcher", "on_update"), [("inline", "drain"), ("inline", "abort"), ("local", "continue")])
-def test_a_run_trains_and_evaluates_on_what_a_server_samples(launcher: str, on_update: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "launcher", "on_update"),
+    [
+        ("sglang", "inline", "drain"),
+        ("sglang", "inline", "abort"),
+        ("sglang", "local", "continue"),
+        ("openai", "inline", "drain"),
+        ("openai", "inline", "continue"),
+    ],
+)
+def test_a_run_trains_and_evaluates_on_what_a_server_samples(
+    kind: str, launcher: str, on_update: str, tmp_path: Path
+) -> None:
     heard = Reports()
-    with server_of(validate(LANGUAGE)) as (url, model):
+    with server_of(validate(LANGUAGE), kind) as (url, model):
         freshness = {"max_lag": 0 if on_update == "drain" else 1, "on_update": on_update}
-        config = configured(url, launcher=launcher, freshness=freshness)
+        config = configured(url, kind, launcher=launcher, freshness=freshness)
         with closing(build_pipeline(config, folder=tmp_path)) as pipeline:
             pipeline.loop.add_observers(heard)
             results = pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
             pipeline.loop.train_until(4)
             ledger = pipeline.loop.conductor.ledger
             statistics = pipeline.launcher.statistics()
-        _check_server(model)
+        _check_server(model, **CALLS[kind])
     assert len(results) == 7
     assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, 32)
     assert statistics["generator-0"]["tokens"] > 0
@@ -69,10 +84,17 @@ def test_a_run_trains_and_evaluates_on_what_a_server_samples(launcher: str, on_u
     assert all(abs(mismatch) < 1e-6 for mismatch in heard.mismatch), "the trainer's log-probs are the server's"
 
 
-def _check_server(model: Model) -> None:
+#: Endpoints of a change of the weights.
+CALLS = {
+    "sglang": {"load": "/update_weights_from_disk", "pause": "/pause_generation", "resume": "/continue_generation"},
+    "openai": {"load": "/collective_rpc", "pause": "/pause?mode=abort", "resume": "/resume"},
+}
+
+
+def _check_server(model: Model, load: str, pause: str, resume: str) -> None:
     said = model.said
-    assert said.count("/update_weights_from_disk") >= 4
-    assert said.count("/pause_generation") == said.count("/continue_generation")
+    assert said.count(load) >= 4
+    assert said.count(pause) == said.count(resume) == said.count(load)
     until = time.monotonic() + 60
     while model.names and time.monotonic() < until:
         time.sleep(0.01)
@@ -101,6 +123,16 @@ def test_a_server_that_dies_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
 def test_a_run_that_needs_more_than_one_version_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         validate_run(configured("http://127.0.0.1:9", **changes))
+
+
+def test_weights_that_cannot_change_are_refused_for_training_alone() -> None:
+    fixed = {"policy": {"engine": {"weights": {"load": ""}}}}
+    config = configured("http://127.0.0.1:9", "openai", **fixed)
+    with pytest.raises(
+        ConfigError, match=r"training.versions = \d+: policy.engine.weights.load is empty, so the server"
+    ):
+        validate_run(config)
+    validate_run(config, trainer=False)
 
 
 IN_VLLM: dict[str, Any] = {
@@ -140,7 +172,14 @@ def test_a_run_that_vllm_cannot_serve_is_refused(changes: dict[str, Any], why: s
 
 @pytest.mark.parametrize(
     "engine",
-    [{"type": "sglang"}, {"type": "sglang", "url": "here"}, {"type": "sglang", "url": "http://a:b"}, {"type": "tgi"}],
+    [
+        {"type": "sglang"},
+        {"type": "sglang", "url": "here"},
+        {"type": "sglang", "url": "http://a:b"},
+        {"type": "openai"},
+        {"type": "openai", "url": "http://here", "weights": {"load": "reload"}},
+        {"type": "tgi"},
+    ],
     ids=str,
 )
 def test_what_names_no_engine_is_refused(engine: dict[str, Any]) -> None:

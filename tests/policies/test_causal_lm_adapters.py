@@ -198,9 +198,7 @@ def test_a_folder_that_holds_a_tied_tensor_twice_gets_its_trained_value_twice(
     torch.testing.assert_close(again(tokens).logits, policy.network.model(tokens).logits, atol=0.3, rtol=0.0)
 
 
-def test_adapters_on_a_model_from_a_seed_are_not_exported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapters_on_a_model_from_a_seed_are_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     section = CausalLmSettings.model_validate({**TINY, **LORA})
     run = run_of(tmp_path / "run", section, built())
     assert main(["policies", "export", str(run), "--out", str(tmp_path / "out")]) == 2

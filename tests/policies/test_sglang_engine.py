@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.policies.sglang_server import Model, serving
-from tests.policies.test_engines import ENV, EXACT, STOPS, full_forward, policy, request, run
+from tests.policies.engines import ENV, EXACT, STOPS, full_forward, policy, request, run
+from tests.policies.server_model import Model
+from tests.policies.sglang_server import serving
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.policies.causal_lm.engine_settings import SglangSettings
 from polyrhythm.policies.causal_lm.network import random_network
 from polyrhythm.policies.causal_lm.policy import CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings, SglangSettings
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.engine import Engine
 
 

@@ -9,24 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.policies.test_engines import (
+from tests.policies.engines import (
     ENV,
     EXACT,
     LACKS_VLLM,
     Make,
-    _until_finished,
     at_vllm,
     full_forward,
     long_request,
     member,
     policy,
     request,
+    until_finished,
 )
 
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.errors import MissingError, RunHalted
+from polyrhythm.policies.causal_lm.engine_settings import VllmSettings
 from polyrhythm.policies.causal_lm.policy import CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings, VllmSettings
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
 from polyrhythm.policies.causal_lm.vllm_model import BLOCK, plain_weights
 from polyrhythm.policies.engine import Engine
@@ -55,11 +56,11 @@ def test_blocks_of_a_prompt_are_computed_once_for_those_that_have_it(make: Make)
     engine = started(policy(), make, 12)
     for i in range(8):
         engine.add(shared_prompt(i))
-    for _ in _until_finished(engine):
+    for _ in until_finished(engine):
         pass
     assert (engine.prompt_tokens, engine.shared_tokens) == (8 * (BLOCK + 8), 7 * BLOCK)
     engine.add(shared_prompt(8))
-    for _ in _until_finished(engine):
+    for _ in until_finished(engine):
         pass
     assert engine.shared_tokens == 8 * BLOCK, "blocks outlive the requests that they were computed for"
 
@@ -74,7 +75,7 @@ def test_blocks_of_older_weights_are_not_shared(make: Make) -> None:
     engine.weights_changed(1)
     later = shared_prompt(1)
     engine.add(later)
-    found = {one.request_id: one for one in _until_finished(engine)}[1]
+    found = {one.request_id: one for one in until_finished(engine)}[1]
     assert engine.shared_tokens == 0
     np.testing.assert_allclose(found.logprobs, full_forward(other, later, found.tokens), atol=EXACT)
 
@@ -88,7 +89,7 @@ def test_weights_are_compared_after_each_change_beside_what_runs(make: Make) -> 
     assert not engine.step()
     made.load_state_dict(other.state_dict())
     engine.weights_changed(1)
-    for _ in _until_finished(engine):
+    for _ in until_finished(engine):
         pass
     after = engine.statistics()
     assert after["checks"] == before["checks"] + 1, "that of the weights before was cut"
@@ -96,7 +97,7 @@ def test_weights_are_compared_after_each_change_beside_what_runs(make: Make) -> 
     engine.weights_changed(2)
     made.load_state_dict(policy(2).state_dict())  # as if the weights had not been applied
     with pytest.raises(RunHalted, match=r"^policy.engine.type = vllm: its log-probs differ from this model's by"):
-        list(_until_finished(engine))
+        list(until_finished(engine))
 
 
 @LACKS_VLLM
@@ -110,7 +111,7 @@ def test_a_refreshed_cache_gives_the_log_probs_of_the_new_weights_alone(make: Ma
         engine.step()
     made.load_state_dict(other.state_dict())
     engine.weights_changed(1)
-    found = {one.request_id: one for one in _until_finished(engine)}[asked.request_id]
+    found = {one.request_id: one for one in until_finished(engine)}[asked.request_id]
     assert found.versions.tolist() == [0] * 3 + [1] * (len(found.tokens) - 3)
     np.testing.assert_allclose(found.logprobs[3:], full_forward(other, asked, found.tokens)[3:], atol=EXACT)
 

@@ -28,7 +28,7 @@ from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 from polyrhythm.pipeline.validation.learning_checks import check_learning
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
@@ -77,6 +77,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
         form = _form_with_room(config, declared, trainer=trainer)
     spec, rows = try_env(config, env) if _simulates_here(config) else declared_rows(try_spec(config, env))
     check_rollout(config, spec)
+    if trainer:
+        check_weights_change(config)
     if form is None or spec != declared:
         form = _form_with_room(config, spec, trainer=trainer)
     policy = check_build(config, spec)

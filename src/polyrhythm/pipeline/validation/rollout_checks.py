@@ -68,6 +68,15 @@ def check_engine(config: RunConfig) -> None:
         )
 
 
+def check_weights_change(config: RunConfig) -> None:
+    """Raise ConfigError if the run learns, and what generates keeps the weights that it was started with."""
+    if config.training.versions and (fixed := getattr(config.policy, "fixed_weights", "")):
+        raise ConfigError(
+            f"training.versions = {config.training.versions}: {fixed}, so the server cannot get new weights; name the "
+            "path that loads them, or only evaluate"
+        )
+
+
 def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> None:
     """Raise ConfigError if a slot of a custom sharding function exceeds the batch limit."""
     if not isinstance(config.batching, LimitedBatching | StreamsBatching):

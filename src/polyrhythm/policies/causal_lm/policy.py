@@ -22,7 +22,7 @@ from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
-from polyrhythm.policies.causal_lm.sglang_engine import ServerSettings, SglangEngine
+from polyrhythm.policies.causal_lm.servers.build import engine_at_server
 from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
 from polyrhythm.policies.causal_lm.vllm_model import VllmModel, VllmStart
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
@@ -105,9 +105,8 @@ class CausalLm(AdaptedPolicy):
         (`policies.engine.Streams`)."""
         length, how = self._prompt + self.chunk, self._engine
         what = (self.network, self._sampling, self._stops)
-        if how.type == "sglang":
-            server = ServerSettings(how.url, how.deadline_s, how.folder, how.tolerance, how.load_s, how.retries)
-            return SglangEngine(*what, server, capacity=capacity, length=length)
+        if how.type in ("sglang", "openai"):
+            return engine_at_server(how, *what, capacity=capacity, length=length)
         if how.type == "vllm":
             start = VllmStart(how.cache_gib, how.compile, how.dtype, how.tolerance)
             model = VllmModel(self.network, self._sampling, start, capacity=capacity, length=length)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
 from polyrhythm.errors import ConfigError, MissingError, pip_install
 from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.causal_lm.engine_settings import EngineSettings, NativeSettings, ServerSettings
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
 from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
@@ -19,61 +20,6 @@ from polyrhythm.policies.vla.settings import LoraSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 Count = Annotated[int, Field(ge=1)]
-
-
-class NativeSettings(BaseModel):
-    """The engine on torch, in the generator's process."""
-
-    model_config = SETTINGS
-
-    type: Literal["native"] = "native"
-    """Name of the engine."""
-
-
-class SglangSettings(BaseModel):
-    """An sglang server of this model, which gets new weights over a folder (docs/engines.md)."""
-
-    model_config = SETTINGS
-
-    type: Literal["sglang"] = "sglang"
-    """Name of the engine."""
-    url: Annotated[str, Field(pattern=r"^https?://(\[[0-9a-fA-F:]+\]|[^/:\s]+)(:[1-9][0-9]{0,4})?(/\S*)?$")]
-    """Its address, such as http://127.0.0.1:30000."""
-    folder: str = ""
-    """Folder for weights, which the server can read too; empty: the system's temporary one."""
-    deadline_s: Annotated[float, Field(gt=0)] = 60.0
-    """Longest silence of the server: before or in an answer, and where it pauses. Waiting in its queue counts."""
-    load_s: Annotated[float, Field(gt=0)] = 600.0
-    """Longest time in which it loads new weights."""
-    retries: Annotated[int, Field(ge=0)] = 5
-    """Further attempts after a lost connection, 0.1, 0.2, 0.4, … seconds apart; then the run halts."""
-    tolerance: Annotated[float, Field(gt=0)] = 0.1
-    """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
-
-
-class VllmSettings(BaseModel):
-    """vLLM in the generator's process, which gets new weights from memory (docs/engines.md)."""
-
-    model_config = SETTINGS
-
-    type: Literal["vllm"] = "vllm"
-    """Name of the engine."""
-    cache_gib: Annotated[float, Field(gt=0)] = 1.0
-    """Memory of its keys and values, which it takes at its start; what does not fit waits."""
-    compile: bool = True
-    """Let it compile the model, which takes time at its start and is faster afterwards."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Its weights, keys and values; in bfloat16 log-probs differ from those of the trainer."""
-    tolerance: Annotated[float, Field(gt=0)] = 0.1
-    """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
-
-
-EngineSettings = Annotated[
-    Annotated[NativeSettings, Tag("native")]
-    | Annotated[SglangSettings, Tag("sglang")]
-    | Annotated[VllmSettings, Tag("vllm")],
-    Discriminator(lambda value: value.get("type", "native") if isinstance(value, dict) else getattr(value, "type", "")),
-]
 
 
 class CausalLmSettings(BaseModel):
@@ -120,20 +66,20 @@ class CausalLmSettings(BaseModel):
     tolerance: Annotated[float, Field(gt=0)] = 5e-5
     """Largest difference of log-probs between generation and training in float32."""
     engine: EngineSettings = NativeSettings()
-    """What generates where batching is streams: native or vllm, in the generator; or sglang, at a server."""
+    """What generates where batching is streams: native or vllm, in the generator; sglang or openai, at a server."""
 
     @model_validator(mode="after")
     def _engine_can(self) -> CausalLmSettings:
-        if self.engine.type != "sglang":
+        if not isinstance(self.engine, ServerSettings):
             return self
-        if self.top_k or self.top_p < 1:
+        if self.engine.type == "sglang" and (self.top_k or self.top_p < 1):
             name = "top_k" if self.top_k else "top_p"
             raise ValueError(
                 f"{name} = {getattr(self, name)}: the log-probs of engine sglang are those before such cuts; set top_k "
                 "to 0 and top_p to 1"
             )
         if self.train != "all":
-            raise ValueError(f"train = {self.train}: engine sglang gets whole models; set it to all")
+            raise ValueError(f"train = {self.train}: engine {self.engine.type} gets whole models; set it to all")
         return self
 
     @property
@@ -149,7 +95,13 @@ class CausalLmSettings(BaseModel):
     @property
     def one_engine(self) -> str:
         """Why a run has one generator alone, "" if it may have more."""
-        return f"policy.engine.url = {self.engine.url}" if self.engine.type == "sglang" else ""
+        return f"policy.engine.url = {self.engine.url}" if isinstance(self.engine, ServerSettings) else ""
+
+    @property
+    def fixed_weights(self) -> str:
+        """Why nothing can be trained, "" if it can."""
+        fixed = self.engine.type == "openai" and not self.engine.weights.load
+        return "policy.engine.weights.load is empty" if fixed else ""
 
     def check(self) -> None:
         """MissingError: the engine is not installed."""

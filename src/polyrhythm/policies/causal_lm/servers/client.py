@@ -1,17 +1,18 @@
-"""Speaks to an sglang server over HTTP: JSON in, JSON or a stream of events out, every wait with a deadline.
+"""Speaks to a server over HTTP: JSON in, JSON or a stream of events out, every wait with a deadline.
 
-Endpoints: GET /get_model_info; POST /generate (stream), /abort_request, /pause_generation, /update_weights_from_disk,
-/continue_generation. Whatever goes wrong is one sentence (`RunHalted`) with the address and the remedy; a lost
-connection is a `ServerLost`, after which the same may be asked again.
+Whatever goes wrong is one sentence (`RunHalted`) with the address and the remedy; a lost connection is a `ServerLost`,
+after which the same may be asked again, and an answer other than 200 a `ServerRefusal`.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,11 +33,51 @@ class ServerLost(RunHalted):
     """The connection failed, or ended before the answer did: the server may be there again."""
 
 
-class SglangClient:
-    """A server at `url`. deadline_s: its longest silence; retries: further attempts after a lost connection."""
+class ServerRefusal(RunHalted):
+    """The server answered with a status other than 200. said: what it answered, quoted and cut."""
 
-    def __init__(self, url: str, deadline_s: float, retries: int) -> None:
-        self.url, self._deadline_s, self.retries = url, deadline_s, retries
+    def __init__(self, sentence: str, status: int, said: str) -> None:
+        super().__init__(sentence)
+        self.status, self.said = status, said
+
+
+class Line:
+    """The connection of a stream of events, which any thread may cut."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._cut = False
+
+    def hold(self, connected: socket.socket) -> None:
+        """Cut this one, or a later call does."""
+        with self._lock:
+            self._socket = connected
+            if self._cut:
+                _shut(connected)
+
+    def cut(self) -> None:
+        """End the connection: whoever reads it finds its end, and the server that nobody reads."""
+        with self._lock:
+            self._cut = True
+            if self._socket is not None:
+                _shut(self._socket)
+
+
+def _shut(connected: socket.socket) -> None:
+    with suppress(OSError):  # it has ended already
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, whose state belongs to the reader
+
+
+class ServerClient:
+    """A server at `url`. deadline_s: its longest silence; retries: further attempts after a lost connection; kind: what
+    it should be, with its article; headers: of each request."""
+
+    def __init__(
+        self, url: str, deadline_s: float, retries: int, kind: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.url, self._deadline_s, self.retries, self.kind = url, deadline_s, retries, kind
+        self._headers = dict(headers or {})
         parts = urlsplit(url)
         try:
             self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path.rstrip("/")
@@ -68,20 +109,26 @@ class SglangClient:
             content = b"{}"
         return self._object(path, status, content)
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The events of the answer as they come."""
+    def stream(self, path: str, body: Mapping[str, Any], line: Line) -> Generator[dict[str, Any], None, None]:
+        """The events of the answer as they come. line: of this answer; where it is cut, the connection is lost."""
         try:
-            with closing(self._connect()) as connection, closing(self._request(connection, path, body)) as response:
-                if response.status != http.HTTPStatus.OK:
-                    raise self.error(f"{path} answered {response.status}: {_quote(response.read())}")
-                while line := response.readline():
-                    if line.startswith(_DATA):
-                        text = line.removeprefix(_DATA).strip().decode("utf-8", "replace")
-                        if text == _DONE:
-                            return
-                        yield self._event(path, text)
+            with closing(self._connect()) as connection:
+                connection.connect()
+                line.hold(connection.sock)
+                with closing(self._request(connection, path, body)) as response:
+                    yield from self._events(path, response)
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(path, error) from error
+
+    def _events(self, path: str, response: http.client.HTTPResponse) -> Generator[dict[str, Any], None, None]:
+        if response.status != http.HTTPStatus.OK:
+            raise self._refusal(path, response.status, response.read())
+        while line := response.readline():
+            if line.startswith(_DATA):
+                text = line.removeprefix(_DATA).strip().decode("utf-8", "replace")
+                if text == _DONE:
+                    return
+                yield self._event(path, text)
         raise self.lost(f"{path} ended in the middle of an answer; the server may have died, see its log")
 
     def _event(self, path: str, text: str) -> dict[str, Any]:
@@ -109,21 +156,21 @@ class SglangClient:
     ) -> http.client.HTTPResponse:
         """POST with a body, GET without."""
         if body is None:
-            connection.request("GET", self._prefix + path)
+            connection.request("GET", self._prefix + path, headers=self._headers)
         else:
-            headers = {"Content-Type": "application/json"}
+            headers = {"Content-Type": "application/json", **self._headers}
             connection.request("POST", self._prefix + path, json.dumps(body).encode(), headers)
         return connection.getresponse()
 
     def _object(self, path: str, status: int, content: bytes) -> dict[str, Any]:
         if status != http.HTTPStatus.OK:
-            raise self.error(f"{path} answered {status}: {_quote(content)}")
+            raise self._refusal(path, status, content)
         try:
             found = json.loads(content)
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise self.error(f"{path} answered {_quote(content)}, which is no JSON object; name an sglang server")
+            raise self.error(f"{path} answered {_quote(content)}, which is no JSON object; name {self.kind}")
         return found
 
     def _lost(self, path: str, error: Exception, deadline_s: float = 0.0) -> RunHalted:
@@ -132,7 +179,11 @@ class SglangClient:
             limit, setting = (deadline_s, "load_s") if deadline_s else (self._deadline_s, "deadline_s")
             return self.error(f"{path} said nothing for {limit:g} s (policy.engine.{setting}); see the server's log")
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return self.lost(f"{path}: {why}; start an sglang server there, or correct the address")
+        return self.lost(f"{path}: {why}; start {self.kind} there, or correct the address")
+
+    def _refusal(self, path: str, status: int, content: bytes) -> ServerRefusal:
+        said = _quote(content)
+        return ServerRefusal(str(self.error(f"{path} answered {status}: {said}")), status, said)
 
     def lost(self, what: str) -> ServerLost:
         """The sentence for a lost connection."""

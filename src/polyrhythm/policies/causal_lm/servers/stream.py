@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.policies.causal_lm.sglang_client import ServerLost
+from polyrhythm.policies.causal_lm.servers.client import Line, ServerLost
 from polyrhythm.policies.engine import EngineRequest, Generated
 
 
@@ -15,7 +15,7 @@ from polyrhythm.policies.engine import EngineRequest, Generated
 class ServerStream:
     """A request at the server. version: of its weights; tokens, logprobs: since it began; reason: why it ended, ""
     before. error: what ended it otherwise. failures: lost connections in a row before it. prompt_tokens, shared_tokens:
-    of its prompt, and those that the server had computed before."""
+    of its prompt, and those that the server had computed before. line: its connection."""
 
     request: EngineRequest
     name: str
@@ -27,6 +27,12 @@ class ServerStream:
     failures: int = 0
     prompt_tokens: int = 0
     shared_tokens: int = 0
+    line: Line = field(default_factory=Line)
+
+    @property
+    def prefix(self) -> list[int]:
+        """Tokens of the answer that were there before the stream began."""
+        return [] if self.request.prefix is None else self.request.prefix.tokens.tolist()
 
     @property
     def over(self) -> bool:

@@ -1,0 +1,1 @@
+"""Engines at a server: what all share, and the protocols that servers speak."""

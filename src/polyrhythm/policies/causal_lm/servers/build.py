@@ -1,0 +1,53 @@
+"""Builds the engine at a server from its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.policies.causal_lm.network import CausalNetwork
+from polyrhythm.policies.causal_lm.sampling import Sampling
+from polyrhythm.policies.causal_lm.servers.client import ServerClient
+from polyrhythm.policies.causal_lm.servers.engine import ServerEngine, ServerHandling
+from polyrhythm.policies.causal_lm.servers.openai import OpenAiProtocol, WeightCalls
+from polyrhythm.policies.causal_lm.servers.protocol import ServerProtocol
+from polyrhythm.policies.causal_lm.servers.sglang import SglangProtocol
+
+if TYPE_CHECKING:
+    from polyrhythm.policies.causal_lm.engine_settings import OpenAiSettings, SglangSettings
+
+
+def engine_at_server(
+    how: SglangSettings | OpenAiSettings,
+    network: CausalNetwork,
+    sampling: Sampling,
+    stops: Sequence[int],
+    *,
+    capacity: int,
+    length: int,
+) -> ServerEngine:
+    """RunHalted: there is no such server."""
+    config: Any = network.model.config
+    what = (sampling, stops, range(sampling.choices, config.vocab_size), how.load_s)
+    protocol: ServerProtocol
+    if how.type == "sglang":
+        protocol = SglangProtocol(ServerClient(how.url, how.deadline_s, how.retries, "an sglang server"), *what)
+    else:
+        kind = "a server of OpenAI's protocol"
+        client = ServerClient(how.url, how.deadline_s, how.retries, kind, _headers(how.key_variable))
+        calls = WeightCalls(**dict(how.weights))
+        protocol = OpenAiProtocol(client, *what, model=how.model, calls=calls)
+    handling = ServerHandling(how.deadline_s, how.folder, how.tolerance)
+    return ServerEngine(network, sampling, stops, handling, protocol, capacity=capacity, length=length)
+
+
+def _headers(variable: str) -> dict[str, str]:
+    if not variable:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise RunHalted(
+            f"policy.engine.key_variable = {variable}: the environment has no such variable; set it to the server's key"
+        )
+    return {"Authorization": f"Bearer {key}"}
