@@ -99,8 +99,8 @@ def test_a_message_ends_at_its_first_stop_and_the_rest_was_not_executed() -> Non
     result = batch.step([0, 1, 2], messages(batch, "x$", "ab;", "aaaa"))
     assert result.executed is not None
     assert result.executed.sum(1).tolist() == [2, 3, 4]
-    assert result.terminated.tolist() == [True, False, False]
-    assert result.truncated.tolist() == [False, False, True], "a message that was cut ends the episode"
+    assert result.terminated.tolist() == [True, False, True], "a message that was cut ends the episode"
+    assert not result.truncated.any(), "with its reward: no value of the next observation is added"
     assert result.reward.tolist() == [2.0, 2.0, 0.0]
     assert result.metrics["cut"].tolist() == [0.0, 0.0, 1.0]
 
@@ -123,7 +123,7 @@ def test_turns_and_context_are_limited() -> None:
     assert not batch.step([0], messages(batch, "$")).truncated[0]
     assert batch.step([0], messages(batch, "$")).truncated[0], "three turns"
     batch = echo(seed=4)  # a prompt of 10 tokens
-    assert batch.step([0], messages(batch, "a$")).truncated[0], "message and reply do not fit"
+    assert batch.step([0], messages(batch, "a$")).terminated[0], "message and reply do not fit"
     assert batch.transcript(0) == "ab" * 5
 
 

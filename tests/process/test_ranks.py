@@ -73,9 +73,9 @@ def _same(whole: Path, parts: Path, version: int) -> None:
 @pytest.mark.parametrize(
     ("strategy", "number", "reason"),
     [
-        ("replicate", signal.SIGKILL, "rank 1: was ended by SIGKILL"),
+        ("shard", signal.SIGKILL, "rank 1: was ended by SIGKILL"),
         pytest.param(
-            "shard",
+            "replicate",
             signal.SIGSTOP,
             "rank 1: sent no heartbeat for 3 s (supervision.heartbeat_s)",
             marks=long(13, "a rank that is stopped in a run"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,14 @@ def test_stored_samples_come_out_as_they_went_in_and_leave_their_neighbours_alon
     arena.store(3, arena.trajectory(0))
     for block, wanted in enumerate([SAMPLES[0], SAMPLES[2], SAMPLES[2], SAMPLES[0]]):
         assert_same(arena.trajectory(block), wanted)
+
+
+def test_a_sample_that_an_earlier_version_has_saved_has_one_version_for_each_answer() -> None:
+    streamed = replace(SAMPLES[0], newer=np.ones(SAMPLES[0].valid.shape, np.int32))
+    arena = holding([streamed])
+    assert_same(arena.trajectory(0), streamed)
+    arena.store(0, replace(streamed, newer=None))
+    assert_same(arena.trajectory(0), replace(streamed, newer=np.zeros_like(streamed.newer)))
 
 
 def test_a_sample_is_read_in_place() -> None:

@@ -170,7 +170,8 @@ def test_one_is_let_in_and_the_next_is_told_of_other_places() -> None:
     ((to, refused),) = door.hear(B, HELLO)
     assert (to, refused.kind, refused.ports) == (B, "taken", (7711,))
     assert refused.reason == "a simulator has joined here already; other places of this run are at ports 7711"
-    assert door.reception.refused == 0, "nothing is wrong"
+    assert door.reception.refused == 1
+    assert not door.drops.counts(), "it goes on to the other place: nothing is wrong"
 
 
 def test_a_simulator_that_goes_while_it_builds_leaves_the_place_open() -> None:

@@ -43,6 +43,8 @@ def answering(answer: bytes | None) -> Iterator[str]:
     [
         (None, "no cluster answers there within 0.2 s; start one with `ray start --head`"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "a web server answers there, which is no head node"),
+        (b"-ERR unknown command 'PRI'\r\n", r"what answers there is no head node \(it says b.-ERR unkn"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "what answers there is no head node"),
     ],
 )
 def test_what_is_no_cluster_is_refused(answer: bytes | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +53,8 @@ def test_what_is_no_cluster_is_refused(answer: bytes | None, told: str, monkeypa
         reach.check_reachable(address)
 
 
-@pytest.mark.parametrize("answer", [bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), b""])
-def test_a_server_of_grpc_passes_and_one_that_closes(answer: bytes) -> None:
+@pytest.mark.parametrize("answer", [bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), b"", b"\x15\x03\x03\0\2\2P"])
+def test_a_server_of_grpc_passes_and_one_that_wants_tls(answer: bytes) -> None:
     with answering(answer) as address:
         reach.check_reachable(address)
 

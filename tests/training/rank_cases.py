@@ -313,8 +313,8 @@ def whole_state(state: Any) -> Any:
     return full(state).detach().cpu().clone() if isinstance(state, Tensor) else state
 
 
-def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5)) -> list[Trajectory]:
-    """Messages of so many tokens, two to a prompt."""
+def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5), *, critic: bool = False) -> list[Trajectory]:
+    """Messages of so many tokens, two to a prompt, of which the last is truncated; critic: with a value per token."""
     policy, rng, shown = policy_of("lm"), np.random.default_rng(0), lm_observations(LM_ENV, 1 + len(lengths) // 2)
     found = []
     for i, tokens in enumerate(lengths):
@@ -328,13 +328,13 @@ def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5)) -> list[Tra
                 obs={name: x.numpy() for name, x in obs.items()},
                 actions=message[..., None],
                 logprob=logprob.numpy() + rng.normal(scale=0.1, size=logprob.shape).astype(np.float32),
-                value=np.zeros(1, np.float32),
+                value=np.zeros((1, policy.chunk) if critic else 1, np.float32),
                 forward_inputs={MESSAGE: message},
                 rewards=np.where(np.arange(policy.chunk) == tokens - 1, rng.random(), 0.0)[None].astype(np.float32),
                 valid=(np.arange(policy.chunk) < tokens)[None],
                 version=np.zeros(1, dtype=np.int64),
-                terminated=True,
-                truncated=False,
+                terminated=i < len(lengths) - 1,
+                truncated=i == len(lengths) - 1,
                 success=False,
                 env_steps=1,
                 ticket=i,

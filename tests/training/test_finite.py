@@ -172,6 +172,21 @@ def test_weights_that_have_grown_too_large_are_blamed(part: str, words: str) -> 
     assert words in broken.halt
 
 
+class LatePolicy(ToyPolicy):
+    """Its values are computed by the trainer."""
+
+    values_late = True
+
+
+def test_a_value_that_is_computed_late_is_blamed_on_the_policy() -> None:
+    policy = LatePolicy()
+    with torch.no_grad():
+        policy.critic.weight.fill_(torch.nan)
+    broken = Learner(policy, algorithm(bootstrap="never"), training(), total_updates=9, seed=7)
+    update(broken)
+    assert "policy.evaluate gives values that are not finite; lower training.optimizer.lr" in broken.halt
+
+
 class AdapterPerStep(ToyPolicy):
     """Its first two optimizer steps train an adapter each, the others none, as where each task has its own."""
 

@@ -29,6 +29,10 @@ class CountingPolicy(ToyPolicy):
         self.passes.append((len(obs["x"]), int(self.row_tokens(obs, forward_inputs).sum())))
         return super().evaluate(obs, forward_inputs)
 
+    def value(self, obs: Observations) -> Tensor:
+        self.passes.append((len(obs["x"]), int(self.row_tokens(obs, {}).sum())))
+        return super().value(obs)
+
     def evaluate_longest(self, obs: Observations, forward_inputs: Any) -> Evaluation:
         raise NotImplementedError
 
@@ -54,7 +58,9 @@ def test_the_update_does_not_depend_on_the_tokens_of_a_micro_batch(proximal: str
         policy = CountingPolicy()
         learner = Learner(
             policy,
-            algorithm(proximal=proximal, loss="decoupled_ppo" if proximal == "recompute" else "ppo"),
+            algorithm(
+                proximal=proximal, loss="decoupled_ppo" if proximal == "recompute" else "ppo", bootstrap="always"
+            ),
             training(micro_batch_tokens=tokens),
             total_updates=1,
             seed=0,

@@ -301,7 +301,7 @@ def test_a_language_models_packed_passes_have_the_gradient_of_one_rank(pool: Ran
     train = {"micro_batch_tokens": 60, "optimizer": {"lr": 1e-9, "grad_clip": None}}
     cases = [
         {"kind": "lm", "changes": changes, "settings": grpo | more, "train": train}
-        | {"trajectories": [lm_trajectories()] * (2 if more else 1), "shift": 0.02}
+        | {"trajectories": [lm_trajectories(critic="value_head" in changes)] * (2 if more else 1), "shift": 0.02}
         for changes, more in (
             ({"logits_mib": 0.0005, "gradient_checkpointing": True}, {}),
             ({"train": "lora"}, {"kl": {"coef": 0.1}}),

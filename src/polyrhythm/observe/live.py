@@ -22,9 +22,10 @@ class Status:
     """The state of a run at one moment. None or empty: not known yet.
 
     done, of: units of the phase (updates, or episodes of an evaluation); left_s: estimated time to the end of the run,
-    or of `left_of`; recent: success and return of the last training episodes; lag: mean of the last update, largest of
-    all; buffer: finished samples that wait for the trainer; utilisation: share of the last seconds, by station; hosts:
-    where there are several, the mean share of the stations of each, None if it has none, and how many were lost there.
+    or of `left_of`; recent: success and return of the last training episodes; reports_success: by the environment's
+    spec; lag: mean of the last update, largest of all; buffer: finished samples that wait for the trainer; utilisation:
+    share of the last seconds, by station; hosts: where there are several, the mean share of the stations of each, None
+    if it has none, and how many were lost there.
     """
 
     phase: str
@@ -35,6 +36,7 @@ class Status:
     left_s: float | None = None
     left_of: str = ""
     recent: Sequence[tuple[bool, float]] = ()
+    reports_success: bool | None = None
     transitions_per_s: float | None = None
     lag: tuple[float, int] | None = None
     buffer: int | None = None
@@ -64,7 +66,7 @@ def _heading(status: Status, width: int) -> str:
 def _metrics(status: Status) -> list[str]:
     parts = []
     if status.recent:
-        parts.append(episodes(status.recent))
+        parts.append(episodes(status.recent, status.reports_success))
     if status.transitions_per_s is not None:
         parts.append(f"{status.transitions_per_s:,.0f} transitions/s")
     if status.lag is not None:
@@ -76,11 +78,12 @@ def _metrics(status: Status) -> list[str]:
     return parts
 
 
-def episodes(recent: Sequence[tuple[bool, float]]) -> str:
-    """Mean return of the last episodes, and their success rate with its 95% interval where success is measured."""
+def episodes(recent: Sequence[tuple[bool, float]], reported: bool | None = None) -> str:
+    """Mean return of the last episodes, and their success rate with its 95% interval where success is measured.
+    reported: what the environment's spec says of it."""
     count, successes = len(recent), sum(success for success, _ in recent)
     earned = return_in_words([reward for _, reward in recent])
-    if not measures_success([successes], (reward for _, reward in recent)):
+    if not measures_success([successes], (reward for _, reward in recent), reported):
         return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
     return f"{success_in_words(successes, count, 'the last ')}, {earned}"
 

@@ -264,7 +264,8 @@ class _Run:
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
         loop.add_observers(evaluator, saver)
         if self._live is None:
-            loop.add_observers(ProgressLogger(self._updates, episodes, began))
+            reported = pipeline.spec.reports_success
+            loop.add_observers(ProgressLogger(self._updates, episodes, began, reported=reported))
         return _TrainingObservers(episodes, lags, saver, timeline, traffic, evaluator)
 
     @property

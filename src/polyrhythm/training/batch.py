@@ -27,9 +27,8 @@ class PackedBatch:
     """N chunk steps of M trajectories, on the host. Meaning and dtypes as in `specs.Trajectory`.
 
     obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last chunk step.
-    logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N], newer [N,C] or
-    None; trajectory [N] int64, the index of
-    each chunk step's trajectory, non-decreasing; terminated, truncated [M] bool; group [M] int64.
+    logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N], newer [N,C] or None; trajectory [N]
+    int64, the index of each chunk step's trajectory, non-decreasing; terminated, truncated [M] bool; group [M] int64.
     """
 
     obs: Arrays

@@ -66,6 +66,7 @@ def _in_targets(
     value = not algorithm.uses_value or _finite(bootstrap_values(packed, algorithm, inputs))
     yield value, f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
     yield _finite(batch.proximal), f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
+    yield _finite(batch.old_value), f"policy.evaluate gives values that are not finite; {_SMALLER}"
     advantage, kind = _finite(batch.advantage) and _finite(batch.returns, batch.value_mask), algorithm.advantage.type
     yield advantage, f"algorithm.advantage.type = {kind}: it gives NaN or infinity; correct its formula"
 

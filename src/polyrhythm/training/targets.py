@@ -145,7 +145,11 @@ def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: 
     out = torch.zeros(needed.shape, dtype=packed.value.dtype)
     index = needed.nonzero().squeeze(1)
     obs = {name: x.index_select(0, index) for name, x in packed.final_obs.items()}
-    for rows in passes(len(index), inputs.micro_batch, inputs.ranks):
+    # As many tokens as if the last action were evaluated once more: an observation alone has fewer.
+    last = torch.searchsorted(packed.trajectory, index, right=True) - 1
+    inputs_of_last = {name: x.index_select(0, last) for name, x in packed.forward_inputs.items()}
+    limits = MicroBatchLimits(inputs.policy, inputs.micro_batch, inputs.tokens)
+    for rows in as_many_on_every_rank(limits.sizes(len(index), obs, inputs_of_last), inputs.ranks):
         if rows.start >= len(index):  # other ranks have more
             inputs.policy.value(slices(packed.final_obs, slice(0, 1), inputs.device))
             continue

@@ -108,7 +108,8 @@ class TextBatch:
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
                 if not reply.done:
                     fits = whole[i] and self._append(row, [*message.tolist(), *self._tokenizer.encode(reply.text)])
-                    truncated[i] = not fits or self._turn[row] >= self.spec.max_steps
+                    terminated[i] = not fits  # with what it has earned: what is observed next has no part of it
+                    truncated[i] = fits and self._turn[row] >= self.spec.max_steps
             except PolyrhythmError:
                 raise
             except Exception as error:  # noqa: BLE001 - of the user's code, or a reply that fits no token: it fails alone

@@ -240,10 +240,14 @@ class LagHistogram(Observer):
 
 
 class ProgressLogger(Observer):
-    """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most."""
+    """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most. reported: what
+    the environment's spec says of success."""
 
-    def __init__(self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0) -> None:
+    def __init__(
+        self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0, reported: bool | None = None
+    ) -> None:
         self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now
+        self._reported = reported
 
     def on_report(self, now: float, report: Report) -> None:
         if now - self._said < self._every_s and report.step + 1 < self._updates:
@@ -251,5 +255,5 @@ class ProgressLogger(Observer):
         self._said = now
         lag = report.values["staleness/lag_mean"]
         recent = self._episodes.recent
-        went = live.episodes(recent) if recent else "no episode has ended"
+        went = live.episodes(recent, self._reported) if recent else "no episode has ended"
         log.info("update %d of %d: %s, lag %.1f", report.step + 1, self._updates, went, lag)

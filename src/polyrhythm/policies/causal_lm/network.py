@@ -49,7 +49,8 @@ def open_config(folder: str) -> Any:
             f"{what}: it holds a {config.model_type} model, which is no causal language model; name the folder of one"
         )
     saved = getattr(config, "architectures", None) or ()
-    if saved and not set(saved) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+    known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), "ForCausalLM", "LMHeadModel")
+    if saved and not saved[0].endswith(known):  # a model that was saved wrapped has a name with more before it
         raise ConfigError(f"{what}: it holds a {saved[0]}, which is no causal language model; name the folder of one")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise ConfigError(f"{what}: it has a config.json, but no weights (*.safetensors); fetch the folder again")

@@ -133,7 +133,8 @@ class Reception:
         if refused is None and self._session is not None:
             others = f"; other places of this run are at ports {', '.join(map(str, self._ports))}" * bool(self._ports)
             refused = m.Refused("taken", f"a simulator has joined here already{others}", self._ports)
-            if self._ports:  # it goes on to another place: nothing is wrong
+            if self._ports:  # it goes on to another place: nothing that the log need tell
+                self.refused += 1
                 self._say(who, refused)
                 return
         if refused is not None:

@@ -262,8 +262,8 @@ class Arena:
         inputs = {FORWARD_INPUTS + name: array for name, array in trajectory.forward_inputs.items()}
         answers = {ACTIONS: trajectory.actions, LOGPROB: trajectory.logprob, VALUE: trajectory.value, **inputs}
         if self.layout.streamed:
-            assert trajectory.newer is not None, "all samples of a run are streamed, or none"
-            answers[NEWER] = trajectory.newer
+            older = np.zeros(trajectory.valid.shape, np.int32)  # of a sample that an earlier version has saved
+            answers[NEWER] = older if trajectory.newer is None else trajectory.newer
         for name, array in {**answers, VERSION: trajectory.version}.items():
             self.answers[name][part] = array
         self.rewards[part], self.valid[part] = trajectory.rewards, trajectory.valid

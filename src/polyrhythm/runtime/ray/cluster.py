@@ -138,9 +138,11 @@ class Cluster:
         cpus = [count * settings.cpus_per_station for count in stations.values()]
         check_room(cpus, settings.cpus_per_station, _alive_nodes())
         self._group = placement_group([{"CPU": count} for count in cpus], strategy=settings.strategy.upper())
-        if not self._group.wait(min(_SOON_S, settings.start_s)):
+        soon = min(_SOON_S, settings.start_s)
+        if not (ready := self._group.wait(soon)):
             log.info("waiting for CPUs on the cluster: %s (ray.start_s = %g)", describe_wanted(cpus), settings.start_s)
-        if not self._group.wait(settings.start_s):
+            ready = self._group.wait(settings.start_s - soon)
+        if not ready:
             raise StartError(
                 f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; "
                 f"{describe_wanted(cpus)}, free now: {_describe(ray.available_resources())}; end what "
@@ -275,7 +277,7 @@ class RayNode:
 def _why_no_agent(error: RayError) -> str:
     """The reason, in a sentence where it is one that users can mend."""
     text = str(error)
-    if "No module named 'polyrhythm" in text:
+    if "No module named 'polyrhythm'" in text:
         return "polyrhythm is not installed on that node; install the version that is here into the Python of its Ray"
     if isinstance(error, ActorUnschedulableError):
         return "Ray has lost that node"

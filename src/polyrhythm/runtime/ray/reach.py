@@ -10,12 +10,14 @@ from polyrhythm.errors import StartError
 _REACH_S = 5.0
 #: What begins a connection of HTTP/2, which gRPC uses: the preface and an empty frame of settings.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+#: The kind of HTTP/2's frames of settings, which are a server's first, and of TLS's alerts.
+_SETTINGS, _ALERT = b"\x04", b"\x15"
 LOCAL = "local"
 
 
 def check_reachable(address: str) -> None:
-    """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT within 5 s. A connection that is
-    closed at once passes: it may want TLS. `local` and `auto` are not looked for."""
+    """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT within 5 s: with a frame of
+    settings or, where it wants TLS, with an alert or nothing. `local` and `auto` are not looked for."""
     host, _, port = address.rpartition(":")
     if not host:
         return
@@ -32,6 +34,8 @@ def check_reachable(address: str) -> None:
         raise _refusal(address, f"no cluster answers there ({error})") from error
     if answer.startswith(b"HTTP"):
         raise _refusal(address, "a web server answers there, which is no head node (perhaps Ray's dashboard)")
+    if answer and answer[3:4] != _SETTINGS and answer[:1] != _ALERT:
+        raise _refusal(address, f"what answers there is no head node (it says {answer!r})")
 
 
 def _refusal(address: str, problem: str) -> StartError:
