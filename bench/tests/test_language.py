@@ -13,7 +13,7 @@ from polyrhythm.policies.engine import EngineRequest
 from polyrhythm_bench.cases import language_engines, language_figures, language_schedules
 from polyrhythm_bench.harness.version_cost import VersionCost
 from polyrhythm_bench.workloads.answer_scenes import SCENES
-from polyrhythm_bench.workloads.answers import MODES, AnswerScene, SimulatedRates, cut_mean, live, simulated
+from polyrhythm_bench.workloads.answers import MODES, AnswerScene, SimulatedRates, cut_at, live, simulated
 from polyrhythm_bench.workloads.answers_env import AnswersEnvSettings
 from polyrhythm_bench.workloads.roll_figures import FIGURES, FigureCell, clipped_normal
 from polyrhythm_bench.workloads.sleeping_engine import DecodingCosts, Sleeper, SleepingEngine
@@ -73,7 +73,7 @@ def test_answers_are_cut_alike_live_and_simulated() -> None:
     live_costs = DecodingCosts(parse_count("lognormal:20steps:1.0"), parse_cost("0ms"), parse_cost("0ms"), 25)
     drawn = [live_costs.length(key) for key in range(2000)]
     assert max(drawn) == 25
-    assert np.mean(drawn) == pytest.approx(cut_mean("lognormal:20steps:1.0", 25), rel=0.05)
+    assert np.mean(drawn) == pytest.approx(cut_at(25, "lognormal:20steps:1.0").distribution.mean, rel=0.05)
 
 
 def test_answers_to_a_prompt_all_succeed_all_fail_or_neither() -> None:
@@ -128,7 +128,7 @@ def test_a_clipped_normal_has_the_mean_of_one() -> None:
 
 def test_replication_helps_in_the_simulated_figure_where_places_are_few() -> None:
     few, many = (
-        language_figures.simulated([cell for cell in FIGURES["figure_8"] if cell.row == row], 5)
+        language_figures.simulated([cell for cell in FIGURES["figure_8"]() if cell.row == row], 5)
         for row in ("16×32", "4×16")
     )
     assert few[0] / few[1] > 1.2, "1.95 published"

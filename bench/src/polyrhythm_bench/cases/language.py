@@ -16,7 +16,7 @@ PARTS = (*SCENES, *FIGURES, "engines")
 def run(parts: Sequence[str], versions: int, repeats: int) -> dict[str, Any]:
     """The parts, each under its name."""
     found = {name: language_schedules.run(SCENES[name], versions, repeats) for name in SCENES if name in parts}
-    found |= {name: language_figures.run(FIGURES[name], versions, repeats) for name in FIGURES if name in parts}
+    found |= {name: language_figures.run(FIGURES[name](), versions, repeats) for name in FIGURES if name in parts}
     if "engines" in parts:
         from polyrhythm_bench.cases import language_engines
 

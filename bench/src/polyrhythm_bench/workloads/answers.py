@@ -26,15 +26,20 @@ from polyrhythm_bench.workloads.sleeping_engine import LONGEST
 _WARM_UP = 5
 
 
+#: Draws of which the mean of a cut distribution is taken.
+_DRAWS = 20_000
+
+
 class CutDistribution(NamedTuple):
-    """A distribution whose draws are at most `longest`. mean: without the cut."""
+    """A distribution whose draws are at most `longest`. mean: drawn, nearly the expected value."""
 
     distribution: Distribution
     longest: float
 
     @property
     def mean(self) -> float:
-        return self.distribution.mean
+        rng = random.Random(0)
+        return sum(self.sample(rng) for _ in range(_DRAWS)) / _DRAWS
 
     def sample(self, rng: random.Random) -> float:
         return min(self.longest, self.distribution.sample(rng))
@@ -43,12 +48,6 @@ class CutDistribution(NamedTuple):
 def cut_at(longest: int, tokens: str) -> TokenCount:
     """The distribution of an answer's length, cut."""
     return TokenCount(CutDistribution(parse_count(tokens).distribution, longest))
-
-
-def cut_mean(tokens: str, longest: int, draws: int = 20_000) -> float:
-    """Mean length of answers that are cut, by drawing them."""
-    count, rng = cut_at(longest, tokens), random.Random(0)
-    return sum(count.draw(rng) for _ in range(draws)) / draws
 
 
 class AnswerMode(NamedTuple):
@@ -117,7 +116,7 @@ class AnswerScene(Section):
     @property
     def mean_tokens(self) -> float:
         """Mean length of an answer."""
-        return cut_mean(self.tokens, self.longest)
+        return cut_at(self.longest, self.tokens).distribution.mean
 
     @property
     def samples(self) -> int:

@@ -6,14 +6,14 @@ appear, and is not fitted. Where only rollout is published, an update takes 1 ms
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.schema import RunConfig
 from polyrhythm_bench.workloads import answers, turns_scene
-from polyrhythm_bench.workloads.answers import MODES, AnswerMode, AnswerScene, cut_mean
+from polyrhythm_bench.workloads.answers import MODES, AnswerMode, AnswerScene, cut_at
 from polyrhythm_bench.workloads.turns_scene import TurnScene
 
 
@@ -132,20 +132,28 @@ def _ratios(row: str, size: int, longest: int, ratios: Sequence[int] = RATIOS) -
     """Training under growing ratios. 3 of 8 devices generate and have places for all answers at α = 2; an update takes
     as long as it has tokens."""
     tokens = "lognormal:30steps:1.0"
-    update_ms = round(0.05 * size * cut_mean(tokens, longest))
+    update_ms = round(0.05 * size * cut_at(longest, tokens).distribution.mean)
     scene = AnswerScene(prompts=size // 8, tokens=tokens, longest=longest, places=256, update_ms=update_ms)
     modes = {ratio: AnswerMode(True, True, float(ratio), "continue") for ratio in ratios}
     return [FigureCell(row, f"α = {ratio}", scene, mode, times=2) for ratio, mode in modes.items()]
 
 
-#: Figures by name. Of table 1 there is no row of model sizes: they would only stretch all times alike.
-FIGURES: dict[str, list[FigureCell]] = {
-    "figure_7": _figure_7(),
-    "figure_8": _figure_8(),
-    "figure_9": _figure_9(),
-    "figure_11": _figure_11(),
-    "table_1_rollout_size": [cell for size in (32, 64, 128, 256) for cell in _ratios(f"{size} answers", size, _32K)],
-    "table_1_length": [
-        cell for length in (4, 8, 16, 32) for cell in _ratios(f"{length}K", 256, _32K * length // 32, RATIOS[:3])
-    ],
+def _table_1_rollout_size() -> list[FigureCell]:
+    return [cell for size in (32, 64, 128, 256) for cell in _ratios(f"{size} answers", size, _32K)]
+
+
+def _table_1_length() -> list[FigureCell]:
+    lengths = (4, 8, 16, 32)
+    return [cell for length in lengths for cell in _ratios(f"{length}K", 256, _32K * length // 32, RATIOS[:3])]
+
+
+#: What makes the cells of each figure, by name. Of table 1 there is no row of model sizes: they would only stretch all
+#: times alike.
+FIGURES: dict[str, Callable[[], list[FigureCell]]] = {
+    "figure_7": _figure_7,
+    "figure_8": _figure_8,
+    "figure_9": _figure_9,
+    "figure_11": _figure_11,
+    "table_1_rollout_size": _table_1_rollout_size,
+    "table_1_length": _table_1_length,
 }
