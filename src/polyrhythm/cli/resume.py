@@ -1,10 +1,18 @@
 """Resume a run in its own folder: an interrupted one, or, with more versions to train, a finished one.
 
-It keeps its settings. Some may be changed: training.versions, learning rates, evaluation, checkpoint, where and how it
-runs (launcher, placement, data_plane, supervision, shutdown_s), and what ends it (rollout.max_attempts,
-rollout.max_dropped, rollout.quarantine_after, training.on_nonfinite_gradient, training.max_skipped_steps), and where
-its released folders are, if they were moved (policy.checkpoint, policy.tokenizer); such a change is recorded in the
-folder and marked in the report.
+It keeps its settings. Some may be changed, which is recorded in the folder and marked in the report:
+
+training.versions, training.optimizer.lr, training.optimizer.lr_final_fraction, training.optimizer.value_lr,
+training.optimizer.warmup_updates; evaluation, checkpoint, prometheus;
+
+where and how it runs: launcher, ray, placement, data_plane, supervision, shutdown_s, policy.engine,
+rollout.reset_ahead, scoring.processes, scoring.at_a_time, join.address, join.port, join.min_simulators,
+join.reconnect_s, training.optimizer.offload, training.precomputed_mib;
+
+what ends it: rollout.max_attempts, rollout.max_dropped, rollout.quarantine_after, scoring.max_attempts,
+training.on_nonfinite_gradient, training.max_skipped_steps;
+
+where its released folders are, if they were moved: policy.checkpoint, policy.tokenizer.
 """
 
 from __future__ import annotations

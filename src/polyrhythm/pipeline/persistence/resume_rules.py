@@ -137,7 +137,7 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
         raise RunFolderError(
             f"resume = {folder}: {path} is {as_written(wanted)} here but {as_written(has)} in that run{more}; "
             f"{'give it the same settings' if overrides is None else 'leave it as it is'}, or {otherwise} "
-            f"(a resumed run may change {_may_change()})"
+            "(polyrhythm resume --help lists what may change)"
         )
     trains, versions = command == "train", found.training.versions
     if is_finished(folder) and (config.training.versions == versions or not trains):
@@ -156,9 +156,9 @@ def _relative_paths(tree: Any, path: str = "") -> list[str]:
     return [path] if isinstance(tree, str) and "/" in tree and not Path(tree).is_absolute() else []
 
 
-def _may_change() -> str:
-    """In words, without what the user need not know."""
-    return ", ".join(sorted(_FREE - _WHERE | MOVABLE))
+def may_change() -> frozenset[str]:
+    """Settings that a resumed run may change, without what the user need not know."""
+    return _FREE - _WHERE | MOVABLE
 
 
 def as_written(value: object) -> str:
