@@ -209,16 +209,6 @@ def test_settings_of_sharding_need_the_strategy():
 RAGGED = {"groups": {"size": 4}, "algorithm": {"advantage": {"type": "grpo"}}, "rollout": {"segment_steps": 0}}
 
 
-def test_a_policy_whose_passes_differ_between_ranks_is_not_sharded():
-    def asked(strategy):
-        lm = {"env": {"type": "chains"}, "policy": {"type": "causal_lm"}}
-        return config(**lm, placement={"trainer": {"ranks": 2, "strategy": strategy}})
-
-    check_ranks(asked("replicate"), 2)
-    with pytest.raises(ConfigError, match=r"ranks = 2: the passes of this policy .*strategy to replicate"):
-        check_ranks(asked("shard"), 2)
-
-
 @pytest.mark.parametrize(
     ("changes", "ranks", "problems"),
     [

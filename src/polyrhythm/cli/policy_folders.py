@@ -71,15 +71,13 @@ def _inspect(folder: Path, arguments: argparse.Namespace) -> int:
 def _language_model(folder: Path) -> dict[str, Any] | None:
     """What a folder of a causal language model holds; None if it is of another architecture, or of none that
     transformers knows. ConfigError: it is a model that cannot be used, such as an encoder."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    from polyrhythm.policies.causal_lm.network import open_config
+    from polyrhythm.policies.causal_lm.network import is_known, open_config
     from polyrhythm.policies.vla.checkpoint import Checkpoint
 
     if not (folder / "config.json").is_file():
         return None
     opened = Checkpoint.open(folder)
-    if opened.architecture or opened.config.get("model_type") not in CONFIG_MAPPING_NAMES:
+    if opened.architecture or not is_known(opened.config.get("model_type")):
         return None
     config = open_config(str(folder))
     return {

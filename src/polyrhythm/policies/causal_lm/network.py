@@ -26,6 +26,13 @@ _ATTENTION = {"full_attention", "sliding_attention"}
 _LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
+def is_known(model_type: object) -> bool:
+    """Whether transformers has models of this type, as config.json names it."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
 def open_config(folder: str) -> Any:
     """The configuration of a folder's model. MissingError: there is no such folder. ConfigError: it holds no causal
     language model that can be used here."""
