@@ -27,7 +27,8 @@ from polyrhythm.scheduler.records import (
     StreamDone,
 )
 
-VERSIONS = 8
+#: Versions at most, and after the fault.
+VERSIONS, AFTER = 60, 4
 HIT = "generator-0"
 
 
@@ -94,7 +95,11 @@ def test_a_generator_that_is_lost_in_mid_answer_loses_no_sample(on_update: str, 
     pipeline.loop.add_observers(audit)
     try:
         fault.start()
-        pipeline.loop.train_until(VERSIONS)
+        versions, left = 0, AFTER
+        while left and versions < VERSIONS:
+            versions += 1
+            pipeline.loop.train_until(versions)
+            left -= not fault.is_alive()
         fault.join(PATIENCE_S)
         trace, ledger = list(pipeline.loop.trace), pipeline.loop.conductor.ledger
     finally:
@@ -114,6 +119,6 @@ def test_a_generator_that_is_lost_in_mid_answer_loses_no_sample(on_update: str, 
     assert not finished & granted, "they are kept"
     failed = {event.reason for event in events if isinstance(event, SampleFailed)}
     assert failed <= {DropReason.CANCELLED}, "slots waited"
-    assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, 8 * VERSIONS)
+    assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, 8 * versions)
     audit.settle(ledger, may_roll_back=False)
     assert audit.violations == [], "no sample was trained twice"
