@@ -282,9 +282,11 @@ def test_all_rows_prepare_before_the_first_replies() -> None:
 
 
 class Calls(Echo):
-    """`b` is answered once a byte has come. ended: write ends, in the order of the calls."""
+    """`b` is answered once a byte has come. ended: write ends, in the order of the calls; drops: so many, of which the
+    third one raises."""
 
     ended: ClassVar[list[int]] = []
+    drops: ClassVar = 0
     patience_s = 600.0
 
     def __init__(self) -> None:
@@ -297,6 +299,12 @@ class Calls(Echo):
 
     def awaits(self) -> Awaited | None:
         return Awaited(self._call, time.monotonic() + self.patience_s) if self._call >= 0 else None
+
+    def drop(self) -> None:
+        Calls.drops += 1
+        self.close()
+        if Calls.drops == 3:
+            raise OSError("it cannot be ended")
 
     def reply(self, message: str) -> Reply:
         if message == "b":
@@ -328,6 +336,7 @@ def calling(rows: int, patience_s: float = 600.0) -> TextBatch:
     batch = CallSettings(patience_s=patience_s).build(rows)
     batch.reset(range(rows), [0] * rows, [0] * rows)
     Calls.ended.clear()
+    Calls.drops = 0
     return batch
 
 
@@ -353,6 +362,75 @@ def test_a_row_waits_until_its_call_has_ended_and_others_do_not() -> None:
     assert batch.waits([2]), "of the next message"
     batch.reset([0, 2], [0, 0], [0, 0])
     assert not batch.waits([0, 1, 2])
+    batch.close()
+
+
+def test_whoever_asks_of_no_rows_is_woken_once() -> None:
+    batch = calling(1)
+    batch.begin_step([0], messages(batch, "b$"))
+    assert not batch.waits([])
+    os.write(Calls.ended[0], b"!")
+    assert readable(batch)
+    assert not batch.waits(())
+    assert not readable(batch)
+    batch.close()
+
+
+def test_a_dropped_row_gives_up_its_call_and_wakes_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    batch = calling(5)
+    said = messages(batch, *["b$"] * 4, "a$")
+    batch.begin_step(range(4), said[:4])
+    for number in (0, 1):
+        os.write(Calls.ended[number], b"!")
+    batch.drop_step([0, 1, 2])
+    assert not readable(batch)
+    assert [batch.waits([row]) for row in range(5)] == [False, False, False, True, False]
+    assert Calls.drops == 3
+    assert "row 2: the conversation's drop raised" in caplog.text
+    for number in range(3):
+        with pytest.raises(BrokenPipeError):
+            os.write(Calls.ended[number], b"!")
+    batch.drop_step([0, 4])
+    assert Calls.drops == 3, "nothing was prepared for them"
+    os.write(Calls.ended[3], b"!")
+    batch.step([3], said[3:4])
+    batch.close()
+
+
+def test_a_dropped_call_of_the_python_tool_frees_its_place() -> None:
+    sandbox = SandboxSettings(**{**SANDBOX, "at_a_time": 1, "wall_s": 3600.0})
+    chain = ChainsSettings(**{**PYTHON, "sandbox": sandbox}).conversation()
+    first, second = with_python(Echo(), sandbox), with_python(Echo(), sandbox)
+    sleeping = "__import__('time').sleep(3600)"
+    try:
+        chain.begin(0, 0)
+        chain.prepare(f"<{sleeping}>")
+        first.prepare(f"<python>{sleeping}</python>")
+        second.prepare("<python>print(7)</python>")
+        chain.drop()
+        first.drop()
+        assert chain.awaits() is first.awaits() is None
+        awaited = second.awaits()
+        assert awaited is not None
+        assert select.select([awaited.fileno], [], [], 60)[0], "it has to wait for neither"
+        assert second.reply("<python>print(7)</python>").text == "<output>\n7\n</output>\n"
+    finally:
+        for row in (chain, first, second):
+            row.close()
+
+
+def test_a_call_that_cannot_be_watched_fails_its_row_alone() -> None:
+    batch = calling(3)
+    said = messages(batch, "b$", "b$", "a$")
+    with Path(__file__).open() as file:  # epoll takes no regular file
+        batch._conversations[0].awaits = lambda: Awaited(file.fileno(), time.monotonic() + 600)  # type: ignore[attr-defined]
+        batch.begin_step(range(3), said)
+    assert Calls.drops == 1, "its call has no use"
+    assert [batch.waits([row]) for row in range(3)] == [False, True, False]
+    os.write(Calls.ended[1], b"!")
+    with pytest.raises(RowsFailed) as raised:
+        batch.step(range(3), said)
+    assert {row: type(error) for row, error in raised.value.errors.items()} == {0: PermissionError}
     batch.close()
 
 

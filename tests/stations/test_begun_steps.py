@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,29 +17,42 @@ from numpy.typing import NDArray
 from tests.stations.counting import Bench, Counting, ticket
 
 from polyrhythm.envs.base import StepResult
-from polyrhythm.scheduler.records import CancelRow, Event, RequestArrived, SampleFailed
+from polyrhythm.runtime.join import messages as m
+from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.drops import DropCounter
+from polyrhythm.scheduler.records import CancelRow, Event, Grant, RequestArrived, SampleFailed, StartRows
+from polyrhythm.stations.simulator.joiner import _EnvThread
+from polyrhythm.stations.simulator.joining import Session
 from polyrhythm.stations.simulator.slot import StepSettings
 
 
 class Calling(Counting):
-    """Each step of a row begins a call, which `end` ends. begun: rows, in order; steps: rows of each step, and whether
-    it had to wait."""
+    """Each step of a row begins a call, which `end` ends; those of `instant` rows end at once. begun, dropped: rows, in
+    order; steps: rows of each step, and whether it had to wait; refused: rows whose calls cannot begin."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
         self.spec = replace(self.spec, chunk=1)
         self.begun: list[int] = []
         self.running: set[int] = set()
+        self.instant: set[int] = set()
+        self.dropped: list[int] = []
         self.steps: list[tuple[list[int], bool]] = []
-        self.refuses = False
+        self.refused: set[int] = set()
         self._read, self._write = os.pipe()
 
     def begin_step(self, rows: Sequence[int], actions: NDArray[np.generic]) -> None:
-        if self.refuses:
-            raise OSError("no more descriptors")
         assert actions.shape == (len(rows), 1, 1)
-        self.begun += map(int, rows)
-        self.running |= set(map(int, rows))
+        for row in map(int, rows):
+            if row in self.refused:
+                raise OSError("no more descriptors")
+            self.begun.append(row)
+            self.running |= {row} - self.instant
+
+    def drop_step(self, rows: Sequence[int]) -> None:
+        self.dropped += map(int, rows)
+        self.running -= set(map(int, rows))
 
     def end(self, *rows: int) -> None:
         self.running -= set(rows)
@@ -74,6 +89,11 @@ def bench_of(slots: int, rows: int = 1, *, join: bool = False) -> tuple[Bench, C
     return bench, env, asked  # type: ignore[return-value]
 
 
+def readable(number: int | None) -> bool:
+    assert number is not None
+    return bool(select.select([number], [], [], 0)[0])
+
+
 def requests(events: list[Event]) -> list[str]:
     return [event.slot for event in events if isinstance(event, RequestArrived)]
 
@@ -91,7 +111,6 @@ def test_calls_of_all_slots_have_begun_before_the_first_is_waited_for() -> None:
 def test_a_slot_is_stepped_when_its_own_calls_have_ended() -> None:
     bench, env, asked = bench_of(3, rows=2)
     number = bench.simulator.wait_beside()
-    assert number is not None
     for slot in ("e/2", "e/0"):
         bench.answer(asked[slot])
     assert bench.run() == []
@@ -99,9 +118,9 @@ def test_a_slot_is_stepped_when_its_own_calls_have_ended() -> None:
     what, since = bench.simulator.current_call()
     assert what == "step"
     env.end(0, 4)
-    assert select.select([number], [], [], 0)[0]
+    assert readable(number)
     assert bench.run() == [], "each has a row whose call runs"
-    assert not select.select([number], [], [], 0)[0], "which it was woken for once"
+    assert not readable(number), "which it was woken for once"
     assert bench.simulator.current_call() == (what, since), "supervision sees how long they have been waited for"
     env.end(5)
     bench.answer(asked["e/1"])
@@ -129,16 +148,36 @@ def test_slots_that_step_together_wait_for_each_others_calls() -> None:
     bench.simulator.close()
 
 
+def test_a_call_that_ends_before_another_slot_is_answered_wakes_once() -> None:
+    bench, env, asked = bench_of(2, join=True)
+    number = bench.simulator.wait_beside()
+    bench.answer(asked["e/0"])
+    assert bench.run() == []
+    env.end(0)
+    assert readable(number)
+    assert bench.run() == [], "e/1 has no answer"
+    assert not readable(number)
+    bench.answer(asked["e/1"])
+    assert bench.run() == []
+    env.end(1)
+    assert sorted(requests(bench.run())) == ["e/0", "e/1"]
+    bench.simulator.close()
+
+
 def test_a_cancelled_row_is_not_waited_for() -> None:
     bench, env, asked = bench_of(2)
-    bench.simulator.wait_beside()
+    number = bench.simulator.wait_beside()
     for event in asked.values():
         bench.answer(event)
     assert bench.run() == []
     for slot in range(2):
         bench.simulator.handle(CancelRow("s", f"e/{slot}", slot, 1))
     assert [type(event) for event in bench.events] == [SampleFailed] * 2
+    assert env.dropped == [0, 1]
+    env.end(0, 1)
+    assert readable(number)
     assert bench.run() == []
+    assert not readable(number), "though no slot is about to be stepped"
     assert bench.simulator.current_call() == ("", 0.0)
     bench.start((0, ticket(7, 5)), slot="e/0")
     (again,) = bench.run()
@@ -150,21 +189,86 @@ def test_a_cancelled_row_is_not_waited_for() -> None:
     bench.simulator.close()
 
 
+@pytest.mark.parametrize("waits_beside", [True, False])
+def test_only_a_step_that_was_begun_is_dropped(waits_beside: bool) -> None:
+    bench, env, asked = bench_of(3, rows=2)
+    if waits_beside:
+        bench.simulator.wait_beside()
+        bench.answer(asked["e/2"])
+        assert bench.run() == []
+    for row in (5, 0, 5):
+        bench.simulator.handle(CancelRow("s", f"e/{row // 2}", row, 1))
+    assert env.dropped == ([5] if waits_beside else [])
+    bench.simulator.close()
+
+
 def test_a_step_that_cannot_begin_fails_its_samples() -> None:
     bench, env, asked = bench_of(2)
     bench.simulator.wait_beside()
-    env.refuses = True
+    env.refused = {0}
     bench.answer(asked["e/0"])
     (failed,) = bench.run()
     assert isinstance(failed, SampleFailed)
     assert "no more descriptors" in failed.error
-    env.refuses = False
+    env.refused = set()
     bench.answer(asked["e/1"])
     env.end()
     bench.run()
     env.end(1)
     assert requests(bench.run()) == ["e/1"]
     bench.simulator.close()
+
+
+def test_a_slot_whose_step_cannot_begin_is_not_waited_for_by_others() -> None:
+    bench, env, asked = bench_of(2, rows=2, join=True)
+    bench.simulator.wait_beside()
+    env.refused, env.instant = {3}, {0, 1}
+    bench.answer(asked["e/0"])
+    assert bench.run() == []
+    bench.answer(asked["e/1"])
+    events = bench.run()
+    assert [type(event) for event in events[:2]] == [SampleFailed] * 2
+    assert requests(events) == ["e/0"], "it is stepped without the other one"
+    assert env.begun[:3] == [0, 1, 2]
+    assert env.dropped == [2, 3], "one of which was begun"
+    bench.simulator.close()
+
+
+def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
+    env, settings = Calling(2), StepSettings(1, whole=True)
+    bench = Bench(2, sharding="even:2", settings=settings, env=env)
+    layout, info = bench.arena.layout, bench.simulator.hosts[0].info
+    spoken = threading.Semaphore(0)
+    thread = _EnvThread(SimpleNamespace(build=lambda _: env), env.spec)  # type: ignore[arg-type]
+    welcome = m.Welcome("0", "s", 0, "s.0.0", info, m.encode_settings(settings), layout, 20.0)
+    session = Session(welcome, thread.batch, spoken.release, DropCounter("test"))
+    thread.work(session)
+    said: list[Event] = []
+
+    def heard(count: int) -> list[str]:
+        """Slots that have asked for actions; waits until there are so many."""
+        while len(requests(said)) < count:
+            assert spoken.acquire(timeout=60)
+            while session.out:
+                message, _ = m.unpack(memoryview(session.out.popleft()), "simulator")
+                assert isinstance(message, m.Said)
+                said.append(wire.decode(message.event, layout.answer_dtype))  # type: ignore[arg-type]
+        return requests(said)
+
+    env.instant = {1}
+    for row in range(2):
+        start = StartRowsInBlocks(StartRows("s", f"e/{row}", (Grant(row, ticket(row, 5)),)), (row,))
+        session.hear(m.Told("0", row + 1, 0), memoryview(wire.encode(start)))
+    assert sorted(heard(2)) == ["e/0", "e/1"]
+    for row in range(2):
+        reply = Reply("s.0.0", f"e/{row}", 0, np.zeros(1, layout.answer_dtype))
+        session.hear(m.Told("0", row + 3, 0), memoryview(wire.encode_reply(reply)))
+    assert heard(3)[2:] == ["e/1"]
+    assert env.steps == [([1], False)]
+    session.stop()
+    assert session.part.over.wait(60)
+    assert session.part.error is None
+    thread.close()
 
 
 def test_environments_that_wait_for_nothing_have_nothing_to_wait_beside() -> None:

@@ -141,11 +141,16 @@ class BeginsSteps(Protocol):
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
         """Begin what `step` of these rows with these actions will wait for, and return at once. Each row is stepped
-        with them or reset afterwards, perhaps not all together. What fails is raised by `step`."""
+        with them, dropped or reset afterwards, perhaps not all together. What fails is raised by `step`."""
+        ...
+
+    def drop_step(self, rows: RowNumbers) -> None:
+        """End what was begun for these rows: they were cancelled, or `begin_step` has raised. They are reset next."""
         ...
 
     def waits(self, rows: RowNumbers) -> bool:
-        """Whether `step` of these rows would wait now. False once it has waited too long: `step` says so then."""
+        """Whether `step` of these rows would wait now. False once it has waited too long: `step` says so then. Asked of
+        no rows too: that alone has to make the descriptor unreadable."""
         ...
 
     def fileno(self) -> int:

@@ -6,10 +6,21 @@ from polyrhythm.envs.text.base import (
     Awaits,
     Conversation,
     Demonstrates,
+    Drops,
     Prepares,
     Reply,
     TextSettings,
     draw_apart,
 )
 
-__all__ = ["Awaited", "Awaits", "Conversation", "Demonstrates", "Prepares", "Reply", "TextSettings", "draw_apart"]
+__all__ = [
+    "Awaited",
+    "Awaits",
+    "Conversation",
+    "Demonstrates",
+    "Drops",
+    "Prepares",
+    "Reply",
+    "TextSettings",
+    "draw_apart",
+]

@@ -85,8 +85,17 @@ class Awaits(Protocol):
     """A conversation that prepares, and can say what its reply waits for: meanwhile other rows go on."""
 
     def awaits(self) -> Awaited | None:
-        """What `reply` to the prepared message would wait for; None if nothing. It is not closed before `reply`, or
-        before `begin`."""
+        """What `reply` to the prepared message would wait for; None if nothing. It is not closed before `reply`, `drop`
+        or `begin`."""
+        ...
+
+
+@runtime_checkable
+class Drops(Protocol):
+    """A conversation that prepares, and can give that up."""
+
+    def drop(self) -> None:
+        """End what `prepare` has begun, if anything: no `reply` to it follows."""
         ...
 
 

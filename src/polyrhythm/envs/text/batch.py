@@ -74,6 +74,11 @@ class TextBatch:
         whole, lengths = self._measured(ids)
         self._prepare({int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]})
 
+    def drop_step(self, rows: RowNumbers) -> None:
+        """Have the conversations that can drop what they prepared do so."""
+        for row in map(int, rows):
+            self._prepared.drop(row)
+
     def waits(self, rows: RowNumbers) -> bool:
         """Whether a conversation of these rows would wait in `reply`."""
         return self._prepared.waits(map(int, rows))

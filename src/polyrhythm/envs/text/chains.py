@@ -173,6 +173,9 @@ class PythonChain(ToolChain):
     def awaits(self) -> Awaited | None:
         return self._runner.awaits()
 
+    def drop(self) -> None:
+        self._runner.drop()
+
     def reply(self, message: str) -> Reply:
         if not message.startswith("<"):
             return super().reply(message)

@@ -1,16 +1,19 @@
 """Messages that conversations were told beforehand, and what their replies wait for.
 
-Invariant: a row's reply is awaited only between `tell` and `take` or `forget`; a descriptor is watched while it is.
+Invariant: a row's reply is awaited only between `tell` and `take`, `drop` or `forget`, and its descriptor watched.
 """
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections.abc import Iterable, Sequence
 
-from polyrhythm.envs.text.base import Awaited, Awaits, Conversation, Prepares
+from polyrhythm.envs.text.base import Awaited, Awaits, Conversation, Drops, Prepares
 from polyrhythm.errors import PolyrhythmError
+
+log = logging.getLogger(__name__)
 
 
 class PreparedMessages:
@@ -36,13 +39,15 @@ class PreparedMessages:
         try:
             conversation.prepare(message)
             awaited = conversation.awaits() if isinstance(conversation, Awaits) else None
+            if awaited is not None:
+                self._poll.register(awaited.fileno, select.EPOLLIN)
         except PolyrhythmError:
             raise
         except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
             self._told[row] = error
+            self._give_up(row)
             return
         if awaited is not None:
-            self._poll.register(awaited.fileno, select.EPOLLIN)
             self._awaited[row], self._rows[awaited.fileno] = awaited, row
 
     def waits(self, rows: Iterable[int]) -> bool:
@@ -58,11 +63,28 @@ class PreparedMessages:
         self.forget(row)
         return error
 
+    def drop(self, row: int) -> None:
+        """The row will not reply: its conversation gives up what it prepared."""
+        if row in self._told:
+            self.forget(row)
+            self._give_up(row)
+
     def forget(self, row: int) -> None:
         """Nothing of the row is awaited any more."""
         self._told.pop(row, None)
         if row in self._awaited:
             self._end(row)
+
+    def _give_up(self, row: int) -> None:
+        conversation = self._conversations[row]
+        if not isinstance(conversation, Drops):
+            return
+        try:
+            conversation.drop()
+        except PolyrhythmError:
+            raise
+        except Exception:
+            log.warning("row %d: the conversation's drop raised", row, exc_info=True)
 
     def _end(self, row: int) -> None:
         number = self._awaited.pop(row).fileno

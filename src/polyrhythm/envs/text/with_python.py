@@ -72,6 +72,9 @@ class WithPython:
     def awaits(self) -> Awaited | None:
         return self._runner.awaits()
 
+    def drop(self) -> None:
+        self._runner.drop()
+
     def reply(self, message: str) -> Reply:
         code = _CODE.findall(message)
         if not code:

@@ -119,8 +119,11 @@ class EnvHost:
 
     def cancel(self, command: CancelRow) -> None:
         slot = self.slots[command.slot]
+        begun = self._begun_rows(slot)
         if not slot.cancel(command.ticket, command.attempt):
             log.info("slot %s: ticket %d has ended, nothing to cancel", command.slot, command.ticket)
+        if unwanted := begun - self._begun_rows(slot):
+            self.env.drop_step(sorted(unwanted))
         self._lanes.note_change(slot, time.monotonic())
         self._queue_all()
 
@@ -157,6 +160,8 @@ class EnvHost:
         """
         self._reset_slots = self._step_slots = ()
         if self._begins is not None:
+            if self._defers:
+                self._begins.waits(())  # else an end that no slot asks for leaves the descriptor readable
             self._begin_steps()
         while self._todo:
             if self._work_on(self._todo.popleft()):
@@ -314,14 +319,22 @@ class EnvHost:
             self._queue(slot)
             if not slot.answered or not slot.due_rows:  # its rows were cancelled
                 del self._deferred[slot.name]
-        for slot in self._todo:
+        for slot in list(self._todo):
             if slot.answered and slot.due_rows and self._begun.get(slot.name) != slot.sequence:
                 self._begun[slot.name] = slot.sequence
                 try:
                     self.env.begin_step(*slot.due())
                 except EnvFault as fault:
                     log.exception("env batch %s: a step could not begin", self.info.name)
+                    self.env.drop_step(sorted(self._begun_rows(slot)))
                     slot.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
+                    self._lanes.note_change(slot, time.monotonic())
+                    self._queue_all()  # slots that step together may have waited for this one
+
+    def _begun_rows(self, slot: Slot) -> set[int]:
+        """The slot's rows whose step was begun and is still to be done."""
+        begun = slot.answered and self._begun.get(slot.name) == slot.sequence
+        return set(map(int, slot.due()[0])) if begun else set()
 
     def _must_wait(self, slot: Slot, members: Sequence[Slot]) -> bool:
         """Whether the step of these slots is put off."""

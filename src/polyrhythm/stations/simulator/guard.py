@@ -136,6 +136,14 @@ class GuardedEnv:
         assert isinstance(self.inner, BeginsSteps)
         self._call("step", self.inner.begin_step, rows, actions)
 
+    def drop_step(self, rows: RowNumbers) -> None:
+        """Have the environment give up steps that were begun."""
+        assert isinstance(self.inner, BeginsSteps)
+        try:
+            self._call("step", self.inner.drop_step, rows)
+        except EnvFault as fault:
+            log.warning("rows %s: drop_%s%s", list(rows), fault, fault.place)
+
     def close(self) -> None:
         self.inner.close()
 
