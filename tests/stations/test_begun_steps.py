@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import select
 import threading
@@ -22,7 +23,7 @@ from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import CancelRow, Event, Grant, RequestArrived, SampleFailed, StartRows
-from polyrhythm.stations.simulator.joiner import _EnvThread
+from polyrhythm.stations.simulator.joiner import _EnvThread, _Kept
 from polyrhythm.stations.simulator.joining import Session
 from polyrhythm.stations.simulator.slot import StepSettings
 
@@ -280,3 +281,14 @@ def _no_descriptor_is_left() -> Any:
     before = psutil.Process().num_fds()
     yield
     assert psutil.Process().num_fds() <= before
+
+
+def test_what_a_joined_environment_can_do_is_seen_without_asking_it() -> None:
+    """As `isinstance` looks from Python 3.12 on."""
+    env = Calling(2)
+    kept = _Kept(env)
+    for name in ("begin_step", "drop_step", "waits", "fileno"):
+        assert inspect.getattr_static(kept, name) == getattr(env, name)
+    kept.close()
+    assert env.fileno() >= 0, "it outlasts the session"
+    env.close()
