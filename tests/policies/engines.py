@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -156,8 +156,12 @@ def request(i: int, *, most: int = 24, greedy: bool = False, prefix: Generated |
     return EngineRequest(i, prompt(i), most, greedy, 7919 * i + 5, prefix)
 
 
-def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[int, Generated]:
-    """All of them, as many at a time as there is room for."""
+def run(
+    engine: Engine,
+    requests: Sequence[EngineRequest],
+    after_step: Callable[[dict[int, Generated]], None] = lambda _: None,
+) -> dict[int, Generated]:
+    """All of them, as many at a time as there is room for. after_step: told what has ended so far."""
     waiting, found = list(requests), {}
     running = 0
     while waiting or running:
@@ -167,6 +171,7 @@ def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[int, Generate
         for one in engine.step():
             found[one.request_id] = one
             running -= 1
+        after_step(found)
     return found
 
 
@@ -184,6 +189,15 @@ def full_forward(made: CausalLm, asked: EngineRequest, tokens: NDArray[np.int32]
     message[0, : len(tokens)] = torch.from_numpy(tokens)
     logprob = made.evaluate(obs, {MESSAGE: message}).logprob[0, : len(tokens), 0]
     return logprob.detach().numpy()
+
+
+def check_log_probs(found: Mapping[int, Generated], *weights: CausalLm) -> None:
+    """Each token has the log-prob of the weights of its version; one weights: of all versions."""
+    for i, one in found.items():
+        for version in set(one.versions):
+            own = one.versions == version
+            expected = full_forward(weights[version if len(weights) > 1 else 0], request(i), one.tokens)
+            np.testing.assert_allclose(one.logprobs[own], expected[own], atol=EXACT)
 
 
 def begin(engine: Engine, asked: EngineRequest, steps: int) -> None:

@@ -109,6 +109,12 @@ class Model:
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
+    def start_anew(self, network: CausalNetwork) -> None:
+        """As a server that was started again with this model."""
+        with self.lock:
+            self.load(network)
+            self.version = "default"
+
     def load(self, network: CausalNetwork) -> None:
         choices = network.model.config.vocab_size  # type: ignore[union-attr]
         self.network = network

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.policies.engines import ENV, EXACT, STOPS, full_forward, policy, request, run
+from tests.policies.engines import ENV, EXACT, STOPS, check_log_probs, full_forward, policy, request, run
 from tests.policies.server_model import Model
 from tests.policies.sglang_server import serving
 
@@ -19,7 +19,7 @@ from polyrhythm.policies.causal_lm.engine_settings import SglangSettings
 from polyrhythm.policies.causal_lm.network import random_network
 from polyrhythm.policies.causal_lm.policy import CausalLm
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
-from polyrhythm.policies.engine import Engine
+from polyrhythm.policies.engine import Engine, Generated
 
 
 @contextmanager
@@ -37,29 +37,23 @@ def test_every_token_has_the_log_prob_of_the_weights_of_its_version(tmp_path: Pa
     """Also where weights change in the middle of many answers."""
     made, weights = policy(), [policy(seed) for seed in range(3)]
     with at_server(made, capacity=6, pause_s=0.01, folder=str(tmp_path)) as (engine, model):
-        found, waiting, running = {}, [request(i) for i in range(24)], 0
-        version = 0
-        engine.weights_changed(version)
-        while waiting or running:
-            while waiting and running < engine.capacity:
-                engine.add(waiting.pop(0))
-                running += 1
-            for one in engine.step():
-                found[one.request_id] = one
-                running -= 1
-            if version < 2 and len(found) >= 6 * (version + 1):
-                version += 1
+        changed: list[int] = []
+
+        def change(found: dict[int, Generated]) -> None:
+            version = len(changed)
+            if version < 3 and len(found) >= 6 * version:
+                changed.append(version)
                 made.load_state_dict(weights[version].state_dict())
                 engine.weights_changed(version)
+
+        change({})
+        found = run(engine, [request(i) for i in range(24)], change)
         assert model.said.count("/update_weights_from_disk") == 3
     mixed = 0
-    for i, one in found.items():
+    for one in found.values():
         assert list(one.versions) == sorted(one.versions)
         mixed += len(set(one.versions)) > 1
-        for version in set(one.versions):
-            expected = full_forward(weights[version], request(i), one.tokens)
-            own = one.versions == version
-            np.testing.assert_allclose(one.logprobs[own], expected[own], atol=EXACT)
+    check_log_probs(found, *weights)
     assert mixed, "weights changed in the middle of an answer"
     assert list(tmp_path.iterdir()) == [], "weights are removed once they are loaded"
 
@@ -146,8 +140,7 @@ def test_tokens_that_the_environment_has_not_are_not_sampled() -> None:
     asked = [request(i) for i in range(8)]
     with at_server(made) as (engine, _):
         engine.weights_changed(0)
-        for i, one in run(engine, asked).items():
-            np.testing.assert_allclose(one.logprobs, full_forward(made, request(i), one.tokens), atol=EXACT)
+        check_log_probs(run(engine, asked), made)
 
 
 def test_a_lost_connection_is_resumed_from_its_tokens() -> None:
@@ -167,9 +160,7 @@ def test_a_server_that_started_anew_gets_the_weights_again() -> None:
     made = policy()
     with at_server(made, capacity=6) as (engine, model):
         engine.weights_changed(3)
-        with model.lock:
-            model.load(policy(9).network)
-            model.version = "default"
+        model.start_anew(policy(9).network)
         found = run(engine, [request(i) for i in range(6)])
         assert model.said.count("/update_weights_from_disk") == 2
         model.broken["scale"] = 1.001
@@ -178,9 +169,8 @@ def test_a_server_that_started_anew_gets_the_weights_again() -> None:
         assert counts["checks"] == 3
         assert 2e-4 < counts["check_difference"] < 0.1
         assert counts["prompt_tokens"] * 3 == counts["shared_tokens"] * 7 > 0
-    for i, one in found.items():
-        assert set(one.versions) == {3}
-        np.testing.assert_allclose(one.logprobs, full_forward(made, request(i), one.tokens), atol=EXACT)
+    assert all(set(one.versions) == {3} for one in found.values())
+    check_log_probs(found, made)
 
 
 def test_answers_that_have_ended_are_told_before_a_failure() -> None:

@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
 
-    if (shown := arguments.video_episodes) and not arguments.video:
-        raise ConfigError(f"--video-episodes = {shown}: there is no video; name its file with --video")
+    if (filmed := arguments.video_episodes) and not arguments.video:
+        raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
     with live_terminal(sys.stderr) as live:
         result = evaluate(
             arguments.path,
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.greedy,
             Conditions(arguments.swap_instructions, tuple(filter(None, arguments.variants.split(",")))),
             live,
-            Video(arguments.video, shown or 9) if arguments.video else None,
+            Video(arguments.video, filmed or 9) if arguments.video else None,
             arguments.folders,
         )
     if result["reports_success"] is False:

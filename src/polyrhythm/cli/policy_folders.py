@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +83,7 @@ def _language_model(folder: Path) -> dict[str, Any] | None:
         "architecture": "causal_lm",
         "folder": str(folder),
         "model": config.model_type,
-        "parameters": sum(math.prod(tensor.shape) for tensor in opened.tensors.values()),
+        "parameters": opened.parameters,
         "vocabulary": config.vocab_size,
         "context": getattr(config, "max_position_embeddings", None),
         "tokenizer": (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file(),

@@ -5,17 +5,20 @@ Inside another generator: `metrics = yield from learner.update(...)`; all at onc
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 Metrics = dict[str, float]
 Steps = Generator[None, None, Metrics]
 
 
-def finish(steps: Steps) -> Metrics:
-    """Run the remaining `steps` and return their metrics."""
+def finish(steps: Steps, each: Callable[[int], None] = lambda _: None) -> Metrics:
+    """Run the remaining `steps` and return their metrics. each: told after every step how many were done here."""
+    done = 0
     while True:
         try:
             next(steps)
         except StopIteration as stop:
             metrics: Metrics = stop.value
             return metrics
+        done += 1
+        each(done)

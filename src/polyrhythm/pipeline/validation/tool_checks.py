@@ -18,7 +18,7 @@ def check_calls(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> N
     if not isinstance(sandbox, SandboxSettings) or getattr(config.env, "tool", "python") != "python":
         return
     rows = max((sum(slot.rows for info in own for slot in info.slots) for own in infos), default=0)
-    longest, limit = _turns(rows, sandbox.at_a_time) * sandbox.wall_s, config.supervision.step_s
+    longest, limit = math.ceil(rows / sandbox.at_a_time) * sandbox.wall_s, config.supervision.step_s
     if config.launcher == "inline" or longest < limit:
         return
     fit = math.ceil(limit / sandbox.wall_s) - 1  # calls, one after another, that take less than the limit
@@ -31,7 +31,3 @@ def check_calls(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> N
         f"time, may take {longest:g} s, but supervision.step_s = {limit:g} ends a simulator whose step takes longer; "
         f"set {other}"
     )
-
-
-def _turns(rows: int, at_a_time: int) -> int:
-    return -(-rows // at_a_time)

@@ -22,7 +22,7 @@ from polyrhythm.policies.form import published_state
 from polyrhythm.runtime.memory.tensors import apply_state
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.sft import SupervisedLearner
-from polyrhythm.training.steps import Metrics, Steps, finish
+from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
 
@@ -50,25 +50,12 @@ def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJ
         demonstrations = _demonstrations(checked, folder, progress)
         with progress.phase("supervised"):
             steps = SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations)
-            learned = finish(_told(steps, config.supervised.steps))
+            tell, of = Teller("supervised: %d of %d steps"), config.supervised.steps
+            learned = finish(steps, lambda done: tell(done, of))
             metrics.log(0, learned, progress.summary()["total"])
     save_policy(published_state(as_module(policy)), config, file, 0, spec)
     progress.commit("warm_start", learned)
     return 0
-
-
-def _told(steps: Steps, of: int) -> Steps:
-    """The same steps; the log gets their number now and then."""
-    tell, done = Teller("supervised: %d of %d steps"), 0
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            metrics: Metrics = stop.value
-            return metrics
-        done += 1
-        tell(done, of)
-        yield
 
 
 class Teller:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,11 @@ class Checkpoint:
             statistics=folder_files.statistics_files(folder),
             tokenizer=folder_files.tokenizer_folder(folder),
         )
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers its tensors have."""
+        return sum(prod(spec.shape) for spec in self.tensors.values())
 
     @property
     def architecture(self) -> str:
