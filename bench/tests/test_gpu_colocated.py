@@ -47,7 +47,7 @@ def test_modes_that_are_there_are_not_run_again(tmp_path):
         write_result(tmp_path, mode, 100.0 + 40.0 * number)
     found = gpu_colocated.run(tmp_path, 0.001, tiny=True)
     assert found["gain"] == pytest.approx(2.2)
-    assert [mode["gain"] for mode in found["modes"].values()] == pytest.approx([1.0, 1.4, 1.8, 2.2])
+    assert [mode["gain"] for mode in found["modes"].values()] == pytest.approx([1.0, 1.4, 1.8, 2.2, 2.6])
     assert found["missing"] == ""
 
 

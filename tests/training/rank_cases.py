@@ -35,13 +35,10 @@ from polyrhythm.training.shards import is_sharded, part_of
 from polyrhythm.training.steps import finish
 
 
-def full(x: Tensor) -> Tensor:
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
-
-
 def gradients_of(learner: Learner) -> dict[str, Tensor]:
     named = learner._module.named_parameters()
-    return {name: full(p.grad).detach().cpu().clone() for name, p in named if p.grad is not None}
+    gradients = {name: p.grad for name, p in named if p.grad is not None}
+    return {name: x.detach().cpu().clone() for name, x in learner.ranks.snapshot(gradients)}
 
 
 def first_gradients(
@@ -303,14 +300,17 @@ def trained(
         "halt": learner.halt,
         "freed": freed,
         "gradient": gradients_of(learner),
-        "state": whole_state(learner.state_dict()),
+        "state": whole_state(learner.state_dict(), ranks),
     }
 
 
-def whole_state(state: Any) -> Any:
+def whole_state(state: Any, ranks: Ranks) -> Any:
     if isinstance(state, dict):
-        return {key: whole_state(x) for key, x in state.items()}
-    return full(state).detach().cpu().clone() if isinstance(state, Tensor) else state
+        return {key: whole_state(x, ranks) for key, x in state.items()}
+    if not isinstance(state, Tensor):
+        return state
+    ((_, whole),) = ranks.snapshot({"": state})
+    return whole.detach().cpu().clone()
 
 
 def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5), *, critic: bool = False) -> list[Trajectory]:

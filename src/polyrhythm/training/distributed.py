@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 _DEADLINE = timedelta(days=7)
 #: Environment variables by which gloo and NCCL choose the network interface of ranks on one host.
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+#: What tells DDP to leave buffers alone: torch 2.13 has renamed it.
+_SYNCS_BUFFERS = "forward_sync_buffers"
+if _SYNCS_BUFFERS not in signature(DistributedDataParallel).parameters:
+    _SYNCS_BUFFERS = "broadcast_buffers"
 
 
 class ProcessRanks:
@@ -51,6 +56,7 @@ class ProcessRanks:
             own = self.device if "nccl" in backend else None
             dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own)
             self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
+            self._host_mesh = DeviceMesh.from_group(self._host, "cpu") if own is None else None
             self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
 
     def total(self, x: Tensor) -> Tensor:
@@ -86,7 +92,7 @@ class ProcessRanks:
         self._check_equal(sums)
         self._replicated = ReplicatedStep(step)
         wrapped = DistributedDataParallel(
-            self._replicated, forward_sync_buffers=False, gradient_as_bucket_view=True, init_sync=False
+            self._replicated, gradient_as_bucket_view=True, init_sync=False, **{_SYNCS_BUFFERS: False}  # type: ignore[arg-type]
         )
         wrapped.register_comm_hook(self._replicated, sum_bucket)
         return wrapped
@@ -128,7 +134,19 @@ class ProcessRanks:
     def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
         for name in tuple(names) or state:
             x = state[name]
-            yield name, x.full_tensor() if is_sharded(x) else x  # type: ignore[attr-defined]
+            yield name, self._whole(x) if is_sharded(x) else x
+
+    def _whole(self, x: Any) -> Tensor:
+        """A sharded tensor as one. Gloo gathers it in host memory, where its messages lie anyway: given the shards of a
+        device it ends the process (torch 2.11)."""
+        if self._host_mesh is None:
+            whole: Tensor = x.full_tensor()
+            return whole
+        from torch.distributed.tensor import DTensor
+
+        own = x.to_local().to("cpu")
+        placed = DTensor.from_local(own, self._host_mesh, x.placements, shape=x.shape, stride=x.stride())
+        return placed.full_tensor()
 
     def buffers(self) -> list[Tensor]:
         return [] if self._replicated is None else list(self._replicated.buckets)

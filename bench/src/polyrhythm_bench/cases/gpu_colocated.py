@@ -1,9 +1,10 @@
-"""Full-size π0 with Meta-World and training on one GPU in four modes: table 5 of the RL-VLA³ paper on one machine.
+"""Full-size π0 with Meta-World and training on one GPU: table 5 of the RL-VLA³ paper on one machine, and a lease.
 
-    lockstep        all env batches wait for each other, and the rollout for the update
-    rollout_async   passes serve half of the rows at a time, while the others step
-    train_async     the update overlaps the next rollout
-    full_async      both
+    lockstep         all env batches wait for each other, and the rollout for the update
+    rollout_async    passes serve half of the rows at a time, while the others step
+    train_async      the update overlaps the next rollout
+    full_async       both
+    lockstep_leased  as lockstep, generator and trainer hold the device in turn; on a CPU as lockstep
 
 Each mode is a training run by `pipeline.train`, the code of `polyrhythm train`, in processes: simulators on the cores,
 generator and trainer on the device, weights random, `train: expert`. What is left out is the trial of environment and

@@ -1,5 +1,5 @@
 """π0 with random weights on Meta-World, simulators on the cores and generator and trainer on one device: the scene of
-`bench gpu-colocated`, full size or small, and the settings of its four modes."""
+`bench gpu-colocated`, full size or small, and the settings of its modes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,21 @@ CAMERAS, CHUNK, STEPS, EPOCHS = 2, 5, 4, 2
 _CHOICES = {"tokenizer": WORDS, "robot": BOUNDS}
 _ON_POLICY = {"max_lag": 0, "on_update": "drain"}
 _LAGGING = {"max_lag": 1, "on_update": "continue"}
-MODES: Mapping[str, tuple[bool, Mapping[str, Any]]] = {
-    "lockstep": (False, _ON_POLICY),
-    "rollout_async": (True, _ON_POLICY),
-    "train_async": (False, _LAGGING),
-    "full_async": (True, _LAGGING),
-}  # by name: whether env batches wait for each other no longer, and freshness
+class Mode(NamedTuple):
+    """asynchronous: env batches do not wait for each other. sharing: of the device, see `placement.sharing`."""
+
+    asynchronous: bool
+    freshness: Mapping[str, Any]
+    sharing: str = "share"
+
+
+MODES: Mapping[str, Mode] = {
+    "lockstep": Mode(False, _ON_POLICY),
+    "rollout_async": Mode(True, _ON_POLICY),
+    "train_async": Mode(False, _LAGGING),
+    "full_async": Mode(True, _LAGGING),
+    "lockstep_leased": Mode(False, _ON_POLICY, "lease"),
+}
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -63,7 +72,7 @@ class Scene(NamedTuple):
     @property
     def ending_s(self) -> float:
         """Seconds that the end of a mode takes, about."""
-        return 2.0 if self.size == "tiny" else 20.0
+        return 2.0 if self.size == "tiny" else 8.0
 
 
 def scene_of(*, tiny: bool) -> Scene:
@@ -95,7 +104,7 @@ def make_checkpoint(scene: Scene, folder: Path) -> None:
 
 def config_of(scene: Scene, mode: str, checkpoint: Path | None) -> RunConfig:
     """The run of a mode. checkpoint: None for a policy of the same form from the seed."""
-    asynchronous, freshness = MODES[mode]
+    asynchronous, freshness, sharing = MODES[mode]
     batching: dict[str, Any] = {"type": "lockstep"}
     if asynchronous:
         batching = {"type": "dynamic", "max_rows": max(scene.rows // 2, scene.rows // scene.simulators)}
@@ -139,7 +148,7 @@ def config_of(scene: Scene, mode: str, checkpoint: Path | None) -> RunConfig:
         "checkpoint": {"every_versions": 100_000, "run_every_s": 1e6},
     }
     if scene.device == "cuda":
-        tree["placement"] = {"generators": {"devices": 0}, "trainer": {"devices": 0}}
+        tree["placement"] = {"generators": {"devices": 0}, "trainer": {"devices": 0}, "sharing": sharing}
     return validate(tree)
 
 
