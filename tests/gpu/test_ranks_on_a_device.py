@@ -1,5 +1,5 @@
-"""Ranks of a trainer on CUDA devices: two that share one, over gloo, and two on devices of their own, over NCCL. Nobody
-has run these yet: no machine with a CUDA device was at hand."""
+"""Ranks of a trainer on CUDA devices: two that share one, over gloo, and two on devices of their own, over NCCL.
+The latter have never been run: no machine with two CUDA devices was at hand."""
 
 from __future__ import annotations
 

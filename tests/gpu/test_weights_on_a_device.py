@@ -1,5 +1,5 @@
 """Weights that a trainer shares with generators, between two processes: on its CUDA device, and on another one that can
-read its memory. Nobody has run these yet: no machine with a CUDA device was at hand."""
+read its memory. The latter have never been run: no machine with two CUDA devices was at hand."""
 
 from __future__ import annotations
 
