@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -32,7 +33,7 @@ class GraphCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _stream_of(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -52,6 +53,12 @@ class GraphCapture:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 run()
         return graph.replay
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Where all captures run: cuBLAS keeps 33 MB on a device for each stream that it has seen."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

@@ -55,8 +55,7 @@ def store_of(context: StationContext) -> OffloadStore | None:
 
 
 class DeviceStore:
-    """Tensors of a CUDA device, in pinned host memory. What cuBLAS keeps for each stream is freed, too; nothing that
-    is captured may be replayed afterwards."""
+    """Tensors of a CUDA device, in pinned host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -77,7 +76,6 @@ class DeviceStore:
         torch.cuda.synchronize(self._device)
         for storage, _, _ in self._away:
             storage.resize_(0)
-        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         return before - torch.cuda.memory_allocated(self._device)
 
