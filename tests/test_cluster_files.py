@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -23,20 +24,48 @@ def ray_version() -> str:
     return found
 
 
-def check_command(text: str, variables: dict[str, str]) -> None:
+def check_command(text: str, variables: dict[str, str]) -> list[str]:
+    """The words of the command, whose settings fit."""
     for name, value in variables.items():
         text = text.replace(f"${name}", value)
     words = shlex.split(text)
     assert words[:2] == ["polyrhythm", "train"]
-    config = load_config(words[2], words[3:])
+    config = load_config(words[2], [word for word in words[3:] if "=" in word])
     assert (config.launcher, config.ray.address) == ("ray", "auto")
     assert config.ray.start_s > 60, "nodes take minutes"
+    return words
 
 
 def test_the_slurm_job_is_a_shell_script_with_a_run() -> None:
     subprocess.run(["bash", "-n", SLURM], check=True, timeout=20)
-    command = SLURM.read_text().rpartition(" -- \\\n")[2]
-    check_command(command, {"SLURM_JOB_ID": "1"})
+    command = SLURM.read_text().rpartition(" -- \\\n")[2].partition(" &\n")[0]
+    assert check_command(command, {"SLURM_JOB_ID": "1"})[-3:] == ["--out", "runs/1", "resume=auto"]
+
+
+def test_the_slurm_job_is_requeued_when_its_time_is_nearly_up_and_calls_the_same_command(tmp_path: Path) -> None:
+    """With commands that say how they were called; the signal comes while the first `srun` is at it."""
+    tools = {
+        "scontrol": 'echo "scontrol $*" >> said; [ "$1" != show ] || echo node-1',
+        "getent": "echo 10.0.0.1 STREAM node-1",
+        "srun": 'echo "srun $*" >> said; [ -e begun ] || { touch begun; kill -USR1 $PPID; exec sleep 5; }',
+    }
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/activate").touch()
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_CPUS_PER_TASK": "8", "SLURM_JOB_NUM_NODES": "3"}
+    variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    codes = [
+        subprocess.run(["bash", SLURM], cwd=tmp_path, env=variables, timeout=20, check=False).returncode for _ in "12"
+    ]
+    said = (tmp_path / "said").read_text().splitlines()
+    runs = [line for line in said if line.startswith("srun")]
+    assert said.count("scontrol requeue 7") == 1
+    assert len(runs) == 2
+    assert runs[0] == runs[1]
+    assert runs[0].endswith("--out runs/7 resume=auto")
+    assert codes[1] == 0, "that of the run"
 
 
 def test_the_kubernetes_job_has_a_run_memory_to_share_and_a_shared_folder() -> None:

@@ -18,6 +18,9 @@ import polyrhythm
 from polyrhythm import conformance
 from polyrhythm.cli.doctor import line
 from polyrhythm.cli.main import main
+from polyrhythm.config.catalog import check_installed
+from polyrhythm.envs.libero.env import LiberoSettings
+from polyrhythm.errors import MissingError
 from polyrhythm.pipeline.validation import doctor
 from polyrhythm.pipeline.validation.doctor import Finding, examine
 from polyrhythm.runtime.memory.shared_folder import shared_root
@@ -138,6 +141,27 @@ def test_without_its_package_an_environment_is_not_checked_further(capsys: pytes
     assert "ready for latency" in capsys.readouterr().out
     assert main(["doctor", "metawrold"]) == 2
     assert "did you mean metaworld?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("robosuite", "apart"), [("1.5.1", True), ("1.4.0", False), ("", False)])
+def test_an_extra_that_cannot_be_beside_an_installed_package_gets_a_python_of_its_own(
+    robosuite: str, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packages of which only names and versions are there; libero is none of them."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(path for path in sys.path if "site-packages" not in path)])
+    for name, version in {"mujoco": "3.3.0", "robosuite": robosuite}.items():
+        if version:
+            (tmp_path / f"{name}.py").touch()
+            (tmp_path / f"{name}-{version}.dist-info").mkdir()
+            (tmp_path / f"{name}-{version}.dist-info/METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    assert main(["doctor", "libero"]) == 1
+    said = capsys.readouterr().out
+    words = "robosuite 1.5.1 is installed here and the extra libero needs 1.4, so it takes a Python of its own"
+    assert (words in said) == ("run: polyrhythm envs setup libero\n" in said) == apart
+    assert ("pip install 'polyrhythm[libero]'" in said) != apart
+    with pytest.raises(MissingError) as refused:
+        check_installed("env", LiberoSettings(tasks=("libero_spatial",)))
+    assert ("polyrhythm envs setup libero" in str(refused.value)) == apart
 
 
 @pytest.mark.sim

@@ -260,7 +260,8 @@ def test_demonstrations_of_other_settings_are_refused(tmp_path: Path, capsys: py
         ): "rollout.action_repeat = 3: these demonstrations hold each action for",
         (str(renamed), "seed=3"): "of the tasks b, a, the environment's are a, b; make them equal",
         (str(rubbish), "seed=3"): "holds no demonstrations: it is damaged",
-        (str(tmp_path / "none"), "seed=3"): "is not there; name a file of demonstrations",
+        (str(tmp_path / "none"), "seed=3"): "none: there is no such folder; if it was moved, name where it is now, or",
+        (str(tmp_path / "none.npz"), "seed=3"): "none.npz: there is no such file; if it was moved, name where it is",
     }
     for (name, override), words in refused.items():
         capsys.readouterr()

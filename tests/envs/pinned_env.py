@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
+from polyrhythm.envs.metaworld.gl_choice import known_simulators
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -21,6 +22,10 @@ class PinnedSettings(BaseModel):
 
     type: Literal["tests.envs.pinned_env:PinnedSettings"] = "tests.envs.pinned_env:PinnedSettings"
     defect: str = ""
+
+    def check(self) -> None:
+        if self.defect == "check tells":
+            raise ConfigError(f"told {known_simulators()}")
 
     def spec(self) -> EnvSpec:
         if self.defect == "spec asks":

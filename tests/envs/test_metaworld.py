@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pydantic import ValidationError
 
 from polyrhythm.envs.base import Expert, RowsFailed
 from polyrhythm.envs.metaworld.env import MetaWorldBatch, MetaWorldSettings
-from polyrhythm.envs.metaworld.gl_probe import fastest
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
 from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS, INSTRUCTIONS
 
@@ -144,14 +142,6 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
     with pytest.raises(RenderingUnavailable, match="run: apt-get install -y libosmesa6"):
         choose_gl_backend()
-
-
-@pytest.mark.sim
-@pytest.mark.usefixtures("simulator")
-def test_the_backend_with_the_shorter_frame_is_chosen_by_measurement(caplog):
-    with caplog.at_level("INFO"):
-        assert fastest(("nonsense", "osmesa")) == "osmesa"
-    assert re.search(r"rendering by osmesa: nonsense inf ms a frame, osmesa [\d.]+ ms a frame", caplog.text)
 
 
 def test_a_state_needs_no_graphics_library(monkeypatch):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.built import built
+from tests.pipeline.runs import config as cartpole
 from tests.pipeline.test_streams import LANGUAGE
 from tests.policies import openai_server, sglang_server
 from tests.policies.engines import LACKS_VLLM
@@ -18,7 +20,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.evaluation.overrides import with_overrides
+from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.rollout_checks import check_engine
 from polyrhythm.policies.causal_lm.network import random_network
@@ -185,3 +190,48 @@ def test_a_run_that_vllm_cannot_serve_is_refused(changes: dict[str, Any], why: s
 def test_what_names_no_engine_is_refused(engine: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"policy.engine"):
         validate({**LANGUAGE, "policy": {**LANGUAGE["policy"], "engine": engine}})
+
+
+@pytest.mark.parametrize("kind", ["sglang", "openai"])
+def test_a_run_of_the_native_engine_is_evaluated_by_a_server(kind: str, tmp_path: Path) -> None:
+    """With the run's weights: the server's own are others, and answer otherwise."""
+    run = validate(merge(LANGUAGE, {"evaluation": {"episodes": 8, "every": 1}}))
+    spec = run.env.spec()  # type: ignore[attr-defined]
+    file = tmp_path / "policy.pt"
+    save_policy(built(run.policy, spec, 7).state_dict(), run, file, 5, spec)
+    with server_of(run, kind) as (url, model):
+        words = [f"policy.engine.type={kind}", f"policy.engine.url={url}"]
+        theirs = evaluate(file, 8, 3, overrides=words)
+        _check_loaded(model, CALLS[kind]["load"])
+        strangers = evaluate(file, 8, 3)
+        server_alone = with_overrides(run, words)
+    assert theirs == strangers
+    assert (server_alone.rollout.generators, server_alone.evaluation.every) == (1, 0)
+    assert run.rollout.generators == 2
+
+
+def _check_loaded(model: Model, load: str) -> None:
+    assert load in model.said
+    assert any("generate" in call or "completions" in call for call in model.said), "it has answered"
+
+
+def test_an_evaluation_by_an_engine_that_would_change_the_policy_is_refused() -> None:
+    run, url = validate(LANGUAGE), "policy.engine.url=http://127.0.0.1:9"
+    passes = merge(LANGUAGE, {"batching": {"type": "dynamic", "max_rows": 8}, "freshness": {"on_update": "continue"}})
+    fixed = ["policy.engine.type=openai", url, "policy.engine.weights.load=''"]
+    for config, words, why in (
+        (run, fixed, "load is empty, so the server cannot get the run's weights, and another policy would be"),
+        (validate(passes), fixed[:2], "answers streams, and the run has batching.type = dynamic; leave it out"),
+        (
+            run,
+            ["policy.temperature=2"],
+            "the run has its own policy.temperature; only policy.checkpoint and",
+        ),
+        (run, ["policy.engines=x"], "policy.engines=x: the run has its own policy.engines"),
+        (cartpole(), ["policy.engine.type=vllm"], "the run has its own policy.engine.type; only .* of a language"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            with_overrides(config, words)
+    served = validate(merge(LANGUAGE, {"policy": {"engine": {"type": "vllm"}}}))
+    assert with_overrides(served, ["policy.engine={type: native}"]).policy.engine.type == "native"  # type: ignore[attr-defined]
+    assert with_overrides(run, []) is run

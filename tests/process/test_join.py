@@ -179,7 +179,7 @@ def test_a_second_simulator_finds_the_other_place_and_a_third_none(tmp_path: Pat
 # ---------------------------------------------------------------- links that break
 
 
-def test_a_broken_link_comes_back_and_no_ticket_is_lost(tmp_path: Path) -> None:
+def test_a_broken_link_comes_back_and_no_ticket_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as (pipeline, port), link_to(port) as link:
         joining = Joining(tmp_path, link.port)
         pipeline.loop.start()
@@ -193,6 +193,8 @@ def test_a_broken_link_comes_back_and_no_ticket_is_lost(tmp_path: Path) -> None:
         assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 32
         pipeline.close()  # before the link
         assert joining.wait() == "the run is over"
+    words = "is broken; trying again for 30 s (--patience); the session goes on if it is back within the run's"
+    assert f"{words} join.reconnect_s = 20" in caplog.text
 
 
 @pytest.mark.slow

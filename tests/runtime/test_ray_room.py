@@ -10,17 +10,18 @@ from polyrhythm.errors import StartError
 from polyrhythm.runtime.ray.room import check_room
 
 
-def node(address: str, cpus: float) -> dict[str, Any]:
-    return {"NodeManagerAddress": address, "Resources": {"CPU": cpus} if cpus else {}}
+def node(address: str, cpus: float, id_: str) -> dict[str, Any]:
+    return {"NodeManagerAddress": address, "NodeID": id_, "Resources": {"CPU": cpus} if cpus else {}}
 
 
 def test_each_node_counts_also_where_several_have_one_address() -> None:
-    """The largest is the first of two on one machine."""
-    nodes = [node("10.0.0.1", 8.0), node("10.0.0.1", 2.0), node("10.0.0.2", 0.0)]
+    """The largest is the first of two on one machine, which their ids tell apart, as in other messages."""
+    nodes = [node("10.0.0.1", 8.0, "5be1f3a2c0"), node("10.0.0.1", 2.0, "77aa00bb11"), node("10.0.0.2", 0.0, "9c" * 28)]
     check_room([4.0, 4.0], 4.0, nodes)
     with pytest.raises(StartError) as refused:
         check_room([9.0], 9.0, nodes)
-    assert "10 are in the cluster (8 on 10.0.0.1, 2 on 10.0.0.1, 0 on 10.0.0.2)" in str(refused.value)
+    found = "(8 on 10.0.0.1 (5be1f3a2), 2 on 10.0.0.1 (77aa00bb), 0 on 10.0.0.2 (9c9c9c9c))"
+    assert f"10 are in the cluster {found}" in str(refused.value)
     with pytest.raises(StartError, match="12 CPUs are wanted for 3 stations, 10 are in the cluster"):
         check_room([4.0, 4.0, 4.0], 4.0, nodes)
     with pytest.raises(StartError, match="0 are in the cluster"):

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -68,3 +69,75 @@ def test_what_is_no_address_is_refused_with_the_recipe(address: str) -> None:
 def test_local_and_auto_are_not_looked_for() -> None:
     for address in ("local", "auto"):
         reach.check_reachable(RaySettings(address=address).address)
+
+
+# ---------------------------------------------------------------- tokens
+
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+#: What Ray 2.60 said to a request without its token (recorded); what it says to another one ends in such a frame.
+REFUSED = bytes.fromhex("00007d0105000000018840") + (
+    b"\x0ccontent-type\x10application/grpc\x00\x0bgrpc-status\x0216\x00\x0cgrpc-message>InvalidAuthToken: "
+    b"Authentication token is missing or incorrect"
+)
+TAKEN = bytes.fromhex("00000f010500000001") + b"\x00\x0bgrpc-status\x010"
+
+
+@contextmanager
+def cluster(length: bytes, token: bytes) -> Iterator[str]:
+    """The address of a server that takes one connection, and a request with this token alone. length: of the header's
+    value, `Bearer` and the token, in HPACK."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            """Consumes: one connection. Waits for: its request. Unblocked by: it, or its end. Produces: an answer."""
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(60)
+                connection.sendall(SETTINGS)
+                said = b""
+                while not said.endswith(b"\1\0\0\0\1" + bytes(5)) and (more := connection.recv(4096)):
+                    said += more
+                wanted = b"\0\x0dauthorization" + length + b"Bearer " + token
+                connection.sendall(TAKEN if wanted in said else REFUSED)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("length", "token"),
+    [(b"\x27", "a" * 32), (b"\x7e", "b" * 119), (b"\x7f\x00", "c" * 120), (b"\x7f\xb4\x01", "d" * 300)],
+)
+def test_a_cluster_that_does_not_take_the_token_is_refused_at_once(
+    length: bytes, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(**environment: str) -> str:
+        for name in ("RAY_AUTH_MODE", "RAY_auth_mode", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with cluster(length, token.encode()) as address:
+            try:
+                reach.check_reachable(address)
+            except StartError as error:
+                return str(error)
+        return ""
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text(f"{token}\n")
+    (tmp_path / "other").write_text("x" * 32)
+    assert not look(RAY_AUTH_MODE="token")
+    assert not look(RAY_auth_mode="TOKEN", RAY_AUTH_TOKEN=token, RAY_AUTH_TOKEN_PATH=str(tmp_path / "other"))
+    for wrong in (
+        {},
+        {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": token},
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x" * 32},
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other")},
+    ):
+        said = look(**wrong)
+        assert ": the cluster wants its token, which is not the one here; set RAY_AUTH_MODE=token and copy" in said
+    assert not look(RAY_AUTH_MODE="k8s")
+    assert not look(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "none")), "Ray says what is wrong"

@@ -22,11 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*",
     )
     parser.add_argument(
-        "folders",
+        "overrides",
         nargs="*",
         default=[],
-        metavar="policy.checkpoint=FOLDER",
-        help="where the released folder that the run began from is now, if it was moved; also policy.tokenizer",
+        metavar="policy.NAME=VALUE",
+        help="policy.checkpoint, policy.tokenizer: where the released folder that the run began from is now, if it was "
+        "moved; policy.engine: of a language model, what generates its tokens",
     )
     parser.add_argument(
         "--episodes", type=count, metavar="N", help="episodes over all tasks (default: the run's evaluation, else 128)"
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             Conditions(arguments.swap_instructions, tuple(filter(None, arguments.variants.split(",")))),
             live,
             Video(arguments.video, filmed or 9) if arguments.video else None,
-            arguments.folders,
+            arguments.overrides,
         )
     if result["reports_success"] is False:
         result = without_success(result)

@@ -40,7 +40,8 @@ class Setting(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """An environment or a policy. install: the command that installs missing packages, "" if none are."""
+    """An environment or a policy. install: the command that installs missing packages, "" if none are; clash: why they
+    cannot be installed beside those that are here, "" if they can."""
 
     type: str
     summary: str
@@ -49,6 +50,7 @@ class Adapter(NamedTuple):
     install: str
     settings: Sequence[Setting]
     tasks: Mapping[str, str]
+    clash: str = ""
 
 
 def adapters(kind: Kind) -> list[Adapter]:
@@ -67,6 +69,8 @@ def adapter(kind: Kind, name: str) -> Adapter:
     missing = [wanted.package for wanted in needs if not wanted.found]
     extra = getattr(model, "extra", "")
     install = pip_install(f"'polyrhythm[{extra}]'" if extra else " ".join(missing))
+    if clash := _find_clash(needs, getattr(model, "pins", {}), extra) if missing else "":
+        install = f"polyrhythm envs setup {extra}"
     return Adapter(
         name,
         about[0],
@@ -75,7 +79,20 @@ def adapter(kind: Kind, name: str) -> Adapter:
         install if missing else "",
         _settings(model),
         dict(getattr(model, "known_tasks", {})),
+        clash,
     )
+
+
+def _find_clash(needs: Sequence[Need], pins: Mapping[str, str], extra: str) -> str:
+    """`Adapter.clash`. pins: the version of a package that the extra can only have, as the beginning of its number."""
+    for one in needs:
+        pinned = pins.get(one.package, "").split(".")
+        if one.version and one.package in pins and one.version.split(".")[: len(pinned)] != pinned:
+            return (
+                f"{one.package} {one.version} is installed here and the extra {extra} needs {pins[one.package]}, so it "
+                f"takes a Python of its own (env.python={extra})"
+            )
+    return ""
 
 
 def check_installed(kind: Kind, settings: BaseModel) -> None:
@@ -83,8 +100,11 @@ def check_installed(kind: Kind, settings: BaseModel) -> None:
     missing = [package for package in getattr(settings, "needs", ()) if not need(package).found]
     if missing:
         name = getattr(settings, "type", "")
-        install = adapter(kind, name).install
-        raise MissingError(f"{kind}.type = {name}: the package {missing[0]} is not installed; run: {install}")
+        found = adapter(kind, name)
+        why = f"; {found.clash}" if found.clash else ""
+        raise MissingError(
+            f"{kind}.type = {name}: the package {missing[0]} is not installed{why}; run: {found.install}"
+        )
     own = getattr(settings, "check", None)
     if callable(own):
         own()

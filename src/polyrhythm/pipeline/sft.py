@@ -8,7 +8,7 @@ from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DatasetSettings
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import lock_run_folder
@@ -43,6 +43,8 @@ def check_demonstrations(file: Path | None, checked: ValidatedRun) -> None:
     dataset, or an expert. Of a dataset only its small files are read."""
     config = checked.config
     dataset = config.demonstrations.dataset if config.demonstrations else None
+    if file is not None:
+        _refuse_absent(file)
     if file is not None and file.is_dir():
         dataset = settings_of(file, config)
     elif file is not None:
@@ -63,8 +65,19 @@ def refuse_without_expert(config: RunConfig) -> None:
         )
 
 
+def _refuse_absent(path: Path) -> None:
+    """RunFolderError: there is no such file or folder; a name that ends in .npz is a file's."""
+    if not path.exists():
+        kind = "file" if path.suffix == ".npz" else "folder"
+        raise RunFolderError(
+            f"--demos = {path}: there is no such {kind}; if it was moved, name where it is now, or record it: "
+            f"polyrhythm demos RECIPE --out {path}"
+        )
+
+
 def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
     """The file's demonstrations. Raises RunFolderError if it holds none, ConfigError if they do not fit this run."""
+    _refuse_absent(file)
     if file.is_dir():
         return read_demonstrations(
             settings_of(file, checked.config),

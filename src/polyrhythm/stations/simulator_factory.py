@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -9,6 +10,7 @@ from typing import Any
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.envs.metaworld.gl_choice import RUN_FOLDER
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station, part_address, process_address
@@ -34,6 +36,8 @@ class SimulatorFactory:
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         settings = resolve("env", self.env)
         assert isinstance(settings, EnvSettings), "checked before the start"
+        if context.rendezvous is not None:  # a process of its own
+            os.environ[RUN_FOLDER] = str(context.rendezvous.parent)
 
         def make(info: EnvBatchInfo, address: str) -> Station:
             with ExitStack() as undo:

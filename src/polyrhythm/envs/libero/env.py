@@ -47,6 +47,7 @@ class LiberoSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("libero", "robosuite", "mujoco")
     extra: ClassVar = "libero"
+    pins: ClassVar = {"robosuite": "1.4"}
     resets_beside: ClassVar = True
     known_tasks: ClassVar = INSTRUCTIONS
     observation: ClassVar[str] = "pixels"

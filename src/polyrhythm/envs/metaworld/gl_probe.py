@@ -1,56 +1,84 @@
-"""Times MuJoCo's rendering with one GL backend: `MUJOCO_GL=egl python -m polyrhythm.envs.metaworld.gl_probe`.
+"""Measures what several processes draw at once with one of MuJoCo's GL backends; each of them is
+`MUJOCO_GL=egl python -m polyrhythm.envs.metaworld.gl_probe`.
 
-It runs in a process of its own, because MuJoCo takes its backend at import and a broken driver can hang or crash.
+They are processes because simulators are, because MuJoCo takes its backend at import, and because a broken driver can
+hang or crash. One process alone would tell too little: a GPU may draw the frames of several one after another.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
+import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
-log = logging.getLogger(__name__)
+#: Longest time of one backend's measurement with the start of its processes, and how long they draw, in seconds.
+_LIMIT_S, _DRAW_S = 60.0, 1.0
+#: Shapes in the probe's scene, edge of its picture in pixels.
+_SHAPES, _SIZE = 150, 128
+_READY = b"ready\n"
 
-#: Longest time of one probe, in seconds.
-_LIMIT_S = 60.0
-#: Shapes in the probe's scene, edge of its picture in pixels, frames that are timed.
-_SHAPES, _SIZE, _FRAMES = 150, 128, 5
+
+def frames_per_s(backend: str, processes: int) -> float:
+    """Frames per second that so many processes draw together: all their frames, by the time from the first one's
+    beginning to the last one's end. 0 if one of them cannot draw, crashes, or is not done in time."""
+    until = time.monotonic() + _LIMIT_S
+    drawers = [_start(backend) for _ in range(processes)]
+    try:
+        if not all(_line(drawer, until) == _READY for drawer in drawers):
+            return 0.0
+        for drawer in drawers:
+            _pipe(drawer.stdin).write(b"\n")
+        drawn = [json.loads(_line(drawer, until)) for drawer in drawers]
+        began, ended = min(one["began"] for one in drawn), max(one["ended"] for one in drawn)
+        return float(sum(one["frames"] for one in drawn) / (ended - began))
+    except (ValueError, OSError):  # no JSON, as from a process that has crashed; no reader
+        return 0.0
+    finally:
+        for drawer in drawers:
+            drawer.kill()
+        for drawer in drawers:
+            drawer.wait()
+            with suppress(OSError):
+                _pipe(drawer.stdin).close()
+            _pipe(drawer.stdout).close()
 
 
-def frame_ms(backend: str) -> float:
-    """Milliseconds of a frame with this backend, measured in a process of its own; infinite if it cannot render."""
+def _start(backend: str) -> subprocess.Popen[bytes]:
     source = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "polyrhythm.envs.metaworld.gl_probe"],
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": path},
-        )
-        return float(json.loads(done.stdout.splitlines()[-1])["frame_ms"]) if done.returncode == 0 else math.inf
-    except (subprocess.TimeoutExpired, ValueError, LookupError):
-        return math.inf
+    return subprocess.Popen(
+        [sys.executable, "-m", "polyrhythm.envs.metaworld.gl_probe"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        env={**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": path},
+    )
 
 
-def fastest(backends: tuple[str, ...]) -> str:
-    """The backend with the shortest frame; the first one if none can render. The log has the times."""
-    times = {backend: frame_ms(backend) for backend in backends}
-    chosen = min(times, key=lambda backend: times[backend])
-    log.info("rendering by %s: %s", chosen, ", ".join(f"{name} {ms:.1f} ms a frame" for name, ms in times.items()))
-    return chosen
+def _line(drawer: subprocess.Popen[bytes], until: float) -> bytes:
+    """The next line, which is written at once; b"" if the process ends or the time is over before it."""
+    pipe = _pipe(drawer.stdout)
+    ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
+    return pipe.readline() if ready else b""
 
 
-def _probe() -> dict[str, float]:
-    """frame_ms: the median of several frames. Raises whatever MuJoCo raises if it cannot render."""
+def _pipe(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None, "it was asked for"
+    return end
+
+
+def _draw() -> None:
+    """Say that the first frame is there, wait for a line, draw, and say how many frames there were and when. Raises
+    whatever MuJoCo raises if it cannot render."""
+    line = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # for what a driver may print
     import mujoco
 
     shapes = "".join(
@@ -63,17 +91,21 @@ def _probe() -> dict[str, float]:
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     renderer = mujoco.Renderer(model, _SIZE, _SIZE)
-    times = []
-    for _ in range(_FRAMES + 1):
-        began = time.perf_counter()
-        renderer.update_scene(data)
-        picture = renderer.render()
-        times.append(1000 * (time.perf_counter() - began))
+    renderer.update_scene(data)
+    picture = renderer.render()
     if picture.min() == picture.max():
         raise RuntimeError("a frame is blank")
+    line.write(_READY)
+    if not sys.stdin.buffer.readline():
+        return  # whoever measures is gone
+    frames, began = 0, time.monotonic()
+    while (now := time.monotonic()) < began + _DRAW_S or not frames:
+        renderer.update_scene(data)
+        renderer.render()
+        frames += 1
+    line.write(json.dumps({"frames": frames, "began": began, "ended": now}).encode() + b"\n")
     renderer.close()
-    return {"frame_ms": sorted(times[1:])[_FRAMES // 2]}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_probe()) + "\n")
+    _draw()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.appearance import Appearance, background_of
 from polyrhythm.envs.maniskill.drivers import count_gpus
-from polyrhythm.envs.metaworld.gl_probe import fastest
+from polyrhythm.envs.metaworld.gl_choice import fastest
 from polyrhythm.errors import StartError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RenderingUnavailable(StartError):
 
 def choose_gl_backend() -> None:
     """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library loads; with an NVIDIA GPU and both
-    libraries the faster one, measured once (`gl_probe`).
+    libraries the faster one, measured once (`gl_choice`).
 
     The window backend is never chosen, even with a display, since it does not allow rendering from other threads.
     Raises RenderingUnavailable with the missing library and the command that installs it.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyrhythm import errors
+from polyrhythm.envs.metaworld.gl_choice import known_simulators
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
 
@@ -29,7 +30,8 @@ R = TypeVar("R", bound=p.Reply)
 
 class EnvProcess:
     """The process of one environment. python: its interpreter; name: of that, for messages; env: the environment's
-    section. spec, env: what the process says of it. ConfigError: it cannot be started or has no such environment."""
+    section. spec, env: what the process says of it. The GL backend that it has chosen is this process's too, if that
+    has none, so that others do not choose again. ConfigError: it cannot be started or has no such environment."""
 
     def __init__(self, python: Path, name: str, env: Mapping[str, Any]) -> None:
         self._name = name
@@ -58,10 +60,12 @@ class EnvProcess:
             self.close()
             raise
         self.spec, self.env = opened.spec, opened.env
+        if opened.gl:
+            os.environ.setdefault("MUJOCO_GL", opened.gl)
 
     def _open(self, env: Mapping[str, Any]) -> p.Opened:
         try:
-            return self.ask(p.Open(dict(env)), p.Opened)
+            return self.ask(p.Open(dict(env), simulators=known_simulators()), p.Opened)
         except EnvLost as lost:
             raise MissingError(
                 f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "

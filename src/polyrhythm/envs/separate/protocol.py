@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 3
+VERSION = 4
 _LENGTH = struct.Struct("<I")
 
 
@@ -38,10 +38,12 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
-    """The first request. env: the environment's section as plain data. Answered by `Opened`."""
+    """The first request. env: the environment's section as plain data; simulators: processes of the run that draw on
+    this machine, 0 if that is not known. Answered by `Opened`."""
 
     env: dict[str, Any]
     version: int = VERSION
+    simulators: int = 0
 
 
 class Build(msgspec.Struct, tag=True, frozen=True):
@@ -97,10 +99,11 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """env: the section with all its settings."""
+    """env: the section with all its settings; gl: MuJoCo's GL backend, "" where none is chosen."""
 
     spec: EnvSpec
     env: dict[str, Any]
+    gl: str = ""
 
 
 class Renders(msgspec.Struct, tag=True, frozen=True):

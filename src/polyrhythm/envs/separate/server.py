@@ -25,6 +25,7 @@ from polyrhythm.config.explain import explain
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import own_place
 from polyrhythm.envs.base import DiscardsRows, EnvBatch, EnvSettings, Expert, Renderable, Renderer, RowsFailed
+from polyrhythm.envs.metaworld.gl_choice import told_simulators
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
@@ -50,12 +51,13 @@ class Server:
         if request.version != p.VERSION:
             raise ConfigError("it has another version of polyrhythm than the run; install that of the run there")
         settings = _resolved(request.env)
-        check_installed("env", settings)
+        with told_simulators(request.simulators):
+            check_installed("env", settings)
         if not isinstance(settings, EnvSettings):
             raise ConfigError(f"env.type = {request.env.get('type')}: its settings need spec() and build(rows)")
         assert isinstance(settings, BaseModel)
         self._settings = settings
-        return p.Opened(settings.spec(), settings.model_dump(mode="json"))
+        return p.Opened(settings.spec(), settings.model_dump(mode="json"), os.environ.get("MUJOCO_GL", ""))
 
     @answer.register
     def _(self, _request: p.Rendering) -> p.Reply:

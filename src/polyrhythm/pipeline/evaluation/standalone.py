@@ -22,11 +22,12 @@ from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
 from polyrhythm.pipeline.evaluation.episodes import held_out, per_episode, tally, tally_all
+from polyrhythm.pipeline.evaluation.overrides import with_overrides
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.variants import with_variants
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
-from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders, with_moved_folders
+from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import apply_state
@@ -79,10 +80,11 @@ def evaluate(
     `per_episode`: each episode's outcome (`episodes.per_episode`). `reports_success`: as the environment's spec says;
     where it is False, successes are 0 and mean nothing.
     live: progress display; video: of the first episodes, each variant's in a file of its own. overrides: where the
-    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`. RunFolderError: there is no such policy.
+    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, and the engine of a language model
+    (`evaluation.overrides`). RunFolderError: there is no such policy.
     """
     config, weights, version = load_policy(path)
-    config = with_moved_folders(config, overrides)
+    config = with_overrides(config, overrides)
     refuse_missing_folders(config, "eval", path)
     swap, variants = conditions or Conditions()
     varied = with_variants(config, variants)

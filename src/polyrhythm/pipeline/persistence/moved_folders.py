@@ -7,13 +7,12 @@ own weights, whose names and shapes have to be those of the policy built on it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.config.load import merge, parse_override, validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.errors import MissingError
 
 #: Settings of the section `policy` that name such folders.
 _FOLDERS = ("checkpoint", "tokenizer")
@@ -23,20 +22,6 @@ MOVABLE = frozenset(f"policy.{key}" for key in _FOLDERS)
 def movable(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
     """Those settings that name a folder in both sections `policy`: only there a change may be a move."""
     return frozenset(f"policy.{key}" for key in _FOLDERS if _is_folder(before.get(key)) and _is_folder(after.get(key)))
-
-
-def with_moved_folders(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """A saved run's settings with overrides that say where such folders are now. ConfigError: any other override."""
-    saved = config.model_dump(mode="json")
-    tree = saved
-    for text in overrides:
-        tree = merge(tree, parse_override(text))
-    allowed = movable(saved["policy"], tree["policy"]) if isinstance(tree["policy"], dict) else frozenset()
-    for text in overrides:
-        if (name := text.partition("=")[0].strip()) not in allowed:
-            may = " and ".join(sorted(MOVABLE))
-            raise ConfigError(f"{text}: the run has its own {name}; only {may} may differ, where they name folders")
-    return validate(tree) if overrides else config
 
 
 def refuse_missing_folders(config: RunConfig, command: str, run: Path, began_in: str | None = None) -> None:

@@ -85,7 +85,8 @@ def examine_env(name: str) -> Iterator[Finding]:
     versions = [f"{need.package} {need.version}".strip() for need in found.needs if need.found]
     missing = [need.package for need in found.needs if not need.found]
     if missing:
-        yield Finding("packages", "missing", f"missing: {', '.join(missing)}", found.install)
+        clash = f"; {found.clash}" if found.clash else ""
+        yield Finding("packages", "missing", f"missing: {', '.join(missing)}{clash}", found.install)
         return
     yield Finding("packages", "ok", ", ".join(versions) or "none needed")
     own = getattr(settings_class("env", name), "findings", None)

@@ -28,6 +28,7 @@ from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, 
 from polyrhythm.pipeline.validation.check import (
     check_build,
     check_devices,
+    check_env_installed,
     check_form,
     check_processes,
     check_start,
@@ -104,7 +105,7 @@ def _find(part: str, name: str, check: Callable[[], object]) -> Iterator[Examine
 def _environment(config: RunConfig, specs: list[EnvSpec]) -> Iterator[Examined]:
     """Packages and spec. specs: receives the spec; an environment whose package is missing may not tell its own."""
     lacking = [package for package in getattr(config.env, "needs", ()) if not need(package).found]
-    packages = list(_find("environment", "environment's packages", lambda: check_installed("env", config.env)))
+    packages = list(_find("environment", "environment's packages", lambda: check_env_installed(config)))
     yield from packages
     is_missing = any(one.finding.state == "missing" for one in packages)
 

@@ -1,8 +1,13 @@
-"""Whether a Ray cluster answers at an address, in seconds and without Ray, whose own attempts may wait for minutes."""
+"""Whether a Ray cluster answers at an address and takes the token here, in seconds and without Ray, whose own attempts
+may wait for minutes."""
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
 
 from polyrhythm.errors import StartError
 
@@ -13,11 +18,16 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)
 #: The kind of HTTP/2's frames of settings, which are a server's first, and of TLS's alerts.
 _SETTINGS, _ALERT = b"\x04", b"\x15"
 LOCAL = "local"
+#: What Ray itself asks first, and the word in the answer of a cluster that does not take the token.
+_QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuthToken"
+#: Kinds of HTTP/2's frames, and the flags of the last one of each.
+_HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
 
 
 def check_reachable(address: str) -> None:
     """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT within 5 s: with a frame of
-    settings or, where it wants TLS, with an alert or nothing. `local` and `auto` are not looked for."""
+    settings or, where it wants TLS, with an alert or nothing; or if it says that it does not take the token here.
+    `local` and `auto` are not looked for."""
     host, _, port = address.rpartition(":")
     if not host:
         return
@@ -26,6 +36,7 @@ def check_reachable(address: str) -> None:
             connection.settimeout(_REACH_S)
             connection.sendall(_HELLO)
             answer = connection.recv(9)
+            refused = answer[3:4] == _SETTINGS and _refuses_token(connection)
     except TimeoutError as error:
         raise _refusal(address, f"no cluster answers there within {_REACH_S:g} s") from error
     except ConnectionResetError:
@@ -36,6 +47,57 @@ def check_reachable(address: str) -> None:
         raise _refusal(address, "a web server answers there, which is no head node (perhaps Ray's dashboard)")
     if answer and answer[3:4] != _SETTINGS and answer[:1] != _ALERT:
         raise _refusal(address, f"what answers there is no head node (it says {answer!r})")
+    if refused:
+        raise StartError(
+            f"ray.address = {address}: the cluster wants its token, which is not the one here; set RAY_AUTH_MODE=token "
+            "and copy ~/.ray/auth_token from its head node (RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH go before that file)"
+        )
+
+
+def own_token() -> str | None:
+    """The token that Ray uses here, from the first of its places that is set; "" if it uses none; None: not known."""
+    names = ("RAY_AUTH_MODE", "RAY_auth_mode")  # Ray knows both
+    mode = next(filter(None, map(os.environ.get, names)), "disabled")
+    if mode.lower() != "token":
+        return "" if mode.lower() == "disabled" else None
+    if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    try:
+        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().read_text().strip()
+    except (OSError, ValueError, RuntimeError):
+        return None  # Ray says why
+
+
+def _refuses_token(connection: socket.socket) -> bool:
+    """Whether a cluster, which has been greeted, says that it does not take the token here; False if it says anything
+    else, or nothing."""
+    token, said = own_token(), b""
+    if token is None:
+        return False
+    headers = {":method": "POST", ":scheme": "http", ":path": _QUESTION, ":authority": "ray", "te": "trailers"}
+    headers |= {"content-type": "application/grpc"} | ({"authorization": f"Bearer {token}"} if token else {})
+    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
+    with suppress(OSError):
+        connection.sendall(_frame(_HEADERS, _END_HEADERS, block) + _frame(_DATA, _END_STREAM, bytes(5)))
+        while b"grpc-status" not in said and (more := connection.recv(4096)):
+            said += more
+    return _NO_TOKEN in said
+
+
+def _text(text: str) -> bytes:
+    """A name or a value of a header, as HPACK has what is not compressed."""
+    content = text.encode()
+    if len(content) < 127:
+        return bytes([len(content)]) + content
+    rest, size = len(content) - 127, b"\x7f"
+    while rest >= 128:
+        rest, size = rest >> 7, size + bytes([rest & 127 | 128])
+    return size + bytes([rest]) + content
+
+
+def _frame(kind: int, flags: int, content: bytes) -> bytes:
+    """A frame of HTTP/2's first stream."""
+    return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", 1) + content
 
 
 def _refusal(address: str, problem: str) -> StartError:

@@ -10,8 +10,11 @@ from polyrhythm.errors import StartError
 
 def check_room(cpus: Sequence[float], cpus_per_station: float, alive: Sequence[Mapping[str, Any]]) -> None:
     """Raise StartError for what can never fit. cpus: of each station; alive: the nodes, several of which may have one
-    address."""
-    nodes = [(node["NodeManagerAddress"], float(node["Resources"].get("CPU", 0.0))) for node in alive]
+    address, so that their ids are told too."""
+    nodes = [
+        (f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})", float(node["Resources"].get("CPU", 0.0)))
+        for node in alive
+    ]
     total = sum(count for _, count in nodes)
     if sum(cpus) > total or max(cpus) > max((count for _, count in nodes), default=0.0):
         found = ", ".join(f"{count:g} on {address}" for address, count in nodes)

@@ -210,8 +210,12 @@ class Joiner:
                     f"{self._address} does not accept this token; copy the token file of the run that is there now (a "
                     "tunnel with no run behind it looks the same)"
                 )
-        if self._attached:
-            log.warning("the connection to %s is broken; the session goes on once it is back", self._address)
+        if self._attached and self._session is not None:
+            words = (
+                "the connection to %s is broken; trying again for %g s (--patience); the session goes on if it is back "
+            )
+            words += "within the run's join.reconnect_s = %g"
+            log.warning(words, self._address, self._patience_s, self._session.reconnect_s)
         self._drop_line(_RETRY_S)
 
     def _hear(self, frame: memoryview) -> None:

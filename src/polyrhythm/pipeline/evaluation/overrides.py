@@ -1,0 +1,57 @@
+"""What an evaluation of a saved run may have otherwise than the run: where its released folders are now, and the engine
+that generates its tokens. Neither changes what the policy is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrhythm.config.load import merge, parse_override, validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import StreamsBatching
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable
+
+_ENGINE = "policy.engine"
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A saved run's settings with these overrides. ConfigError: one of another setting, or an engine that cannot have
+    the run's weights or its batches."""
+    if not overrides:
+        return config
+    saved = config.model_dump(mode="json")
+    tree = saved
+    for text in overrides:
+        tree = merge(tree, parse_override(text))
+    allowed = movable(saved["policy"], tree["policy"]) if isinstance(tree["policy"], dict) else frozenset()
+    named = {text.partition("=")[0].strip(): text for text in overrides}
+    engine = [name for name in named if f"{name}.".startswith(f"{_ENGINE}.") and "engine" in saved["policy"]]
+    for name, text in named.items():
+        if name not in allowed and name not in engine:
+            may = " and ".join(sorted(MOVABLE))
+            raise ConfigError(
+                f"{text}: the run has its own {name}; only {may} may differ, where they name folders, and {_ENGINE} of "
+                "a language model"
+            )
+    found = validate(tree)
+    return _with_engine(config, found, named[engine[0]]) if engine else found
+
+
+def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:
+    """With what an evaluation by this engine needs: a server serves one generator, and training's own evaluations have
+    no part in this one."""
+    fixed = getattr(found.policy, "fixed_weights", "")
+    if fixed and not getattr(run.policy, "fixed_weights", ""):
+        raise ConfigError(
+            f"{text}: {fixed}, so the server cannot get the run's weights, and another policy would be evaluated; name "
+            "the path of its server where it loads weights"
+        )
+    if getattr(found.policy, "streaming_engine", "") and not isinstance(found.batching, StreamsBatching):
+        raise ConfigError(
+            f"{text}: this engine answers streams, and the run has batching.type = {found.batching.type}; leave it out"
+        )
+    evaluation = found.evaluation.model_copy(update={"every": 0})
+    rollout = found.rollout
+    if getattr(found.policy, "one_engine", ""):
+        rollout = rollout.model_copy(update={"generators": 1})
+    return found.model_copy(update={"evaluation": evaluation, "rollout": rollout})

@@ -1,0 +1,220 @@
+"""The GL backend is chosen by what several processes draw at once, and once per run on each host."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.pipeline.runs import config
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.metaworld import gl_probe
+from polyrhythm.envs.metaworld.env import MetaWorldSettings
+from polyrhythm.envs.metaworld.gl_choice import (
+    RUN_FOLDER,
+    fastest,
+    known_simulators,
+    processes_at_once,
+    told_simulators,
+)
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.array_specs import step_settings
+from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.validation.check import check_env_installed
+from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.memory.weights import InlineWeights
+from polyrhythm.runtime.messages import Channels
+from polyrhythm.specs import WeightsLayout
+from polyrhythm.stations.simulator_factory import SimulatorFactory
+
+#: A MuJoCo that draws by waiting: `serial` one frame of all processes after another, as one graphics unit of a GPU
+#: does, and `parallel` in each process for itself.
+MUJOCO = """
+import fcntl, os, time
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+
+kind, folder = os.environ["MUJOCO_GL"], Path(__file__).parent
+with (folder / "started").open("a") as file:
+    file.write(kind + "\\n")
+if kind == "hangs":
+    time.sleep(600)
+
+class MjModel:
+    @staticmethod
+    def from_xml_string(xml):
+        return SimpleNamespace(vis=SimpleNamespace(quality=SimpleNamespace()))
+
+MjData = mj_forward = lambda *_: None
+
+class Renderer:
+    def __init__(self, *_):
+        self._frames = 0
+
+    def update_scene(self, data):
+        if kind == "refuses":
+            raise RuntimeError("no context")
+
+    def render(self):
+        self._frames += 1
+        if kind == "crashes" and self._frames == 3:
+            os.abort()
+        if kind == "serial":
+            with (folder / "unit").open("a") as unit:
+                fcntl.flock(unit, fcntl.LOCK_EX)
+                time.sleep(0.02)
+        if kind == "parallel":
+            time.sleep(0.03)
+        return np.arange(2) * (kind != "blank")
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the probe's processes find `MUJOCO`; its file `started` has a line for each of them."""
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    (folder / "mujoco.py").write_text(MUJOCO)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.delenv(RUN_FOLDER, raising=False)
+    return folder
+
+
+def test_what_draws_one_after_another_is_chosen_for_one_simulator_and_not_for_several(
+    waiting: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)), raising=False)
+    with caplog.at_level("INFO"):
+        with told_simulators(1):
+            assert fastest(("parallel", "serial")) == "serial"
+        assert (waiting / "started").read_text().split() == ["parallel", "serial"]
+        assert fastest(("serial", "parallel")) == "parallel"
+    assert (waiting / "started").read_text().split()[2:] == ["serial"] * 3 + ["parallel"] * 3
+    said = r"rendering by parallel: serial (\d+) frames/s, parallel (\d+) frames/s \(processes that drew at once: 3\)"
+    found = re.search(said, caplog.text)
+    assert found, caplog.text
+    serial, parallel = map(float, found.groups())
+    assert serial < 55 < parallel, "three at 20 ms in turn, and three at 30 ms side by side"
+
+
+@pytest.mark.parametrize("kind", ["refuses", "blank", "crashes", "hangs"])
+def test_a_backend_with_which_a_process_fails_draws_nothing(
+    kind: str, waiting: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gl_probe, "_LIMIT_S", 3.0)
+    began = time.monotonic()
+    assert gl_probe.frames_per_s(kind, 2) == 0
+    assert time.monotonic() - began < 20
+    monkeypatch.setattr(gl_probe, "_LIMIT_S", 60.0)
+    if kind == "refuses":
+        with caplog.at_level("INFO"), told_simulators(1):
+            assert fastest((kind, "parallel")) == "parallel"
+            assert fastest((kind, "blank")) == kind
+        assert "rendering by parallel: refuses draws nothing, parallel " in caplog.text
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("simulator")
+def test_three_processes_draw_with_the_backend_of_this_machine() -> None:
+    assert gl_probe.frames_per_s(os.environ["MUJOCO_GL"], 3) > 0
+    assert gl_probe.frames_per_s("nonsense", 2) == 0
+
+
+def test_as_many_processes_draw_as_there_are_cores_and_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, simulators, processes in ((4, 0, 4), (4, 3, 3), (4, 9, 4), (64, 0, 16), (64, 40, 16), (1, 3, 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        with told_simulators(simulators):
+            assert processes_at_once() == processes
+    assert known_simulators() == 0
+
+
+# ------------------------------------------------------------ once per run
+
+
+def test_simulators_of_a_host_share_one_measurement(waiting: Path, tmp_path: Path) -> None:
+    code = (
+        "import logging; logging.basicConfig(level=20);"
+        "from polyrhythm.envs.metaworld.gl_choice import *\n"
+        "with told_simulators(1): print(fastest(('serial', 'parallel')))"
+    )
+    path = os.pathsep.join((os.environ["PYTHONPATH"], *sys.path))
+    variables = os.environ | {RUN_FOLDER: str(tmp_path), "PYTHONPATH": path}
+    simulators = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    said = [simulator.communicate(timeout=60) for simulator in simulators]
+    assert [out for out, _ in said] == ["serial\n"] * 3, said
+    assert sorted((waiting / "started").read_text().split()) == ["parallel", "serial"]
+    assert "".join(errors for _, errors in said).count("rendering by") == 1
+
+
+def test_a_simulator_whose_run_folder_is_gone_measures_for_itself(
+    waiting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
+    with told_simulators(1):
+        assert fastest(("refuses", "serial")) == "serial"
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("simulator")
+def test_what_an_environment_in_another_python_chooses_is_chosen_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU, as far as its count tells."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("MUJOCO_GL", "")
+    monkeypatch.delenv("MUJOCO_GL")
+    section = MetaWorldSettings(tasks=("reach-v3",)).model_dump(mode="json") | {"python": sys.executable}
+    with told_simulators(1):
+        resolve("env", section).check()
+    assert os.environ.get("MUJOCO_GL") in ("osmesa", "egl")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "reserved", "python", "told"),
+    [
+        ("inline", 0, "", 1),
+        ("local", 0, "", 5),
+        ("local", 2, "", 6),
+        ("ray", 0, "", 0),
+        ("local", 0, sys.executable, 5),
+    ],
+)
+def test_the_check_of_an_environment_is_told_how_many_simulators_there_are(
+    launcher: str, reserved: int, python: str, told: int
+) -> None:
+    env = {"type": "tests.envs.pinned_env:PinnedSettings", "defect": "check tells"}
+    run = config(
+        env=env | ({"python": python} if python else {}),
+        launcher=launcher,
+        rollout={"simulators": 5},
+        evaluation={"episodes": 2, "every": 1, "rows": reserved} if reserved else {},
+    )
+    with pytest.raises(ConfigError, match=f"told {told}$"):
+        check_env_installed(run)
+
+
+def test_a_simulators_process_knows_the_folder_that_it_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_FOLDER, "none")
+    run, layout = config(), ArenaLayout(1, 1, 1, {}, {}, {})
+    spec = run.env.spec()  # type: ignore[attr-defined]
+    infos = tuple(env_batch_infos(run, spec)[0])
+    factory = SimulatorFactory("s", run.env.model_dump(mode="json"), spec, 6, infos, step_settings(run, 1))
+    weights = InlineWeights(WeightsLayout.of({}))
+    channels = Channels(print, print, print)
+    factory.parts(StationContext(in_memory(layout), lambda: weights, channels), 0)
+    assert os.environ[RUN_FOLDER] == "none", "inline"
+    factory.parts(StationContext(in_memory(layout), lambda: weights, channels, rendezvous=tmp_path / "s.ranks"), 0)
+    assert os.environ[RUN_FOLDER] == str(tmp_path)
