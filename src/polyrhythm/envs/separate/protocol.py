@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 3
+VERSION = 4
 _LENGTH = struct.Struct("<I")
 
 
@@ -89,6 +89,12 @@ class Discard(msgspec.Struct, tag=True, frozen=True):
     row: int
 
 
+class Texts(msgspec.Struct, tag=True, frozen=True):
+    """Answered by `Said`."""
+
+    row: int
+
+
 class Close(msgspec.Struct, tag=True, frozen=True):
     """The last request."""
 
@@ -110,7 +116,7 @@ class Renders(msgspec.Struct, tag=True, frozen=True):
 
 
 class Built(msgspec.Struct, tag=True, frozen=True):
-    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`, `discard`)."""
+    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`, `discard`, `texts`)."""
 
     rows: int
     spec: EnvSpec
@@ -137,6 +143,10 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     array: Array
 
 
+class Said(msgspec.Struct, tag=True, frozen=True):
+    texts: tuple[str, ...]
+
+
 class Raised(msgspec.Struct, tag=True, frozen=True):
     """The call raised. error: ImportError, or the name of a class of this package, else ""; text: what it says, with
     the name of any other class."""
@@ -145,8 +155,8 @@ class Raised(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Close
-Reply = Opened | Renders | Built | Done | Stepped | Answer | Raised
+Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Texts | Close
+Reply = Opened | Renders | Built | Done | Stepped | Answer | Said | Raised
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     "request": msgspec.msgpack.Decoder(Request),
