@@ -15,10 +15,11 @@ from tests.envs.other_pythons import other_python
 from tests.envs.pinned_env import PinnedSettings
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvSettings, Expert, Renderable, Renderer
+from polyrhythm.envs.base import EnvSettings, Expert, Renderable, Renderer, TranscribesRows
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.separate.env_process import environment, keep_sources
 from polyrhythm.envs.separate.settings import SeparateSettings, find_python
+from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.errors import ConfigError, EnvLost, MissingError
 
 PINNED = "tests.envs.pinned_env:PinnedSettings"
@@ -83,6 +84,20 @@ def test_it_offers_what_the_environment_offers(pythons: dict[int, Path]) -> None
         assert batch.expert_actions([1]).tolist() == [[0.5, 0.5]]
         assert not isinstance(batch, Renderer)
     finally:
+        batch.close()
+
+
+def test_it_says_what_was_said(pythons: dict[int, Path]) -> None:
+    found = resolve("env", {"type": "chains", "python": str(pythons[1])})
+    batches = [settings.build(2) for settings in (found, ChainsSettings())]
+    assert all(isinstance(batch, TranscribesRows) for batch in batches)
+    for batch in batches:
+        batch.reset([0, 1], [0, 0], [5, 6])
+        batch.step([1], batch.expert_actions([1]))
+    there, here = ([batch.texts(row) for row in range(2)] for batch in batches)
+    assert there == here
+    assert [len(said) for said in here] == [1, 3]
+    for batch in batches:
         batch.close()
 
 

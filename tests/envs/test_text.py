@@ -117,6 +117,16 @@ def test_the_next_prompt_is_the_conversation_so_far_token_by_token() -> None:
     assert not out["tokens"][0, 6:].any()
 
 
+def test_what_was_said_has_messages_that_were_cut_and_replies_that_nobody_saw() -> None:
+    batch = echo(rows=2)
+    batch.step([0, 1], messages(batch, "a$", "aaaa"))
+    batch.step([0], messages(batch, "x$"))
+    assert batch.texts(0) == ("ab", "a", "a", "x", "x")
+    assert batch.texts(1) == ("ab", "aaaa", "")
+    batch.reset([0], [0], [1])
+    assert batch.texts(0) == ("abab",)
+
+
 def test_turns_and_context_are_limited() -> None:
     batch = echo()
     assert not batch.step([0], messages(batch, "$")).truncated[0]

@@ -206,6 +206,7 @@ FALSE = [
         for payload_id in ("", "1", "99")
     ),
     *(r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, steps, 9, 2, 3, True, 0.5) for steps in (0, 5)),
+    r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, 4, 9, 2, 3, True, 0.5, texts=("not asked for",)),
     *(
         r.SampleFinished("s", 0, 0, 1, "0", r.SampleEnd.SEGMENT, 1, 9, *span, True, 0.5)
         for span in ((1, 3), (3, 2), (2, 4))

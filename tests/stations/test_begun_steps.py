@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import select
@@ -16,8 +17,9 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 from tests.stations.counting import Bench, Counting, ticket
+from tests.stations.test_reset_ahead import settle
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import BeginsSteps, StepResult
 from polyrhythm.runtime.join import messages as m
 from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
@@ -25,6 +27,7 @@ from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import CancelRow, Event, Grant, RequestArrived, SampleFailed, StartRows
 from polyrhythm.stations.simulator.joiner import _EnvThread, _Kept
 from polyrhythm.stations.simulator.joining import Session
+from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 from polyrhythm.stations.simulator.slot import StepSettings
 
 
@@ -233,6 +236,60 @@ def test_a_slot_whose_step_cannot_begin_is_not_waited_for_by_others() -> None:
     assert env.begun[:3] == [0, 1, 2]
     assert env.dropped == [2, 3], "one of which was begun"
     bench.simulator.close()
+
+
+def test_calls_of_rows_that_have_changed_places_with_spares_overlap() -> None:
+    env, coming = Calling(4), (ticket(5, 9), ticket(6, 9))
+    ahead = ResetAhead(env, 2)
+    bench = Bench(2, sharding="even:2", settings=StepSettings(1, whole=True), env=ahead)  # type: ignore[arg-type]
+    starts = [(0, one.seed) for one in coming]
+    ahead.prepare(starts, [])
+    settle(ahead, *starts)
+    for slot, one in enumerate(coming):
+        bench.start((slot, one), slot=f"e/{slot}")
+    asked = bench.run()
+    places = ahead._place.tolist()
+    assert sorted(places) == [2, 3]
+    number = bench.simulator.wait_beside()
+    for event in asked:
+        bench.answer(event)
+    assert bench.run() == []
+    assert env.begun == places
+    env.end(places[1])
+    assert readable(number)
+    assert requests(bench.run()) == ["e/1"]
+    assert not readable(number)
+    bench.simulator.handle(CancelRow("s", "e/0", coming[0].number, 1))
+    assert env.dropped == places[:1]
+    assert env.steps == [(places[1:], False)]
+    bench.simulator.close()
+
+
+def test_what_a_failed_step_has_begun_ends_before_its_row_is_a_spare() -> None:
+    env = Calling(2)
+    ahead = ResetAhead(env, 1)
+    action = np.ones((1, 1, 1), np.float32)
+    ahead.reset([0], [0], [7])
+    env.broken.add(7)
+    for _ in range(2):
+        assert env.dropped == []
+        assert isinstance(ahead, BeginsSteps)
+        ahead.begin_step([0], action)
+        if env.state[0, 1]:
+            with pytest.raises(RuntimeError, match="fell over"):
+                ahead.step([0], action)
+        else:
+            ahead.step([0], action)
+    ahead.prepare([(0, 9)], [])
+    settle(ahead, (0, 9))
+    ahead.reset([0], [0], [9])
+    assert env.dropped == [0]
+    ahead.close()
+
+
+def test_spare_rows_begin_no_steps_that_the_environment_does_not_begin() -> None:
+    with contextlib.closing(ResetAhead(Counting(2), 1)) as ahead:
+        assert not isinstance(ahead, BeginsSteps)
 
 
 def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:

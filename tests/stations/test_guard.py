@@ -9,7 +9,7 @@ from tests.stations.counting import Counting
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable
 from polyrhythm.errors import RunHalted
-from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
+from polyrhythm.stations.simulator.guard import MOST_CHARS, EnvFault, GuardedEnv
 
 
 class Raising(Counting):
@@ -113,3 +113,31 @@ def test_a_row_that_fails_as_it_is_observed_is_a_fault_whether_or_not_another_ha
         with pytest.raises(EnvFault, match="observe: RuntimeError: no picture"):
             env.observe([0, 1], {})
         env.reset([0, 1], [0, 0], [0, 0])
+
+
+class Speaking(Counting):
+    """What was said in its rows."""
+
+    def __init__(self, *texts):
+        super().__init__(1)
+        self.said = texts
+
+    def texts(self, row):
+        return [self.said[0], *self.said[1:]]
+
+
+def test_texts_are_cut_where_no_message_could_carry_them():
+    long = "b" * MOST_CHARS
+    first, second = GuardedEnv(Speaking("aaa", long, "ccccc")).texts(0)
+    assert first == "aaa"
+    assert second == f"{long[3:]}… (8 more characters)"
+    assert GuardedEnv(Speaking("aaa", long[3:])).texts(0) == ("aaa", long[3:])
+    (text,) = GuardedEnv(Speaking("a\ud800é")).texts(0)
+    assert text == "a?é"
+
+
+def test_an_environment_that_cannot_say_its_texts_costs_no_episode(caplog):
+    assert GuardedEnv(Counting(1)).texts(0) == ()
+    assert GuardedEnv(Speaking()).texts(0) == ()
+    assert "row 0: texts: IndexError" in caplog.text
+    assert GuardedEnv(Speaking(None)).texts(0) == ()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.stations.counting import Bench, Counting, ticket
 
-from polyrhythm.envs.base import RowsFailed
+from polyrhythm.envs.base import RowsFailed, TranscribesRows
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records as r
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
@@ -183,6 +183,22 @@ def test_a_row_that_fails_has_its_own_number(ahead: ResetAhead, inner: Gated, mo
     with pytest.raises(RowsFailed) as raised:
         ahead.step(np.array([0, 1]), np.ones((2, 1), np.float32))
     assert list(raised.value.errors) == [0]
+
+
+class Speaking(Counting):
+    def texts(self, row: int) -> list[str]:
+        return [str(int(self.state[row, 0]))]
+
+
+def test_texts_are_those_of_the_row_that_changed_places() -> None:
+    ahead = ResetAhead(Speaking(3), 1)
+    ahead.reset([0, 1], [0, 0], [5, 6])
+    ahead.prepare([(0, 8)], [])
+    settle(ahead, (0, 8))
+    ahead.reset([1], [0], [8])
+    assert isinstance(ahead, TranscribesRows)
+    assert [ahead.texts(row) for row in range(2)] == [["5"], ["8"]]
+    ahead.close()
 
 
 class AheadBench(Bench):

@@ -7,11 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-from polyrhythm.cli import show
+from polyrhythm.cli import conversations, show
 from polyrhythm.cli.numbers import count, whole
 
-#: Not in the text: the first line says whether success is reported, and the variants have a table of their own.
-_LEFT_OUT = frozenset({"reports_success", "per_episode", "variants", "kinds"})
+#: Not in the text: the first line says whether success is reported; variants and conversations have lines of their own.
+_LEFT_OUT = frozenset({"reports_success", "per_episode", "conversations", "variants", "kinds"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episodes to FILE.gif or FILE.mp4")
     parser.add_argument("--video-episodes", type=count, metavar="N", help="episodes in the video (default: 9)")
+    parser.add_argument(
+        "--conversations",
+        type=whole,
+        metavar="N",
+        help="first episodes of a text environment to print with what was said (default: the run's, 4)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON, with every episode's outcome")
 
 
@@ -60,13 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (filmed := arguments.video_episodes) and not arguments.video:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
+    variants = tuple(filter(None, arguments.variants.split(",")))
     with live_terminal(sys.stderr) as live:
         result = evaluate(
             arguments.path,
             arguments.episodes,
             arguments.seed,
             arguments.greedy,
-            Conditions(arguments.swap_instructions, tuple(filter(None, arguments.variants.split(",")))),
+            Conditions(arguments.swap_instructions, variants, arguments.conversations),
             live,
             Video(arguments.video, filmed or 9) if arguments.video else None,
             arguments.overrides,
@@ -78,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         shown = {name: value for name, value in result.items() if name not in _LEFT_OUT}
         print(show.lines(show.flat(shown), result["reports_success"]))
+        if said := result.get("conversations"):
+            print(f"\n{conversations.lines(said)}")
         if result.get("variants"):
             print(f"\n{show.variants(result)}")
     return 0

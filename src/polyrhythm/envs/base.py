@@ -159,6 +159,16 @@ class BeginsSteps(Protocol):
 
 
 @runtime_checkable
+class TranscribesRows(Protocol):
+    """An env batch that can say what was said in a row, for who reads an evaluation."""
+
+    def texts(self, row: int) -> Sequence[str]:
+        """The prompt of the row's episode, then the policy's messages and the environment's replies in turn. Asked once
+        the episode has ended, before the row's next reset."""
+        ...
+
+
+@runtime_checkable
 class Transcribes(Protocol):
     """An environment's settings that can say what a sample is as text, for reward functions."""
 

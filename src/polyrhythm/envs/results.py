@@ -1,4 +1,4 @@
-"""Checks the form of an environment's step result."""
+"""The form of what an environment returns: of a step's result, and of texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import numpy as np
 
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import StepResult
+
+
+def as_utf8(text: str) -> str:
+    """The text without lone surrogates, which no message can carry."""
+    return text.encode(errors="replace").decode()
 
 
 def check_form(result: object, rows: int, metrics: Collection[str], chunk: int = 0) -> None:

@@ -7,7 +7,7 @@ run cleanly, saved so that it can resume: StopTraining without an error, any oth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -29,7 +29,8 @@ class EvaluationResult:
     mean_return; metrics: means of the environment's own metrics; tasks, suites: the same by task and by suite, if there
     are several; variants, kinds: by variant of the environment that was asked for, and by kind of variant;
     dropped: episodes that failed and are missing; greedy: without noise; video: its file, episodes, successes and
-    failed ones, if one was requested.
+    failed ones, if one was requested; conversations: what was said in the first episodes of a text environment, each
+    with prompt, turns (message, reply), success and return.
     """
 
     name: str
@@ -48,6 +49,7 @@ class EvaluationResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     video: Mapping[str, Any] | None = None
     dropped: int = 0
+    conversations: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:

@@ -4,7 +4,8 @@
 
 All files are written to the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
 demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (evaluation during training),
-settings_changes.jsonl (resumed with other settings), ledger.json and, last, summary.json and report.html.
+conversations.jsonl (of text environments), settings_changes.jsonl (resumed with other settings), ledger.json and, last,
+summary.json and report.html.
 Each phase commits its result, so an interrupted run resumes where it stopped, and a finished one can be extended.
 """
 

@@ -67,7 +67,7 @@ class Ticket:
     group: samples that share task and seed; a group of one is its own number's.
     seed: initial state; noise: stream of the sampling noise, independent of attempt and of the batch.
     instruction: index of the sentence shown, equal to `task` unless an evaluation swaps them.
-    evaluation: "" for training, else the name of the evaluation that it belongs to.
+    evaluation: "" for training, else the name of the evaluation that it belongs to. shown: it is to say its texts.
     """
 
     number: int
@@ -80,6 +80,7 @@ class Ticket:
     attempt: int = 1
     greedy: bool = False
     evaluation: str = ""
+    shown: bool = False
 
     @property
     def start(self) -> tuple[int, int]:
@@ -167,12 +168,13 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode of an evaluation."""
+    """One episode of an evaluation. shown: its result has what was said in it, if the environment has texts."""
 
     task: int
     instruction: int
     seed: int
     greedy: bool
+    shown: bool = False
 
 
 # ---------------------------------------------------------------- events: station or operator → conductor
@@ -287,6 +289,7 @@ class SampleFinished:
     payload_id: "" for an evaluation's, whose trajectory is not kept unless it is to be scored. oldest, newest:
     behaviour versions in it.
     metrics: (name, number) of the whole episode by the environment's own metrics, once it ended.
+    texts: where the ticket is shown, the prompt, then messages and replies in turn.
     After `SampleEnd.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
     """
 
@@ -303,6 +306,7 @@ class SampleFinished:
     success: bool
     episode_return: float
     metrics: tuple[tuple[str, float], ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -628,7 +632,7 @@ class ReleasePayloads:
 @dataclass(frozen=True, slots=True)
 class SampleEvaluated:
     """One evaluation episode is complete (its payload is released by the conductor). seed: of its initial state;
-    env_steps: primitive ones."""
+    env_steps: primitive ones; texts: as in `SampleFinished`."""
 
     name: str
     task: int
@@ -640,6 +644,7 @@ class SampleEvaluated:
     metrics: tuple[tuple[str, float], ...] = ()
     seed: int = -1
     env_steps: int = 0
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,8 @@ class EvaluationSettings(Section):
     """Evaluate sampled actions too."""
     swapped: Flag = False
     """After training, also give each task another's instruction (greedy): a policy that follows it then fails."""
+    conversations: Whole = 4
+    """First episodes of each evaluation whose prompts, messages and replies are kept, if there are any; 0 for none."""
     every: Whole = 0
     """Versions between two evaluations during training; 0 for none."""
     every_episodes: Whole = 0

@@ -15,7 +15,7 @@ from polyrhythm.envs.separate.env_process import EnvProcess
 
 
 class SeparateBatch:
-    """The batch that `process` builds. It has `expert_actions`, `render` and `discard` if that one has them."""
+    """The batch that `process` builds. It has `expert_actions`, `render`, `discard`, `texts` if that one has them."""
 
     def __init__(self, process: EnvProcess, rows: int) -> None:
         self._process = process
@@ -61,6 +61,9 @@ class SeparateBatch:
 
     def _discard(self, row: int) -> None:
         self._process.ask(p.Discard(int(row)), p.Done)
+
+    def _texts(self, row: int) -> tuple[str, ...]:
+        return self._process.ask(p.Texts(int(row)), p.Said).texts
 
 
 def _errors(failed: Mapping[int, str]) -> dict[int, Exception]:

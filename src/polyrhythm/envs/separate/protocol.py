@@ -91,6 +91,12 @@ class Discard(msgspec.Struct, tag=True, frozen=True):
     row: int
 
 
+class Texts(msgspec.Struct, tag=True, frozen=True):
+    """Answered by `Said`."""
+
+    row: int
+
+
 class Close(msgspec.Struct, tag=True, frozen=True):
     """The last request."""
 
@@ -113,7 +119,7 @@ class Renders(msgspec.Struct, tag=True, frozen=True):
 
 
 class Built(msgspec.Struct, tag=True, frozen=True):
-    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`, `discard`)."""
+    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`, `discard`, `texts`)."""
 
     rows: int
     spec: EnvSpec
@@ -140,6 +146,10 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     array: Array
 
 
+class Said(msgspec.Struct, tag=True, frozen=True):
+    texts: tuple[str, ...]
+
+
 class Raised(msgspec.Struct, tag=True, frozen=True):
     """The call raised. error: ImportError, or the name of a class of this package, else ""; text: what it says, with
     the name of any other class."""
@@ -148,8 +158,8 @@ class Raised(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Close
-Reply = Opened | Renders | Built | Done | Stepped | Answer | Raised
+Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Texts | Close
+Reply = Opened | Renders | Built | Done | Stepped | Answer | Said | Raised
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     "request": msgspec.msgpack.Decoder(Request),

@@ -24,8 +24,18 @@ from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.explain import explain
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import own_place
-from polyrhythm.envs.base import DiscardsRows, EnvBatch, EnvSettings, Expert, Renderable, Renderer, RowsFailed
+from polyrhythm.envs.base import (
+    DiscardsRows,
+    EnvBatch,
+    EnvSettings,
+    Expert,
+    Renderable,
+    Renderer,
+    RowsFailed,
+    TranscribesRows,
+)
 from polyrhythm.envs.metaworld.gl_choice import told_simulators
+from polyrhythm.envs.results import as_utf8
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
@@ -71,7 +81,10 @@ class Server:
         batch: EnvBatch = self._settings.build(request.rows)
         self._batch = batch
         self._views = p.map_observations(self._memory, batch.spec.observation, batch.rows)
-        offers = [("expert_actions", Expert), ("render", Renderer), ("discard", DiscardsRows)]
+        offers = [
+            *(("expert_actions", Expert), ("render", Renderer), ("discard", DiscardsRows)),
+            ("texts", TranscribesRows),
+        ]
         return p.Built(batch.rows, batch.spec, tuple(name for name, kind in offers if isinstance(batch, kind)))
 
     @answer.register
@@ -118,6 +131,10 @@ class Server:
     def _(self, request: p.Discard) -> p.Reply:
         self._batch.discard(request.row)
         return p.Done()
+
+    @answer.register
+    def _(self, request: p.Texts) -> p.Reply:
+        return p.Said(tuple(map(as_utf8, self._batch.texts(request.row))))
 
     @answer.register
     def _(self, _request: p.Close) -> p.Reply:

@@ -30,13 +30,15 @@ class TextBatch:
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
         self._stops = np.array(self.spec.action.stops)
+        self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # prompt, messages' ids and replies
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         errors: dict[int, Exception] = {}
         for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
             self._prepared.forget(row)
             try:
-                ids = self._tokenizer.encode(self._conversations[row].begin(int(task), int(seed)))
+                prompt = self._conversations[row].begin(int(task), int(seed))
+                ids = self._tokenizer.encode(prompt)
             except PolyrhythmError:
                 raise
             except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
@@ -46,6 +48,7 @@ class TextBatch:
                 raise self._unfit(len(ids), task, seed)
             self._length[row] = self._turn[row] = 0
             self._tokens[row] = 0
+            self._said[row] = [prompt]
             self._append(row, ids)
         if errors:
             raise RowsFailed(errors)
@@ -110,6 +113,7 @@ class TextBatch:
                 continue
             try:
                 reply = self._replied(row, message) if whole[i] else Reply(done=False)
+                self._said[row] += (message.copy(), reply.text)
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
                 if not reply.done:
                     fits = whole[i] and self._append(row, [*message.tolist(), *self._tokenizer.encode(reply.text)])
@@ -146,6 +150,11 @@ class TextBatch:
     def transcript(self, row: int) -> str:
         """The row's context as text: the prompt, messages and replies."""
         return self._tokenizer.decode(self._tokens[row, : self._length[row]].tolist())
+
+    def texts(self, row: int) -> tuple[str, ...]:
+        """See `envs.base.TranscribesRows`: also a message that was cut, and replies that the model did not see."""
+        decode = self._tokenizer.decode
+        return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
 
     def close(self) -> None:
         """Close the conversations that can be closed."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from polyrhythm.observe.report import bars, figures, hosts, tables, updates
+from polyrhythm.observe.report.conversations import conversations
 from polyrhythm.observe.report.env_metrics import env_metrics
 from polyrhythm.observe.report.figures import Figure
 from polyrhythm.observe.report.read import Run
@@ -52,6 +53,9 @@ table{border-collapse:collapse;margin:8px 0 16px;font-variant-numeric:tabular-nu
 th,td{text-align:left;padding:4px 20px 4px 0;border-bottom:1px solid var(--rule);vertical-align:top}
 thead th{color:var(--soft);font-weight:600}tbody th{font-weight:400;white-space:nowrap}
 pre{overflow-x:auto;background:var(--lane);padding:12px;border-radius:6px;font-size:.8125rem;line-height:1.4}
+.said tbody th,.said td:nth-of-type(2){font:.875rem/1.6 ui-monospace,monospace;white-space:pre-wrap;
+overflow-wrap:anywhere}
+.said tbody th{font-weight:600;padding-top:14px}.said td:nth-of-type(2n+1){white-space:nowrap}.said p{margin:0 0 4px}
 summary{cursor:pointer}
 @media print{:root{--page:#fff;--ink:#000;--soft:#444;--rule:#bbb;--lane:#f1f3f5;--faint:#c3cad2;--s0:#1f6fb4;
 --s1:#c2570c;--s2:#1b7f5a;--s3:#7c4db8;--s4:#0f7c8a;--s5:#b3324b;--s6:#6b7280}
@@ -72,6 +76,8 @@ def page(runs: Sequence[Run]) -> str:
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
     details = "" if several else tables.by_task(runs[0]) + tables.by_metric(runs[0])
     parts.append(_section("Results", tables.results(runs), details))
+    if not several:
+        parts.append(_section("Prompts and answers", conversations(runs[0])))
     draw = (
         *(figures.success, figures.returns, env_metrics, updates.updates),
         *(figures.throughput, figures.utilisation),

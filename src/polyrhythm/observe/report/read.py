@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.conversations import Entry, read_conversations
 from polyrhythm.observe.intervals import measures_success, wilson
 from polyrhythm.observe.settings_changes import Change, read_changes
 
@@ -51,7 +52,7 @@ class Point(NamedTuple):
 @dataclass(frozen=True)
 class Run:
     """One run. updates: metrics of each update; summary: as in summary.json, with the finished phases only if the run
-    is unfinished; changes: of settings, on resume."""
+    is unfinished; changes: of settings, on resume; conversations: of evaluations, in the order of writing."""
 
     folder: Path
     label: str
@@ -61,6 +62,7 @@ class Run:
     summary: Mapping[str, Any]
     finished: bool
     changes: Sequence[Change] = ()
+    conversations: Sequence[Entry] = ()
 
     @property
     def measures_success(self) -> bool:
@@ -109,7 +111,8 @@ def _read(folder: Path) -> Run:
     label = f"{place.parent.name}/{place.name}"
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings().get("freshness.sync_interval", 1))
-    return replace(run, evaluations=_evaluations(lines, per_version))
+    said = read_conversations(folder)
+    return replace(run, evaluations=_evaluations(lines, per_version), conversations=said)
 
 
 def _so_far(progress: Line) -> dict[str, Any]:

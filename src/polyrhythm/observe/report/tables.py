@@ -10,7 +10,7 @@ from polyrhythm.observe.intervals import counted, deciding
 from polyrhythm.observe.report.read import Run
 
 #: Labels of the summary's evaluation results.
-_RESULTS = {
+RESULTS = {
     "before": "before, greedy",
     "after": "after, greedy",
     "before_sampled": "before, sampled",
@@ -40,7 +40,7 @@ def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
 
 def results(runs: Sequence[Run]) -> str:
     """Evaluations: success with its interval, and mean return; with several runs a column for each."""
-    found = [(words, [run.summary.get(name) for run in runs]) for name, words in _RESULTS.items()]
+    found = [(words, [run.summary.get(name) for run in runs]) for name, words in RESULTS.items()]
     found = [(words, own) for words, own in found if any(own)]
     if not found:
         return ""
@@ -91,7 +91,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def by_task(run: Run) -> str:
     """Success by task, if there are several tasks."""
-    names = [name for name in _RESULTS if "tasks" in (run.summary.get(name) or {})]
+    names = [name for name in RESULTS if "tasks" in (run.summary.get(name) or {})]
     tasks = list(dict.fromkeys(task for name in names for task in run.summary[name]["tasks"]))
     rows = [
         [
@@ -100,15 +100,15 @@ def by_task(run: Run) -> str:
         ]
         for task in tasks
     ]
-    return table(["task", *(_RESULTS[name] for name in names)], rows, "Success by task.") if rows else ""
+    return table(["task", *(RESULTS[name] for name in names)], rows, "Success by task.") if rows else ""
 
 
 def by_metric(run: Run) -> str:
     """Means of the environment's own metrics in the evaluations, if it has any."""
-    found = {name: run.summary[name]["metrics"] for name in _RESULTS if "metrics" in (run.summary.get(name) or {})}
+    found = {name: run.summary[name]["metrics"] for name in RESULTS if "metrics" in (run.summary.get(name) or {})}
     metrics = list(dict.fromkeys(metric for own in found.values() for metric in own))
     rows = [[metric, *(_mean(own.get(metric)) for own in found.values())] for metric in metrics]
-    head = ["metric", *(_RESULTS[name] for name in found)]
+    head = ["metric", *(RESULTS[name] for name in found)]
     return table(head, rows, "Means of the environment's own metrics.") if rows else ""
 
 

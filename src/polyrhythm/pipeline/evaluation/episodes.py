@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import wilson
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
-from polyrhythm.specs import Task
+from polyrhythm.specs import EnvSpec, Task
 from polyrhythm.specs.hashing import mix
 
 #: Hash domain that separates held-out seeds from those of training (domains 1 and 2) and of demonstrations.
@@ -20,14 +21,14 @@ _OF_SUCCESS = frozenset({"successes", "rate", "low", "high"})
 
 
 def held_out(
-    count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False, initial_states: int = 0
+    count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False, initial_states: int = 0, shown: int = 0
 ) -> list[Episode]:
     """`count` episodes distributed over the tasks, the same ones for the same seed.
 
     The initial state of episode i is a hash of (seed, i) in a separate domain: training never sees it. With
     `initial_states` fixed ones (`EnvSpec.initial_states`) each task takes them in turn, as benchmarks prescribe: tasks
     × initial_states episodes are each of them once. swap: show each task the next one's instruction; a policy that
-    follows instructions then fails.
+    follows instructions then fails. shown: of the first ones, that say what was said in them.
     """
     return [
         Episode(
@@ -35,6 +36,7 @@ def held_out(
             instruction=(index + swap) % tasks,
             seed=_beginning_in(mix(seed, _DOMAIN, index), index // tasks, initial_states),
             greedy=greedy,
+            shown=index < shown,
         )
         for index in range(count)
     ]
@@ -97,6 +99,32 @@ def per_episode(
     ]
 
 
+def conversations(
+    episodes: Sequence[Episode], results: Iterable[SampleEvaluated], spec: EnvSpec
+) -> list[dict[str, Any]]:
+    """What was said in the episodes that are shown, in the order of `episodes`, which are of one mode: index, task and
+    seed as in `per_episode`; prompt; turns, each with the policy's message and the environment's reply to it; success
+    (None where the environment reports none), return, and the environment's own metrics."""
+    found = {result.seed: result for result in results if result.texts}
+    return [
+        {
+            "index": index,
+            "task": spec.tasks[episode.task].name,
+            "seed": episode.seed,
+            "prompt": result.texts[0],
+            "turns": [
+                {"message": message, "reply": reply}
+                for message, reply in zip_longest(result.texts[1::2], result.texts[2::2], fillvalue="")
+            ],
+            "success": None if spec.reports_success is False else result.success,
+            "return": result.episode_return,
+            "metrics": dict(result.metrics),
+        }
+        for index, episode in enumerate(episodes)
+        if (result := found.get(episode.seed)) is not None
+    ]
+
+
 def tally_all(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
     """The result of one or more episodes, without parts of it."""
     interval = wilson(sum(result.success for result in results), len(results))
@@ -127,6 +155,6 @@ def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
     rest: dict[str, Any] = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
     for parts in {"tasks", "suites", "variants", "kinds"} & rest.keys():
         rest[parts] = {name: without_success(part) for name, part in rest[parts].items()}
-    if "per_episode" in rest:
-        rest["per_episode"] = [{**one, "success": None} for one in rest["per_episode"]]
+    for listed in {"per_episode", "conversations"} & rest.keys():
+        rest[listed] = [{**one, "success": None} for one in rest[listed]]
     return rest

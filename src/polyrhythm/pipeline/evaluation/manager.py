@@ -11,12 +11,13 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.conversations import write_conversations
 from polyrhythm.observe.intervals import counted, measures_success, success_in_words
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.best import BestCheckpoints
-from polyrhythm.pipeline.evaluation.episodes import held_out, tally
+from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
@@ -126,24 +127,28 @@ class EvaluationManager:
 
     def _episodes(self, count: int, modes: Mapping[str, Mode]) -> list[Episode]:
         """`count` held-out episodes in each mode."""
-        seed, tasks, states = self._config.evaluation.seed, len(self._spec.tasks), self._spec.initial_states
-        return [
-            episode
-            for greedy, swap in modes.values()
-            for episode in held_out(count, seed, tasks, greedy=greedy, swap=swap, initial_states=states)
-        ]
+        return [episode for mode in modes.values() for episode in self._of_mode(count, mode)]
+
+    def _of_mode(self, count: int, mode: Mode) -> list[Episode]:
+        settings, (greedy, swap) = self._config.evaluation, mode
+        tasks, states = len(self._spec.tasks), self._spec.initial_states
+        shown = settings.conversations
+        return held_out(count, settings.seed, tasks, greedy=greedy, swap=swap, initial_states=states, shown=shown)
 
     def _record(
         self, modes: Mapping[str, Mode], results: Sequence[SampleEvaluated], episodes: int
     ) -> dict[str, dict[str, Any]]:
         """Tallies of an evaluation by the names of `modes`, of `episodes` requested in each; also sent to metrics,
-        callbacks and log."""
+        callbacks and log, with what was said to the run's folder and callbacks."""
         tallies = {}
         for key, (greedy, swap) in modes.items():
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
             total = tallies[key] = tally(own, self._spec.tasks, episodes)
             mode, version = _MODE_NAMES[greedy, swap], results[0].version
-            self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, "version": version, "greedy": greedy}))
+            said = conversations(self._of_mode(episodes, (greedy, swap)), own, self._spec)
+            write_conversations(self._folder, ({"evaluation": key, "version": version, **one} for one in said))
+            more = {"version": version, "greedy": greedy, "conversations": said}
+            self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, **more}))
             values = {f"evaluation/{mode}/{part}": total[part] for part in _MEASURED}
             values |= {f"evaluation/{mode}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])

@@ -21,7 +21,7 @@ from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
-from polyrhythm.pipeline.evaluation.episodes import held_out, per_episode, tally, tally_all
+from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
 from polyrhythm.pipeline.evaluation.overrides import with_overrides
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.variants import with_variants
@@ -55,10 +55,12 @@ class Video(NamedTuple):
 
 class Conditions(NamedTuple):
     """swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
-    variants: names of the environment's, or `all`; the same episodes are played in each of them too."""
+    variants: names of the environment's, or `all`; the same episodes are played in each of them too. conversations: so
+    many of the first episodes have what was said in the result; None: as many as in the run."""
 
     swap_instructions: bool = False
     variants: tuple[str, ...] = ()
+    conversations: int | None = None
 
 
 def evaluate(
@@ -77,8 +79,9 @@ def evaluate(
     default to the run's own evaluation, which reproduces a finished run's `after`.
     conditions: under which else it is evaluated. `variants` then has a result for each variant, with its kind and what
     differs; `kinds` the results by kind, where one has several variants.
-    `per_episode`: each episode's outcome (`episodes.per_episode`). `reports_success`: as the environment's spec says;
-    where it is False, successes are 0 and mean nothing.
+    `per_episode`: each episode's outcome (`episodes.per_episode`). `conversations`, in a text environment: what was
+    said in the first ones. `reports_success`: as the environment's spec says; where it is False, successes are 0 and
+    mean nothing.
     live: progress display; video: of the first episodes, each variant's in a file of its own. overrides: where the
     run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, and the engine of a language model
     (`evaluation.overrides`). RunFolderError: there is no such policy.
@@ -86,7 +89,7 @@ def evaluate(
     config, weights, version = load_policy(path)
     config = with_overrides(config, overrides)
     refuse_missing_folders(config, "eval", path)
-    swap, variants = conditions or Conditions()
+    swap, variants, shown = conditions or Conditions()
     varied = with_variants(config, variants)
     if video:
         check_format(video.file)
@@ -102,7 +105,8 @@ def evaluate(
         )
 
     def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
-        choice = _Choice(count, seed, greedy, swap)
+        said = config.evaluation.conversations if shown is None else shown
+        choice = _Choice(count, seed, greedy, swap, said)
         return _measure(config, weights, path, choice, live, video.of_variant(name) if video else None)
 
     found, _ = measure(config, None)
@@ -130,12 +134,19 @@ def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]
 
 
 class _Choice(NamedTuple):
-    """Which held-out episodes, and how the policy acts in them."""
+    """Which held-out episodes, and how the policy acts in them; how many of them are shown."""
 
     episodes: int
     seed: int
     greedy: bool
     swap: bool
+    shown: int
+
+    def held_out(self, spec: EnvSpec) -> list[Episode]:
+        """The episodes."""
+        count, seed, greedy, swap, shown = self
+        tasks, states = len(spec.tasks), spec.initial_states
+        return held_out(count, seed, tasks, greedy=greedy, swap=swap, initial_states=states, shown=shown)
 
 
 def without_joining(config: RunConfig) -> RunConfig:
@@ -161,10 +172,7 @@ def _measure(
         apply_state(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
-    episodes, seed, greedy, swap_instructions = choice
-    wanted = held_out(
-        episodes, seed, len(spec.tasks), greedy=greedy, swap=swap_instructions, initial_states=spec.initial_states
-    )
+    wanted = choice.held_out(spec)
     if live:
         live.phase("evaluation", time.monotonic())
     played = _play(config, policy, wanted[: video.episodes]) if video else []
@@ -174,6 +182,8 @@ def _measure(
         results = pipeline.evaluate("evaluation", wanted)
     found = tally(results, spec.tasks, len(wanted))
     found["per_episode"] = per_episode(wanted, results, spec.tasks)
+    if said := conversations(wanted, results, spec):
+        found["conversations"] = said
     found["reports_success"] = spec.reports_success
     measured = measures_success([found["successes"]], [found["mean_return"]], spec.reports_success)
     if video:

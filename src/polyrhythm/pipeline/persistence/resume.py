@@ -12,6 +12,7 @@ from pathlib import Path
 from polyrhythm.config.load import load_config, save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.conversations import CONVERSATIONS_FILE, forget_conversations
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.settings_changes import note_changes
@@ -28,7 +29,7 @@ _NOT_NOTED = frozenset({"resume", "out_dir"})
 #: Files and folders of a run that would be written to.
 _FILES = (
     *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, ".lock", "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
-    *("demonstrations.npz", "evaluations.json", "best.pt", "ledger.json"),
+    *("demonstrations.npz", "evaluations.json", "best.pt", "ledger.json", CONVERSATIONS_FILE),
 )
 _FOLDERS = (STATES, "logs", "tensorboard")
 
@@ -78,8 +79,10 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
     if saved is not None:
         log.info("going on in %s after %s", folder, counted(saved.updates, "update"))
         rewind(folder, saved.updates, saved.version)
+        forget_conversations(folder, saved.version)
     elif not trained:
         rewind(folder, 0, 0)
+        forget_conversations(folder, 0)
     return saved
 
 

@@ -23,10 +23,11 @@ from polyrhythm.scheduler import records
 
 @dataclass(slots=True)
 class _Sample:
-    """One attempt under way. payload_id: of its sample; version: of its ticket."""
+    """One attempt under way. payload_id: of its sample; version: of its ticket; shown: whether it says its texts."""
 
     payload_id: str
     version: int
+    shown: bool
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class ExpectedEvents:
         for grant, block in zip(start.command.grants, start.blocks, strict=True):
             ticket = grant.ticket
             payload_id = "" if ticket.evaluation and not self._layout.scored else str(block)
-            station.samples[ticket.number, ticket.attempt] = _Sample(payload_id, ticket.version)
+            station.samples[ticket.number, ticket.attempt] = _Sample(payload_id, ticket.version, ticket.shown)
             self._granted = max(self._granted, ticket.version)
 
     def _note_scoring(self, command: records.ScoreSample) -> None:
@@ -266,6 +267,7 @@ class ExpectedEvents:
             and 0 < event.chunk_steps <= event.env_steps
             and (not event.payload_id or event.chunk_steps <= self._layout.steps)
             and sample.version <= event.oldest <= event.newest <= self._newest
+            and (sample.shown or not event.texts)
         ):
             return False
         del samples[event.ticket, event.attempt]

@@ -73,6 +73,7 @@ class EvaluationQueue:
             version=0,
             greedy=episode.greedy,
             evaluation=name,
+            shown=episode.shown,
         )
 
     @property

@@ -172,7 +172,7 @@ class RolloutScheduler:
         self.suspects.forget(sample.ticket)
         sample.payload_id, sample.oldest, sample.episode_return = event.payload_id, event.oldest, event.episode_return
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
-        sample.success, sample.metrics = event.success, event.metrics
+        sample.success, sample.metrics, sample.texts = event.success, event.metrics, event.texts
         if self.settings.scoring is None:
             return self.complete(sample, now)
         self.move(sample, SampleState.SCORING)
@@ -231,6 +231,7 @@ class RolloutScheduler:
             sample.metrics,
             ticket.seed,
             sample.env_steps,
+            sample.texts,
         )
         return [result, ReleasePayloads((sample.payload_id,))]
 

@@ -19,8 +19,8 @@ class Sample:
     """A training or evaluation ticket that is not finally settled, and where it is.
 
     slot, row: where it runs; started: since when, in seconds. payload_id, oldest (behaviour version), episode_return,
-    success, metrics, chunk_steps, env_steps, and seconds in its row: set when it finished. score: by a scorer; it is
-    part of episode_return from then on.
+    success, metrics, texts, chunk_steps, env_steps, and seconds in its row: set when it finished. score: by a scorer;
+    it is part of episode_return from then on.
     """
 
     ticket: Ticket
@@ -36,6 +36,7 @@ class Sample:
     seconds: float = 0.0
     success: bool = False
     metrics: tuple[tuple[str, float], ...] = ()
+    texts: tuple[str, ...] = ()
     score: float = 0.0
 
 

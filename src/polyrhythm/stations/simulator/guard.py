@@ -18,15 +18,18 @@ from polyrhythm.envs.base import (
     RowNumbers,
     RowsFailed,
     StepResult,
+    TranscribesRows,
     first_cause,
 )
-from polyrhythm.envs.results import check_form
+from polyrhythm.envs.results import as_utf8, check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 
 log = logging.getLogger(__name__)
 
 #: `Station.doing` between two units of work.
 IDLE = ("", 0.0)
+#: Characters of an episode's texts that are told: a message has a largest size.
+MOST_CHARS = 1_000_000
 
 
 class EnvFault(Exception):
@@ -144,6 +147,17 @@ class GuardedEnv:
         except EnvFault as fault:
             log.warning("rows %s: drop_%s%s", list(rows), fault, fault.place)
 
+    def texts(self, row: int) -> tuple[str, ...]:
+        """What was said in the row, cut at `MOST_CHARS`; () if the environment has no texts."""
+        inner = self.inner
+        if not isinstance(inner, TranscribesRows):
+            return ()
+        try:
+            return _within(self._call("texts", lambda: list(map(as_utf8, inner.texts(row)))), MOST_CHARS)
+        except EnvFault as fault:
+            log.warning("row %d: %s%s", row, fault, fault.place)
+            return ()
+
     def close(self) -> None:
         self.inner.close()
 
@@ -163,6 +177,18 @@ class GuardedEnv:
 
 def _fault(call: str, error: Exception) -> EnvFault:
     return EnvFault(f"{call}: {type(error).__name__}: {error}", own_place(error))
+
+
+def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
+    """The first `most` characters of the texts, and how many more there are."""
+    kept: list[str] = []
+    for place, text in enumerate(texts):
+        if len(text) > most:
+            more = sum(map(len, texts[place:])) - most
+            return (*kept, f"{text[:most]}… ({more:,} more characters)")
+        kept.append(text)
+        most -= len(text)
+    return tuple(kept)
 
 
 def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:

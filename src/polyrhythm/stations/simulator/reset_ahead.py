@@ -4,11 +4,11 @@ A row that begins an episode which a spare row has ready changes places with it,
 slot's. An episode depends on its task and seed alone, so it is the same as one that is reset when it begins.
 
 The wrapped batch has to allow a reset in another thread while its other rows reset, step or are observed
-(`resets_beside` of its settings).
+(`resets_beside` of its settings). What it offers besides (`BeginsSteps`, `TranscribesRows`) is offered here too.
 
 Invariants: each row of the wrapped batch is either that of one row here or a spare; the thread touches only spares that
 it has marked as not ready, and nobody else touches those; a spare that a row has claimed is reset for no other episode
-before they have changed places, whatever the forecast says meanwhile.
+before they have changed places, whatever the forecast says meanwhile; no step is begun in a spare row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import DiscardsRows, EnvBatch, ObservesAhead, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import (
+    BeginsSteps,
+    DiscardsRows,
+    EnvBatch,
+    ObservesAhead,
+    RowNumbers,
+    RowsFailed,
+    StepResult,
+    TranscribesRows,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +40,12 @@ CLOSE_S = 30.0
 
 #: Task and seed.
 Start = tuple[int, int]
+
+#: Optional methods of an env batch that are passed on, with the interface that has them.
+_OFFERS = {
+    **dict.fromkeys(("begin_step", "drop_step", "waits", "fileno"), BeginsSteps),
+    "texts": TranscribesRows,
+}
 
 
 @dataclass(slots=True)
@@ -59,6 +74,10 @@ class ResetAhead:
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._open: set[int] = set()  # rows whose step was begun
+        for name, kind in _OFFERS.items():  # what is no attribute is not offered
+            if isinstance(inner, kind):
+                setattr(self, name, getattr(self, f"_{name}"))
 
     def prepare(self, episodes: Sequence[Start], begun: Sequence[Start]) -> None:
         """Reset spare rows for these episodes (task, seed), the first ones first. Returns at once. begun: episodes that
@@ -82,6 +101,7 @@ class ResetAhead:
                 self._exchange(row, spare, (task, seed), failed)
         left = [begins for begins, spare in zip(begun, spares, strict=True) if spare is None]
         self.in_place += len(left)
+        self._note_done([row for row, _, _ in left])
         if left:
             failed |= self._reset_in_place(left, alone=len(left) == len(begun))
         if failed:
@@ -89,13 +109,16 @@ class ResetAhead:
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         try:
-            return self.inner.step(self._place[np.asarray(rows)], actions)
+            result = self.inner.step(self._places(rows), actions)
         except RowsFailed as raised:
+            self._note_done(rows)
             raise self._translated(raised, rows) from raised
+        self._note_done(rows)
+        return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         try:
-            self.inner.observe(self._place[np.asarray(rows)], out)
+            self.inner.observe(self._places(rows), out)
         except RowsFailed as raised:
             raise self._translated(raised, rows) from raised
 
@@ -103,6 +126,33 @@ class ResetAhead:
         """Pass it on, if the wrapped batch can do that."""
         if isinstance(self.inner, DiscardsRows):
             self.inner.discard(int(self._place[row]))
+
+    def _begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
+        assert isinstance(self.inner, BeginsSteps)
+        self._open.update(map(int, rows))
+        self.inner.begin_step(self._places(rows), actions)
+
+    def _drop_step(self, rows: RowNumbers) -> None:
+        assert isinstance(self.inner, BeginsSteps)
+        self._note_done(rows)
+        self.inner.drop_step(self._places(rows))
+
+    def _waits(self, rows: RowNumbers) -> bool:
+        assert isinstance(self.inner, BeginsSteps)
+        return self.inner.waits(self._places(rows))
+
+    def _fileno(self) -> int:
+        assert isinstance(self.inner, BeginsSteps)
+        return self.inner.fileno()
+
+    def _note_done(self, rows: RowNumbers) -> None:
+        """Nothing is begun in these rows any more."""
+        if self._open:
+            self._open.difference_update(map(int, rows))
+
+    def _texts(self, row: int) -> Sequence[str]:
+        assert isinstance(self.inner, TranscribesRows)
+        return self.inner.texts(int(self._place[row]))
 
     def close(self) -> None:
         """Close the wrapped batch, unless a reset ahead does not end: the process then frees it when it ends."""
@@ -128,6 +178,10 @@ class ResetAhead:
                 raise
             return dict.fromkeys(rows, error)
         return {}
+
+    def _places(self, rows: RowNumbers) -> NDArray[np.intp]:
+        """Row numbers of the wrapped batch; rows may be none."""
+        return self._place[np.asarray(rows, np.intp)]
 
     def _translated(self, raised: RowsFailed, rows: RowNumbers) -> RowsFailed:
         """The same with the row numbers of this batch."""
@@ -157,6 +211,8 @@ class ResetAhead:
 
     def _exchange(self, row: int, spare: _Spare, start: Start, failed: dict[int, Exception]) -> None:
         """Put the claimed spare row in the row's place, once it is ready; what its reset raised is raised now."""
+        if row in self._open:  # its step raised: what it has begun ends here, not in the thread that resets spares
+            self._drop_step([row])
         with self._changed:
             # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
             self._changed.wait_for(lambda: spare.ready)

@@ -340,6 +340,7 @@ class Slot:
                 metrics=self._metrics.summarize(self.first + row)
                 if self._metrics and end is not SampleEnd.SEGMENT
                 else (),
+                texts=self._env.texts(self.first + row) if ticket.shown else (),
             )
         )
 

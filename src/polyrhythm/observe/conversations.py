@@ -1,0 +1,106 @@
+"""What was said in the first episodes of each evaluation: `conversations.jsonl`, one episode a line.
+
+    {"evaluation": "after", "version": 60, "index": 0, "task": "chains", "seed": 1234, "prompt": "4+1-3=",
+     "turns": [{"message": "+1=5,-3=2#2", "reply": ""}], "success": true, "return": 1.0, "metrics": {"cut": 0.0}}
+
+`evaluation` is the result's name in summary.json, or during, during_sampled. docs/language.md describes the entries.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.files import atomic_write
+from polyrhythm.observe.log_file import LogFile, warn_of_loss
+
+CONVERSATIONS_FILE = "conversations.jsonl"
+
+#: Control characters that are shown as they are.
+_HARMLESS = frozenset("\n\t\u200d")
+
+Entry = Mapping[str, Any]
+
+
+def write_conversations(folder: Path, entries: Iterable[Entry]) -> None:
+    """Append these to those of the run in `folder`; where they cannot be written they are lost, with a warning."""
+    lines = "".join(_line(entry) for entry in entries)
+    if not lines:
+        return
+    try:
+        with closing(LogFile(folder / CONVERSATIONS_FILE)) as file:
+            file.write(lines)
+    except OSError as error:
+        warn_of_loss(folder / CONVERSATIONS_FILE, error)
+
+
+def read_conversations(folder: Path) -> list[Entry]:
+    """Those of the run in `folder`, each once, as it was written last; damaged lines are left out."""
+    path, found = folder / CONVERSATIONS_FILE, dict[tuple[Any, ...], Entry]()
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else ():
+        try:
+            entry = _checked(json.loads(line))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            continue
+        key = (entry["evaluation"], entry["version"], entry["index"])
+        found.pop(key, None)
+        found[key] = entry
+    return list(found.values())
+
+
+def _checked(entry: Entry) -> Entry:
+    """The entry, if whoever shows it finds what it needs; else one of several errors."""
+    words = entry["evaluation"] + entry["task"] + entry["prompt"]
+    turns = "".join(turn["message"] + turn["reply"] for turn in entry["turns"])
+    numbers = entry["version"], entry["index"]
+    if not all(type(number) is int for number in numbers):
+        raise TypeError(f"version, index = {numbers}")
+    _ = words + turns + outcome(entry)
+    return entry
+
+
+def forget_conversations(folder: Path, version: int) -> None:
+    """Remove those of later versions, whose weights are trained again."""
+    if (found := read_conversations(folder)) and any(entry["version"] > version for entry in found):
+        with atomic_write(folder / CONVERSATIONS_FILE) as unfinished:
+            kept = (_line(entry) for entry in found if entry["version"] <= version)
+            unfinished.write_text("".join(kept), encoding="utf-8")
+
+
+def _line(entry: Entry) -> str:
+    return json.dumps(entry, ensure_ascii=False) + "\n"
+
+
+def readable(text: str, most: int) -> str:
+    """The text with control characters in escaped form; of a longer one than `most` characters the first two thirds and
+    the last third of so many, and how many were left out."""
+    if len(text) > most:
+        head = most * 2 // 3
+        tail = most - head
+        text = f"{text[:head]} [… {len(text) - most:,} characters …] {text[len(text) - tail :]}"
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character in _HARMLESS or unicodedata.category(character)[0] != "C":
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def outline(turns: Sequence[Mapping[str, str]], most: int) -> list[Mapping[str, str] | int]:
+    """The turns; of more than `most` the first and last ones, with how many were left out in between."""
+    if len(turns) <= most:
+        return list(turns)
+    head = (most + 1) // 2
+    return [*turns[:head], len(turns) - most, *turns[len(turns) - most + head :]]
+
+
+def outcome(entry: Entry) -> str:
+    """`success, return 1`; with `cut` where a message was cut at `env.max_new_tokens`."""
+    success = [] if entry["success"] is None else ["success" if entry["success"] else "no success"]
+    cut = ["cut"] if entry["metrics"].get("cut") else []
+    return ", ".join([*success, f"return {entry['return']:.4g}", *cut])

@@ -1,0 +1,101 @@
+"""Conversations of evaluations: the file, texts as they are shown, and their table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.observe.conversations import (
+    CONVERSATIONS_FILE,
+    forget_conversations,
+    outcome,
+    outline,
+    read_conversations,
+    readable,
+    write_conversations,
+)
+from polyrhythm.observe.report.conversations import conversations
+from polyrhythm.observe.report.read import Run
+
+
+def entry(evaluation: Any = "after", version: Any = 2, index: int = 0, **changes: Any) -> dict[str, Any]:
+    turn = {"message": "four", "reply": ""}
+    said = {"prompt": "2+2=", "turns": [turn], "success": True, "return": 1.0, "metrics": {"turns": 1.0}}
+    place = {"evaluation": evaluation, "version": version, "index": index, "task": "sums", "seed": 7}
+    return {**place, **said, **changes}
+
+
+def table(entries: Sequence[dict[str, Any]]) -> str:
+    return conversations(Run(Path(), "run", "", [], [], {}, finished=True, conversations=entries))
+
+
+def test_what_is_written_is_read_again_each_once_and_as_it_was_last(tmp_path: Path) -> None:
+    assert read_conversations(tmp_path) == []
+    odd = entry("before", 0, prompt="a\u2028b\x85c\né <b>")
+    write_conversations(tmp_path, [odd, entry("during", 1)])
+    write_conversations(tmp_path, [entry("during", 1, success=False), entry()])
+    path = tmp_path / CONVERSATIONS_FILE
+    assert "é <b>" in path.read_text(), "as a reader of the file sees it"
+    with path.open("a") as file:
+        for odd_one in (entry(version="3"), entry(evaluation=3), entry(turns=[{"message": 1}]), {"return": "x"}, [], 5):
+            file.write(json.dumps(odd_one) + "\n")
+        file.write('{"cut')
+    expected = [odd, entry("during", 1, success=False), entry()]
+    assert read_conversations(tmp_path) == expected
+    forget_conversations(tmp_path, 1)
+    assert read_conversations(tmp_path) == expected[:2]
+
+
+def test_what_cannot_be_written_is_lost_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / CONVERSATIONS_FILE).mkdir()
+    write_conversations(tmp_path, [entry()])
+    assert CONVERSATIONS_FILE in caplog.text
+    write_conversations(tmp_path / "none", [])
+
+
+def test_a_text_is_shown_without_control_characters_and_a_long_one_is_cut_with_a_note() -> None:
+    assert readable("a\x1b[2J\n\tb\x00\u202e", 100) == "a\\x1b[2J\n\tb\\x00\\u202e"
+    assert readable("abcdefghi", 9) == "abcdefghi"
+    assert readable("abcdefghi" + "x" * 1200 + "yz", 6) == "abcd [… 1,205 characters …] yz"
+
+
+def test_of_many_turns_the_first_and_last_are_shown() -> None:
+    turns = [{"message": str(number), "reply": ""} for number in range(9)]
+    assert outline(turns, 9) == turns
+    assert outline(turns, 5) == [*turns[:3], 4, *turns[7:]]
+
+
+def test_an_outcome_says_what_there_is() -> None:
+    assert outcome(entry()) == "success, return 1"
+    assert outcome(entry(success=False, metrics={"cut": 1.0}, **{"return": -0.5})) == "no success, return -0.5, cut"
+    assert outcome(entry(success=None)) == "return 1"
+
+
+def test_the_table_shows_the_first_and_last_evaluation_of_each_way_prompt_by_prompt() -> None:
+    names = [("before", 0), ("before_sampled", 0), ("during", 4), ("during_sampled", 4), ("during", 8), ("after", 9)]
+    page = table([entry(*name, index=index, prompt=f"p{index}") for name in names for index in (10, 2)])
+    assert page.index("p2") < page.index("p10"), "in the order of the episodes"
+    assert page.count("<tbody>") == 2
+    assert page.count("<td>success, return 1</td>") == 2 * 4
+    labels = ("before, greedy", "before, sampled", "after, greedy", "during, sampled, version 4")
+    places = [page.index(f"<td>{label}</td>") for label in labels]
+    assert places == sorted(places)
+    assert "version 8" not in page
+    assert table([]) == ""
+    assert "during, greedy, version 4" in table([entry("during", 4)])
+
+
+def test_the_table_escapes_what_was_said_and_cuts_it() -> None:
+    bad = "<script>alert(1)</script>"
+    turns = [{"message": f"{bad}\n", "reply": f"{bad}&amp;"}] * 20
+    page = table([entry(prompt=bad, task=bad, evaluation=bad, turns=turns), entry(prompt="x" * 5000)])
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 1 + 1 + 2 * 8
+    assert "&amp;amp;" in page
+    assert "[… 12 turns …]" in page
+    assert "[… 4,400 characters …]" in page
+    assert len(page) < 20_000
