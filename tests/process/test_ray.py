@@ -60,13 +60,15 @@ def test_a_run_on_a_cluster_of_its_own_is_complete_and_leaves_nothing(ray: Any, 
 @pytest.mark.slow
 def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_nodes: Any, tmp_path: Path) -> None:
     changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}}
-    pipeline = build_pipeline(config(**changes), folder=tmp_path / "run", record=True)
+    pipeline = build_pipeline(config(**changes, training={"versions": 500}), folder=tmp_path / "run", record=True)
     try:
-        pipeline.loop.train_until(1)
+        pipeline.loop.train_until(version := 1)
         assert "tcp" in set.union(*ways(pipeline).values())
-        os.kill(pipeline.launcher.processes()["simulator-0"], signal.SIGKILL)
-        pipeline.loop.train_until(VERSIONS)
-        assert pipeline.weights.newest == VERSIONS
+        killed = pipeline.launcher.processes()["simulator-0"]
+        os.kill(killed, signal.SIGKILL)
+        while version < VERSIONS or pipeline.launcher.processes().get("simulator-0", killed) == killed:
+            pipeline.loop.train_until(version := version + 1)
+        assert pipeline.weights.newest == version
         assert pipeline.loop.conductor.ledger.imbalance == 0
     finally:
         pipeline.close()
