@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 
 # One thread per process before torch is imported: on shared cores more threads are many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from polyrhythm.envs.maniskill.settings import ManiSkillSettings
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import MissingError
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 
 # A shell starts what runs in its background without SIGINT. Tests send it, to themselves and to the runs they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -24,6 +26,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_shared_memory() -> Iterator[None]:
+    """The runs of this session have shared memory of their own: a session beside it neither sees nor removes what dead
+    ones leave. The folder is like a run's, so the next run removes it if this process is killed."""
+    memory = SharedRunFolder({})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYRHYTHM_SHARED_MEMORY", str(memory.folder))
+        yield
+    memory.remove()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -160,7 +160,7 @@ def test_listing_environments_imports_neither_torch_nor_a_simulator() -> None:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env={"PYTHONPATH": str(Path(polyrhythm.__file__).parents[1])},
     )

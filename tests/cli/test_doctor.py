@@ -90,7 +90,7 @@ def test_without_any_package_each_check_says_what_is_missing() -> None:
         [sys.executable, "-S", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env={"PYTHONPATH": str(Path(polyrhythm.__file__).parents[1])},
     )

@@ -37,7 +37,7 @@ def _python(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         [sys.executable, "-W", "error", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         cwd=cwd,
         env={"PYTHONPATH": source, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
@@ -307,7 +307,7 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
     writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.close()
-    _, said = writer.communicate(timeout=60)
+    _, said = writer.communicate(timeout=300)
     assert said == b""
     assert writer.returncode == 0
 

@@ -67,7 +67,7 @@ def orphaned_folders() -> list[Path]:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_size:  # else it is just being made, by a run of another test session
+            if os.fstat(lock).st_size:  # else it is just being made
                 found.append(folder)
         except BlockingIOError:
             pass
@@ -124,6 +124,14 @@ def wait_for_output(folder: Path, text: str, process: subprocess.Popen[str], tim
 def wait_for_file(file: Path, folder: Path, process: subprocess.Popen[str]) -> None:
     """Until a process of the run in this folder has made the file."""
     _wait_for(file.exists, file.name, folder, process)
+
+
+def wait_until(condition: Callable[[], object], step_s: float = 0.005) -> None:
+    """Until something is so."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(step_s)
 
 
 def _wait_for(found: Callable[[], bool], what: str, folder: Path, process: subprocess.Popen[str]) -> None:

@@ -169,7 +169,7 @@ def test_a_second_simulator_finds_the_other_place_and_a_third_none(tmp_path: Pat
     with opened(tmp_path, join={"simulators": 2, "min_simulators": 2}) as (pipeline, first):
         two = [Joining(tmp_path, first) for _ in range(2)]
         pipeline.loop.start()
-        third = Joining(tmp_path, first, patience_s=0.5)
+        third = Joining(tmp_path, first, patience_s=3.0)
         run_until(pipeline, lambda: third.ended is not None)
         assert "the run has no room for this simulator: a simulator has joined here already" in str(third.ended)
         assert {STATION, "simulator-joined-1"} <= pipeline.loop.conductor.stations.incarnations.keys()
@@ -247,7 +247,7 @@ def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None
 
         def go() -> None:
             link.cut(stays=True)
-            until = time.monotonic() + 10
+            until = time.monotonic() + PATIENCE_S
             while first.joiner._attached and time.monotonic() < until:  # what it sent before would be lost
                 time.sleep(0.005)
             first.joiner.leave()
@@ -289,7 +289,7 @@ def test_a_reset_that_waits_for_a_person_parks_the_simulator_until_it_is_done(tm
     PERSON.clear()
     with opened(tmp_path, join={"min_simulators": 1}) as (pipeline, port):
         env = load_env("tests.process.breaking:WaitsSettings")
-        robot = Joining(tmp_path, port, env=env, park_s=0.3, patience_s=1.0)
+        robot = Joining(tmp_path, port, env=env, park_s=0.3, patience_s=3.0)
         pipeline.loop.start()
         pipeline.loop._stall_s = 1.0
         pipeline.loop.submit(records.TrainUntil(4))
@@ -297,7 +297,7 @@ def test_a_reset_that_waits_for_a_person_parks_the_simulator_until_it_is_done(tm
         assert [(one.reason, one.blame) for one in lost(pipeline)] == [
             ("left: parked, its reset takes longer than 0.3 s", False)
         ]
-        threading.Timer(2.0, PERSON.set).start()
+        threading.Timer(4.0, PERSON.set).start()
         pipeline.loop.train_until(4)
         assert set(attempts(pipeline)) == {1}
         assert len(lost(pipeline)) == 1

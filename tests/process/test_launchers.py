@@ -197,7 +197,7 @@ def test_an_event_that_has_come_is_found_at_once_whatever_came_before_it(tmp_pat
             records.UpdateDone("t", 0, 7),
         ):
             outbox.send(wire.encode(message))
-        time.sleep(0.3)
+        time.sleep(1.0)
         assert launcher.receive(0.0) == records.UpdateDone("t", 0, 7)
         assert launcher.receive(0.0) is None
         outbox.close()

@@ -6,25 +6,17 @@ import fcntl
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from tests.long import long
-from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, wait_until
 from tests.process.test_supervision import lost, run
 
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.scheduler.records import Event, Published, TrainerJoined, UpdateDone
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -39,9 +31,9 @@ def reading(pipeline: Pipeline) -> Iterator[None]:
 def ahead_of_its_publication(pipeline: Pipeline, act: Callable[[], None]) -> None:
     """Do something once the update behind a version has ended that the trainer cannot write."""
     versions = pipeline.loop.conductor.versions
-    wait_for(lambda: versions.updates >= 2)
+    wait_until(lambda: versions.updates >= 2)
     with reading(pipeline):
-        wait_for(lambda: versions.trained >= versions.published + 2)
+        wait_until(lambda: versions.trained >= versions.published + 2)
         act()
 
 
@@ -84,9 +76,9 @@ def test_a_publication_that_hangs_while_nothing_else_is_to_do_is_the_loss_of_the
 
     def during(pipeline: Pipeline) -> None:
         versions = pipeline.loop.conductor.versions
-        wait_for(lambda: versions.updates >= 2)
+        wait_until(lambda: versions.updates >= 2)
         with reading(pipeline):
-            wait_for(lambda: bool(lost(pipeline)))
+            wait_until(lambda: bool(lost(pipeline)))
 
     limits = {"update_s": 2.0, "heartbeat_s": 60.0}
     pipeline = run(tmp_path, versions=4, base=LOCKSTEP, during=during, launcher="local", supervision=limits)

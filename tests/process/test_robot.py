@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.process.joined import Joining, lost
+from tests.process.runs import wait_until
 from tests.process.test_join import On
 from tests.runtime.links import free_port
 
@@ -71,7 +72,7 @@ def test_the_emergency_stop_works_without_a_run_and_stays(tmp_path: Path) -> Non
         env.reset([0], [0], [0])
         env.step([0], action)
         (tmp_path / "stop").touch()
-        time.sleep(0.05)
+        wait_until(lambda: env.arm.stopped)
         where, moved = env.arm.hand.copy(), env.arm.moved
         (tmp_path / "stop").unlink()
         for _ in range(5):
@@ -96,8 +97,7 @@ def test_steps_come_at_the_rate_and_without_commands_it_holds_still() -> None:
         assert time.monotonic() - begin >= 0.08
         assert env.arm.moved == 10
         ticks = env.arm.ticks
-        time.sleep(0.1)
-        assert env.arm.ticks > ticks
+        wait_until(lambda: env.arm.ticks > ticks + 5)
         assert env.arm.moved == 10
     finally:
         env.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.long import long
-from tests.process.runs import ASYNCHRONOUS, children, config, orphaned_folders
+from tests.process.runs import ASYNCHRONOUS, PATIENCE_S, children, config, orphaned_folders
 
 from polyrhythm.config.load import merge
 from polyrhythm.errors import RunHalted, StartError
@@ -69,7 +70,7 @@ def at_update(number, act):
     """Something to do once so many updates are done."""
 
     def wait(pipeline):
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while pipeline.loop.conductor.versions.updates < number and time.monotonic() < until:
             time.sleep(0.01)
         act(pipeline)
@@ -78,7 +79,7 @@ def at_update(number, act):
 
 
 @pytest.mark.parametrize(
-    ("call", "limit"), [("step", {"step_s": 1.0}), ("reset", {"reset_s": 1.0})], ids=["step", "reset"]
+    ("call", "limit"), [("step", {"step_s": 3.0}), ("reset", {"reset_s": 3.0})], ids=["step", "reset"]
 )
 def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_path, caplog):
     env = {**ENV, "call": call, "fault": "hang", "at": 4, "marker": str(tmp_path / "hung")}
@@ -86,8 +87,7 @@ def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_pa
         pipeline = run(tmp_path, env=env, supervision=limit)
     (event,) = lost(pipeline)
     assert event.station == "simulator-0"
-    assert f"has been in one {call} for 1." in event.reason
-    assert f"supervision.{call}_s" in event.reason
+    assert re.fullmatch(rf"has been in one {call} for \d+\.\d s \(supervision\.{call}_s\)", event.reason)
     assert "starting it again (failure 1)" in caplog.text
     assert balanced(pipeline, 32)
 
@@ -186,9 +186,9 @@ def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path)
 
 def test_a_stopped_station_is_found_and_replaced_and_what_it_would_say_is_refused(tmp_path):
     stop = at_update(2, lambda pipeline: os.kill(pipeline.launcher.processes()["simulator-0"], signal.SIGSTOP))
-    pipeline = run(tmp_path, versions=20, during=stop, supervision={"heartbeat_s": 2.0}, training={"versions": 20})
+    pipeline = run(tmp_path, versions=20, during=stop, supervision={"heartbeat_s": 5.0}, training={"versions": 20})
     reasons = {event.station: event.reason for event in lost(pipeline)}  # others may be late on a busy machine
-    assert "sent no heartbeat for 2 s" in reasons["simulator-0"]
+    assert "sent no heartbeat for 5 s" in reasons["simulator-0"]
     assert balanced(pipeline, 160)
 
 

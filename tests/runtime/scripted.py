@@ -20,7 +20,7 @@ RAISES, HANGS, DIES, REFUSES, AT_ONCE = 1001, 1002, 1003, 1004, 1005
 #: The same for the last of several ranks; the others notice it by a broken connection.
 LAST_RAISES, LAST_DIES = 1006, 1007
 #: Seconds after which they do.
-_NOTICED_S = 0.3
+_NOTICED_S = 1.0
 
 
 class Scripted:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import zmq
+from tests.process.runs import wait_until
 from tests.runtime.strangers import WAYS, Stranger
 
 from polyrhythm.errors import StartError
@@ -30,13 +30,6 @@ def sockets(tmp_path: Path, refused: list[int]) -> Iterator[Sockets]:
     with closing(Sockets("tcp", str(tmp_path), KEYS, lambda: refused.append(1), 1000)) as sockets:
         yield sockets
     assert not [thread for thread in threading.enumerate() if thread.name == "authenticator"]
-
-
-def until(true: Callable[[], object]) -> None:
-    limit = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def test_the_runs_own_are_heard(sockets: Sockets, refused: list[int]) -> None:
@@ -60,8 +53,8 @@ def test_a_stranger_is_refused_and_counted_and_the_runs_own_go_on(
         with closing(Stranger(way, inbox.endpoint, KEYS)) as stranger:
             stranger.say([b"stop"])
             if way != "raw":
-                until(lambda: refused)
-        until(lambda: refused)
+                wait_until(lambda: refused)
+        wait_until(lambda: refused)
         outbox.send(b"after")
         assert inbox.receive(10) == b"after"
         assert inbox.receive(0.05) is None
@@ -82,7 +75,7 @@ def test_the_runs_own_are_never_counted_however_their_connections_interleave(
         assert not refused
         with closing(Stranger("raw", inbox.endpoint, KEYS)) as stranger:
             stranger.say([b"stop"])
-        until(lambda: refused)
+        wait_until(lambda: refused)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from tests.process.runs import PATIENCE_S
+from tests.process.runs import PATIENCE_S, wait_until
 from tests.runtime.served import blank_arena, served
 
 from polyrhythm.runtime.hosts import questions as q
@@ -66,13 +65,6 @@ def watching(agents: Mapping[str, Agent], lost: Collection[str] = (), every_s: f
         clocks.add(host, agent)  # type: ignore[arg-type]
     clocks.start()
     return clocks
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("waits", [(0.01, 0.01), (0.02, 0.0), (0.0, 0.02)], ids=["even", "late", "early"])

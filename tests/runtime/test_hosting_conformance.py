@@ -58,7 +58,7 @@ def local(transport: str, ranks: int = 1, **supervision: float) -> Callable[[Pat
 
 
 def limits_of(**supervision: float) -> SupervisionSettings:
-    return config(supervision={"update_s": 1.0, **supervision}).supervision
+    return config(supervision={"update_s": 3.0, **supervision}).supervision
 
 
 def hosts(folder: Path) -> Launcher:
@@ -88,7 +88,7 @@ HOSTINGS = {
     "local-ipc": local("ipc"),
     "local-tcp": local("tcp"),
     "local-ranks": local("ipc", ranks=2),
-    "watchful-ranks": local("ipc", ranks=2, heartbeat_s=3.0),
+    "watchful-ranks": local("ipc", ranks=2, heartbeat_s=5.0),
     "hosts": hosts,
     "ray": ray,
 }
@@ -121,7 +121,7 @@ every = pytest.mark.parametrize("launcher", ["inline", *ISOLATED], indirect=True
 isolated = pytest.mark.parametrize("launcher", ISOLATED, indirect=True)
 
 
-def received(hosting: Hosting, count: int, seconds: float = 30.0) -> list[Event]:
+def received(hosting: Hosting, count: int, seconds: float = PATIENCE_S) -> list[Event]:
     found, until = [], time.monotonic() + seconds
     while len(found) < count and time.monotonic() < until:
         event = hosting.receive(0.2)
@@ -145,7 +145,7 @@ def test_commands_and_events_keep_their_order(hosting: Hosting) -> None:
 def test_what_a_station_says_while_it_hears_a_command_comes_without_a_unit_of_work(hosting: Hosting) -> None:
     """As the failed sample of a cancelled row, after which its slot has nothing to do."""
     hosting.send("a", PublishWeights("a", AT_ONCE))
-    assert received(hosting, 1, 10.0) == [Published("a", 0, AT_ONCE)]
+    assert received(hosting, 1) == [Published("a", 0, AT_ONCE)]
 
 
 @every
@@ -218,7 +218,7 @@ def test_a_station_that_raises_ends_a_run_in_one_thread(hosting: Hosting) -> Non
     ("version", "reason"),
     [
         (RAISES, "ValueError: told to raise"),
-        (HANGS, "has been in one publish for 1."),
+        (HANGS, "has been in one publish for "),
         (DIES, "was ended by SIGKILL"),
         (REFUSES, "refused PublishWeights: this version is refused"),
     ],
@@ -279,4 +279,4 @@ def test_a_rank_that_fails_is_one_loss_of_its_station_whatever_the_others_notice
 @pytest.mark.parametrize("launcher", ["watchful-ranks"], indirect=True)
 def test_a_rank_that_is_stopped_is_found_by_its_heartbeat(hosting: Hosting) -> None:
     os.kill(hosting.processes()["a-rank1"], signal.SIGSTOP)
-    assert lost_and_back(hosting, []) == "rank 1: sent no heartbeat for 3 s (supervision.heartbeat_s)"
+    assert lost_and_back(hosting, []) == "rank 1: sent no heartbeat for 5 s (supervision.heartbeat_s)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
+from tests.process.runs import wait_until
 
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.runtime.hosts import questions as q
@@ -208,10 +208,12 @@ def test_a_survey_opens_each_new_node_once_and_again_after_its_host_was_lost() -
 
 def _taken(survey: Survey, count: int) -> list[tuple[Place, str]]:
     taken: list[tuple[Place, str]] = []
-    until = time.monotonic() + 10
-    while len(taken) < count and time.monotonic() < until:
-        taken += survey.take()
-        time.sleep(0.001)
+
+    def enough() -> bool:
+        taken.extend(survey.take())
+        return len(taken) >= count
+
+    wait_until(enough)
     return taken
 
 
@@ -297,29 +299,22 @@ class Client:
     def close(self) -> None: ...
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert condition()
-
-
 def test_a_host_is_silent_after_several_questions_and_not_once_it_answers() -> None:
     client = Client()
     watch = HostWatch(client)  # type: ignore[arg-type]
     client.may.release()
-    until(lambda: client.asked == 2)
+    wait_until(lambda: client.asked == 2)
     assert not watch.is_silent_for(0.0), "one question may be lost with its connection"
     client.may.release()
-    until(lambda: client.asked == 3)
+    wait_until(lambda: client.asked == 3)
     assert watch.is_silent_for(0.0)
     assert not watch.is_silent_for(3600.0)
     now, client.answers = time.monotonic(), True
     watch.ask()
     client.may.release()
-    until(lambda: client.asked == 4)
+    wait_until(lambda: client.asked == 4)
     assert not watch.is_silent_for(0.0)
     assert watch.answered <= now, "this question was asked before"
     client.may.release(100)
-    until(lambda: watch.answered > now)
+    wait_until(lambda: watch.answered > now)
     watch.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from tests.process.runs import config
+from tests.process.runs import PATIENCE_S, config
 from tests.runtime.scripted import ScriptedFactory
 
 from polyrhythm.errors import RunHalted
@@ -47,7 +47,7 @@ def test_starting_a_process_does_not_wait_until_it_reads_its_spec(tmp_path: Path
     with (tmp_path / "log").open("wb") as log:
         starting = threading.Thread(target=lambda: started.append(start_child(spec, log)), daemon=True)
         starting.start()
-        starting.join(30.0)
+        starting.join(PATIENCE_S)
         waited = starting.is_alive()
         gate.write_text("")  # lets the process go on
         starting.join()

@@ -40,7 +40,7 @@ def test_a_worker_that_is_killed_from_outside_is_noticed_while_the_driver_waits_
         work.group("echo", Echo, 2)
         items = work.channel("items", 1)
         work.start()
-        threading.Timer(0.3, lambda: os.kill(work.processes()["echo-1"], signal.SIGKILL)).start()
+        threading.Timer(1.0, lambda: os.kill(work.processes()["echo-1"], signal.SIGKILL)).start()
         with pytest.raises(WorkerFailed, match="worker echo rank 1: was ended by SIGKILL"):
             items.get()
 
@@ -89,11 +89,11 @@ def test_items_of_a_killed_workflow_leave_nothing_in_shared_memory(make: Make) -
 
 @pytest.mark.parametrize("launcher", ["local"])
 def test_a_stopped_worker_is_found_by_its_silence(launcher: Any) -> None:
-    with Workflow(launcher, heartbeat_s=2.0) as work:
+    with Workflow(launcher, heartbeat_s=5.0) as work:
         echo, items = work.group("echo", Echo, 2), work.channel("items", 1)
         waiting = echo.on(0).take(items)
         echo.on(1).stop()
-        with pytest.raises(WorkerFailed, match=r"worker echo rank 1: sent no heartbeat for 2 s \(heartbeat_s\)"):
+        with pytest.raises(WorkerFailed, match=r"worker echo rank 1: sent no heartbeat for 5 s \(heartbeat_s\)"):
             waiting.wait()
     assert not children()
     assert not orphaned_folders()
@@ -126,7 +126,7 @@ def test_a_large_item_that_nobody_took_in_time_is_dropped(make: Make) -> None:
 def test_an_interrupt_of_the_driver_leaves_nothing() -> None:
     with Workflow("local") as work:
         waiting = work.group("echo", Echo, 2).take(work.channel("items", 1))
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             waiting.wait()
     assert not children()
