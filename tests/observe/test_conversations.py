@@ -48,6 +48,11 @@ def test_what_is_written_is_read_again_each_once_and_as_it_was_last(tmp_path: Pa
     assert read_conversations(tmp_path) == expected
     forget_conversations(tmp_path, 1)
     assert read_conversations(tmp_path) == expected[:2]
+    with (tmp_path / CONVERSATIONS_FILE).open("a") as file:
+        file.write('{"evaluation": "dur')
+    forget_conversations(tmp_path, 2)
+    write_conversations(tmp_path, [entry(index=5)])
+    assert [one["index"] for one in read_conversations(tmp_path)][-1] == 5, "after a crash in the middle of a line"
 
 
 def test_what_cannot_be_written_is_lost_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

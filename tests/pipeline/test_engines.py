@@ -232,6 +232,8 @@ def test_an_evaluation_by_an_engine_that_would_change_the_policy_is_refused() ->
     ):
         with pytest.raises(ConfigError, match=why):
             with_overrides(config, words)
+    late = with_overrides(run, [url, "policy.engine.type=sglang"])
+    assert late.policy.engine.url == "http://127.0.0.1:9"  # type: ignore[attr-defined]
     served = validate(merge(LANGUAGE, {"policy": {"engine": {"type": "vllm"}}}))
     assert with_overrides(served, ["policy.engine={type: native}"]).policy.engine.type == "native"  # type: ignore[attr-defined]
     assert with_overrides(run, []) is run

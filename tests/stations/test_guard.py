@@ -9,7 +9,7 @@ from tests.stations.counting import Counting
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable
 from polyrhythm.errors import RunHalted
-from polyrhythm.stations.simulator.guard import MOST_CHARS, EnvFault, GuardedEnv
+from polyrhythm.stations.simulator.guard import MOST_BYTES, EnvFault, GuardedEnv
 
 
 class Raising(Counting):
@@ -127,11 +127,14 @@ class Speaking(Counting):
 
 
 def test_texts_are_cut_where_no_message_could_carry_them():
-    long = "b" * MOST_CHARS
-    first, second = GuardedEnv(Speaking("aaa", long, "ccccc")).texts(0)
+    long = "b" * (MOST_BYTES - 11)
+    first, second = GuardedEnv(Speaking("aaa", long + "bbb", "ccccc")).texts(0)
     assert first == "aaa"
-    assert second == f"{long[3:]}… (8 more characters)"
-    assert GuardedEnv(Speaking("aaa", long[3:])).texts(0) == ("aaa", long[3:])
+    assert second == f"{long}… (8 more characters)"
+    assert GuardedEnv(Speaking("aaa", long)).texts(0) == ("aaa", long)
+    (wide,) = GuardedEnv(Speaking("€" * MOST_BYTES)).texts(0)
+    assert wide == "€" * (MOST_BYTES // 3) + f"… ({MOST_BYTES - MOST_BYTES // 3:,} more characters)"
+    assert len(GuardedEnv(Speaking(*[""] * MOST_BYTES)).texts(0)) <= MOST_BYTES // 8 + 2, "many empty ones"
     (text,) = GuardedEnv(Speaking("a\ud800é")).texts(0)
     assert text == "a?é"
 

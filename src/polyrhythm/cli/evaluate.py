@@ -85,8 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         shown = {name: value for name, value in result.items() if name not in _LEFT_OUT}
         print(show.lines(show.flat(shown), result["reports_success"]))
-        if said := result.get("conversations"):
-            print(f"\n{conversations.lines(said)}")
         if result.get("variants"):
             print(f"\n{show.variants(result)}")
+        if said := result.get("conversations"):
+            encoding = sys.stdout.encoding or "ascii"
+            print(f"\n{conversations.lines(said)}".encode(encoding, "backslashreplace").decode(encoding))
     return 0

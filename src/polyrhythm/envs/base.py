@@ -6,8 +6,9 @@ An adapter's file declares a frozen pydantic settings model with a `type` litera
 heavy imports happen inside the functions. `config.catalog` describes its optional attributes (`needs`, `extra`,
 `known_tasks`). `envs.conformance` has checks of this interface, for `polyrhythm check`.
 
-`resets_beside = True` says that one thread may reset a row while another one resets, steps or observes other rows; then
-`rollout.reset_ahead` may reset spare rows for coming episodes (`stations.simulator.reset_ahead`).
+`resets_beside = True` says that one thread may reset a row while another one resets, steps or observes other rows, or
+calls another method of its batch for them (`BeginsSteps`, `TranscribesRows`); then `rollout.reset_ahead` may reset
+spare rows for coming episodes (`stations.simulator.reset_ahead`).
 
 `leaves_device = True` says that its batches have `suspend` and `resume` (`runtime.messages.Offloadable`): under
 `placement.sharing: lease` a simulator of them is on its device in turn with other stations.
@@ -145,7 +146,8 @@ class BeginsSteps(Protocol):
         ...
 
     def drop_step(self, rows: RowNumbers) -> None:
-        """End what was begun for these rows: they were cancelled, or `begin_step` has raised. They are reset next."""
+        """End what was begun for these rows: they were cancelled, or `begin_step` or `step` has raised. They are reset
+        next."""
         ...
 
     def waits(self, rows: RowNumbers) -> bool:

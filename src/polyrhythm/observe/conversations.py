@@ -64,8 +64,9 @@ def _checked(entry: Entry) -> Entry:
 
 
 def forget_conversations(folder: Path, version: int) -> None:
-    """Remove those of later versions, whose weights are trained again."""
-    if (found := read_conversations(folder)) and any(entry["version"] > version for entry in found):
+    """Remove those of later versions, whose weights are trained again, and lines that a crash has left unfinished."""
+    found = read_conversations(folder)
+    if (folder / CONVERSATIONS_FILE).is_file():
         with atomic_write(folder / CONVERSATIONS_FILE) as unfinished:
             kept = (_line(entry) for entry in found if entry["version"] <= version)
             unfinished.write_text("".join(kept), encoding="utf-8")

@@ -4,6 +4,7 @@ that generates its tokens. Neither changes what the policy is."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from polyrhythm.config.load import merge, parse_override, validate
 from polyrhythm.config.schema import RunConfig
@@ -20,9 +21,10 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     if not overrides:
         return config
     saved = config.model_dump(mode="json")
-    tree = saved
-    for text in overrides:
-        tree = merge(tree, parse_override(text))
+    changes: dict[str, Any] = {}
+    for text in overrides:  # together first: an engine's type replaces the run's section, not what is said beside it
+        changes = merge(changes, parse_override(text))
+    tree = merge(saved, changes)
     allowed = movable(saved["policy"], tree["policy"]) if isinstance(tree["policy"], dict) else frozenset()
     named = {text.partition("=")[0].strip(): text for text in overrides}
     engine = [name for name in named if f"{name}.".startswith(f"{_ENGINE}.") and "engine" in saved["policy"]]

@@ -31,7 +31,7 @@ from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 #: Seconds between two signs of life; silence after which nothing more is sent by a connection.
 BEAT_S, _SILENT_S = 0.5, 3.0
 #: The calls of an environment that a simulator may be in; "" between them.
-_CALLS = ("", "reset", "step", "observe")
+_CALLS = ("", "reset", "step", "observe", "discard", "texts")
 
 
 class Heard(NamedTuple):

@@ -114,7 +114,15 @@ class LivenessMonitor:
 
 
 #: Setting that limits a call, by its name; every other call is the trainer's (update_s).
-_SETTING = {"reset": "reset_s", "step": "step_s", "observe": "step_s", "pass": "pass_s", "score": "score_s"}
+_SETTING = {
+    "reset": "reset_s",
+    "discard": "reset_s",
+    "step": "step_s",
+    "observe": "step_s",
+    "texts": "step_s",
+    "pass": "pass_s",
+    "score": "score_s",
+}
 
 
 def _setting(doing: str) -> str:

@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 #: `Station.doing` between two units of work.
 IDLE = ("", 0.0)
-#: Characters of an episode's texts that are told: a message has a largest size.
-MOST_CHARS = 1_000_000
+#: Bytes of an episode's texts that are told, in UTF-8: a message has a largest size.
+MOST_BYTES = 2**15
+#: What each text takes beside its own bytes, so that there are not endlessly many.
+_TEXT_BYTES = 8
 
 
 class EnvFault(Exception):
@@ -148,12 +150,12 @@ class GuardedEnv:
             log.warning("rows %s: drop_%s%s", list(rows), fault, fault.place)
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """What was said in the row, cut at `MOST_CHARS`; () if the environment has no texts."""
+        """What was said in the row, cut at `MOST_BYTES`; () if the environment has no texts."""
         inner = self.inner
         if not isinstance(inner, TranscribesRows):
             return ()
         try:
-            return _within(self._call("texts", lambda: list(map(as_utf8, inner.texts(row)))), MOST_CHARS)
+            return _within(self._call("texts", lambda: list(map(as_utf8, inner.texts(row)))), MOST_BYTES)
         except EnvFault as fault:
             log.warning("row %d: %s%s", row, fault, fault.place)
             return ()
@@ -180,14 +182,16 @@ def _fault(call: str, error: Exception) -> EnvFault:
 
 
 def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
-    """The first `most` characters of the texts, and how many more there are."""
+    """The texts as far as they take `most` bytes, and how many characters more there are."""
     kept: list[str] = []
     for place, text in enumerate(texts):
-        if len(text) > most:
-            more = sum(map(len, texts[place:])) - most
-            return (*kept, f"{text[:most]}… ({more:,} more characters)")
+        content = text.encode()
+        if len(content) > most:
+            first = content[:most].decode(errors="ignore")
+            more = sum(map(len, texts[place:])) - len(first)
+            return (*kept, f"{first}… ({more:,} more characters)")
         kept.append(text)
-        most -= len(text)
+        most -= len(content) + _TEXT_BYTES
     return tuple(kept)
 
 

@@ -43,6 +43,7 @@ from polyrhythm.runtime.transport.exchange import AnsweringEnd
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.guard import MOST_BYTES
 from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
@@ -274,9 +275,9 @@ class JoinedSimulator:
 
 
 def _largest(layout: ArenaLayout, info: records.EnvBatchInfo) -> int:
-    """Bytes of the largest frame of a simulator: a request of all its rows, or the rest of a sample."""
+    """Bytes of the largest frame of a simulator: a request of all its rows, or the rest of a sample with its texts."""
     rows = sum(slot.rows for slot in info.slots)
     shown = sum(spec.nbytes for spec in layout.obs.values())
     sample = layout.steps * (layout.answer_dtype.itemsize + 5 * layout.chunk) + shown
     pieces = 8 + 2 * len(layout.obs)
-    return max(rows * (shown + 17), sample) + 64 * pieces + m.HEAD_BYTES
+    return max(rows * (shown + 17), sample + 2 * MOST_BYTES) + 64 * pieces + m.HEAD_BYTES

@@ -212,7 +212,10 @@ class ResetAhead:
     def _exchange(self, row: int, spare: _Spare, start: Start, failed: dict[int, Exception]) -> None:
         """Put the claimed spare row in the row's place, once it is ready; what its reset raised is raised now."""
         if row in self._open:  # its step raised: what it has begun ends here, not in the thread that resets spares
-            self._drop_step([row])
+            try:
+                self._drop_step([row])
+            except Exception:  # the claimed spare row would be lost
+                log.warning("row %d: drop_step", row, exc_info=True)
         with self._changed:
             # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
             self._changed.wait_for(lambda: spare.ready)
