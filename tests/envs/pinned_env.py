@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
-from polyrhythm.envs.metaworld.gl_choice import known_simulators
+from polyrhythm.envs.gl_choice import simulator_count
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -25,7 +25,7 @@ class PinnedSettings(BaseModel):
 
     def check(self) -> None:
         if self.defect == "check tells":
-            raise ConfigError(f"told {known_simulators()}")
+            raise ConfigError(f"told {simulator_count()}")
 
     def spec(self) -> EnvSpec:
         if self.defect == "spec asks":

@@ -13,15 +13,15 @@ import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.metaworld import gl_probe
-from polyrhythm.envs.metaworld.env import MetaWorldSettings
-from polyrhythm.envs.metaworld.gl_choice import (
+from polyrhythm.envs import gl_probe
+from polyrhythm.envs.gl_choice import (
     RUN_FOLDER,
     fastest,
-    known_simulators,
     processes_at_once,
-    told_simulators,
+    set_simulator_count,
+    simulator_count,
 )
+from polyrhythm.envs.metaworld.env import MetaWorldSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
@@ -71,7 +71,7 @@ class Renderer:
                 fcntl.flock(unit, fcntl.LOCK_EX)
                 time.sleep(0.02)
         if kind == "parallel":
-            time.sleep(0.03)
+            time.sleep(0.04)
         return np.arange(2) * (kind != "blank")
 
     def close(self):
@@ -93,18 +93,18 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_draws_one_after_another_is_chosen_for_one_simulator_and_not_for_several(
     waiting: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     with caplog.at_level("INFO"):
-        with told_simulators(1):
+        with set_simulator_count(1):
             assert fastest(("parallel", "serial")) == "serial"
         assert (waiting / "started").read_text().split() == ["parallel", "serial"]
         assert fastest(("serial", "parallel")) == "parallel"
-    assert (waiting / "started").read_text().split()[2:] == ["serial"] * 3 + ["parallel"] * 3
-    said = r"rendering by parallel: serial (\d+) frames/s, parallel (\d+) frames/s \(processes that drew at once: 3\)"
+    assert (waiting / "started").read_text().split()[2:] == ["serial"] * 4 + ["parallel"] * 4
+    said = r"rendering by parallel: serial (\d+) frames/s, parallel (\d+) frames/s \(processes that drew at once: 4\)"
     found = re.search(said, caplog.text)
     assert found, caplog.text
     serial, parallel = map(float, found.groups())
-    assert serial < 55 < parallel, "three at 20 ms in turn, and three at 30 ms side by side"
+    assert serial < parallel, "four at 20 ms in turn, and four at 40 ms side by side"
 
 
 @pytest.mark.parametrize("kind", ["refuses", "blank", "crashes", "hangs"])
@@ -117,10 +117,28 @@ def test_a_backend_with_which_a_process_fails_draws_nothing(
     assert time.monotonic() - began < 20
     monkeypatch.setattr(gl_probe, "_LIMIT_S", 60.0)
     if kind == "refuses":
-        with caplog.at_level("INFO"), told_simulators(1):
+        with caplog.at_level("INFO"), set_simulator_count(1):
             assert fastest((kind, "parallel")) == "parallel"
             assert fastest((kind, "blank")) == kind
         assert "rendering by parallel: refuses draws nothing, parallel " in caplog.text
+
+
+@pytest.mark.usefixtures("waiting")
+def test_where_the_next_process_cannot_start_the_others_are_ended() -> None:
+    code = (
+        "import os, resource\n"
+        "from polyrhythm.envs.gl_probe import frames_per_s\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
+        "print(frames_per_s('parallel', 16))\n"
+        "try: print(os.waitpid(-1, os.WNOHANG))\n"
+        "except ChildProcessError: print('none left')"
+    )
+    path = os.pathsep.join((os.environ["PYTHONPATH"], *sys.path))
+    variables = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "0.0\nnone left\n", done.stderr
 
 
 @pytest.mark.sim
@@ -133,9 +151,9 @@ def test_three_processes_draw_with_the_backend_of_this_machine() -> None:
 def test_as_many_processes_draw_as_there_are_cores_and_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, simulators, processes in ((4, 0, 4), (4, 3, 3), (4, 9, 4), (64, 0, 16), (64, 40, 16), (1, 3, 1)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
-        with told_simulators(simulators):
+        with set_simulator_count(simulators):
             assert processes_at_once() == processes
-    assert known_simulators() == 0
+    assert simulator_count() == 0
 
 
 # ------------------------------------------------------------ once per run
@@ -144,8 +162,8 @@ def test_as_many_processes_draw_as_there_are_cores_and_simulators(monkeypatch: p
 def test_simulators_of_a_host_share_one_measurement(waiting: Path, tmp_path: Path) -> None:
     code = (
         "import logging; logging.basicConfig(level=20);"
-        "from polyrhythm.envs.metaworld.gl_choice import *\n"
-        "with told_simulators(1): print(fastest(('serial', 'parallel')))"
+        "from polyrhythm.envs.gl_choice import *\n"
+        "with set_simulator_count(1): print(fastest(('serial', 'parallel')))"
     )
     path = os.pathsep.join((os.environ["PYTHONPATH"], *sys.path))
     variables = os.environ | {RUN_FOLDER: str(tmp_path), "PYTHONPATH": path}
@@ -165,7 +183,7 @@ def test_a_simulator_whose_run_folder_is_gone_measures_for_itself(
     waiting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
-    with told_simulators(1):
+    with set_simulator_count(1):
         assert fastest(("refuses", "serial")) == "serial"
 
 
@@ -177,7 +195,7 @@ def test_what_an_environment_in_another_python_chooses_is_chosen_for_the_run(mon
     monkeypatch.setenv("MUJOCO_GL", "")
     monkeypatch.delenv("MUJOCO_GL")
     section = MetaWorldSettings(tasks=("reach-v3",)).model_dump(mode="json") | {"python": sys.executable}
-    with told_simulators(1):
+    with set_simulator_count(1):
         resolve("env", section).check()
     assert os.environ.get("MUJOCO_GL") in ("osmesa", "egl")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,6 +105,37 @@ def cluster(length: bytes, token: bytes) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
         thread.join(60)
+
+
+@pytest.mark.parametrize(("piece", "pause_s", "reach_s"), [(b"x", 0.05, 0.5), (bytes(1 << 16), 0.0, 60.0)])
+def test_who_answers_without_end_is_not_listened_to_without_end(
+    piece: bytes, pause_s: float, reach_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_auth_mode"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(reach, "_REACH_S", reach_s)
+    cut_off = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            """Consumes: one connection. Waits for: its end. Unblocked by: it, or 25 s or 32 MB. Produces: answers."""
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(60)
+                connection.recv(64)
+                connection.sendall(SETTINGS)
+                try:
+                    for _ in range(500):
+                        connection.sendall(piece)
+                        time.sleep(pause_s)
+                except ConnectionError:
+                    cut_off.set()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        reach.check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join(60)
+    assert cut_off.is_set()
 
 
 @pytest.mark.parametrize(

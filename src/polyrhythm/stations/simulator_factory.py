@@ -10,7 +10,7 @@ from typing import Any
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings
-from polyrhythm.envs.metaworld.gl_choice import RUN_FOLDER
+from polyrhythm.envs.gl_choice import RUN_FOLDER
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station, part_address, process_address

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.appearance import Appearance, background_of
+from polyrhythm.envs.gl_choice import fastest
 from polyrhythm.envs.maniskill.drivers import count_gpus
-from polyrhythm.envs.metaworld.gl_choice import fastest
 from polyrhythm.errors import StartError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyrhythm import errors
-from polyrhythm.envs.metaworld.gl_choice import known_simulators
+from polyrhythm.envs.gl_choice import simulator_count
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
 
@@ -65,7 +65,7 @@ class EnvProcess:
 
     def _open(self, env: Mapping[str, Any]) -> p.Opened:
         try:
-            return self.ask(p.Open(dict(env), simulators=known_simulators()), p.Opened)
+            return self.ask(p.Open(dict(env), simulators=simulator_count()), p.Opened)
         except EnvLost as lost:
             raise MissingError(
                 f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "

@@ -34,7 +34,7 @@ from polyrhythm.envs.base import (
     RowsFailed,
     TranscribesRows,
 )
-from polyrhythm.envs.metaworld.gl_choice import told_simulators
+from polyrhythm.envs.gl_choice import set_simulator_count
 from polyrhythm.envs.results import as_utf8
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, PolyrhythmError
@@ -61,7 +61,7 @@ class Server:
         if request.version != p.VERSION:
             raise ConfigError("it has another version of polyrhythm than the run; install that of the run there")
         settings = _resolved(request.env)
-        with told_simulators(request.simulators):
+        with set_simulator_count(request.simulators):
             check_installed("env", settings)
         if not isinstance(settings, EnvSettings):
             raise ConfigError(f"env.type = {request.env.get('type')}: its settings need spec() and build(rows)")

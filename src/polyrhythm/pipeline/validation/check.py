@@ -14,7 +14,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.metaworld.gl_choice import told_simulators
+from polyrhythm.envs.gl_choice import set_simulator_count
 from polyrhythm.errors import ConfigError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.array_specs import arena_layout
@@ -116,7 +116,7 @@ def installed_env(config: RunConfig) -> EnvSettings:
 def check_env_installed(config: RunConfig) -> None:
     """`check_installed` of the environment, which may measure how fast as many simulators draw as the run has."""
     here = config.rollout.simulators + bool(config.evaluation.reserved_rows)
-    with told_simulators({"local": here, "inline": 1}.get(config.launcher, 0)):
+    with set_simulator_count({"local": here, "inline": 1}.get(config.launcher, 0)):
         check_installed("env", config.env)
 
 

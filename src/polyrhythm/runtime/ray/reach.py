@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from polyrhythm.errors import StartError
 
-#: Seconds until a cluster's port must answer.
+#: Seconds until a cluster's port must be open, and from then on until it must have answered.
 _REACH_S = 5.0
 #: What begins a connection of HTTP/2, which gRPC uses: the preface and an empty frame of settings.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -20,6 +21,8 @@ _SETTINGS, _ALERT = b"\x04", b"\x15"
 LOCAL = "local"
 #: What Ray itself asks first, and the word in the answer of a cluster that does not take the token.
 _QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuthToken"
+#: The word that ends an answer, and the bytes that are read at once and at most.
+_STATUS, _PIECE, _MOST = b"grpc-status", 4096, 1 << 16
 #: Kinds of HTTP/2's frames, and the flags of the last one of each.
 _HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
 
@@ -33,10 +36,12 @@ def check_reachable(address: str) -> None:
         return
     try:
         with socket.create_connection((host, int(port)), _REACH_S) as connection:
+            until = time.monotonic() + _REACH_S
             connection.settimeout(_REACH_S)
             connection.sendall(_HELLO)
+            connection.settimeout(_left(until))
             answer = connection.recv(9)
-            refused = answer[3:4] == _SETTINGS and _refuses_token(connection)
+            refused = answer[3:4] == _SETTINGS and _refuses_token(connection, until)
     except TimeoutError as error:
         raise _refusal(address, f"no cluster answers there within {_REACH_S:g} s") from error
     except ConnectionResetError:
@@ -68,20 +73,31 @@ def own_token() -> str | None:
         return None  # Ray says why
 
 
-def _refuses_token(connection: socket.socket) -> bool:
-    """Whether a cluster, which has been greeted, says that it does not take the token here; False if it says anything
-    else, or nothing."""
-    token, said = own_token(), b""
+def _refuses_token(connection: socket.socket, until: float) -> bool:
+    """Whether a cluster, which has been greeted, says by then and in 64 KiB that it does not take the token here; False
+    if it says anything else, or nothing."""
+    token, said = own_token(), bytearray()
     if token is None:
         return False
     headers = {":method": "POST", ":scheme": "http", ":path": _QUESTION, ":authority": "ray", "te": "trailers"}
     headers |= {"content-type": "application/grpc"} | ({"authorization": f"Bearer {token}"} if token else {})
     block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
     with suppress(OSError):
+        connection.settimeout(_left(until))
         connection.sendall(_frame(_HEADERS, _END_HEADERS, block) + _frame(_DATA, _END_STREAM, bytes(5)))
-        while b"grpc-status" not in said and (more := connection.recv(4096)):
+        while _STATUS not in said[-_PIECE - len(_STATUS) :] and len(said) < _MOST:
+            connection.settimeout(_left(until))
+            if not (more := connection.recv(_PIECE)):
+                break
             said += more
     return _NO_TOKEN in said
+
+
+def _left(until: float) -> float:
+    """Seconds until then. TimeoutError if none are left."""
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
 
 
 def _text(text: str) -> bytes:

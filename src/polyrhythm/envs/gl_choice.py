@@ -1,8 +1,10 @@
 """Chooses the faster of MuJoCo's GL backends, by what as many processes draw at once as a run has simulators.
 
-Invariant: a run measures once on each of its hosts. Main chooses before it starts anything, and what it starts gets its
-choice in MUJOCO_GL; where main has not chosen, as on a cluster's nodes, a host's simulators share one choice by a file
-in the run's folder there.
+Main chooses before it starts anything, and what it starts gets its choice in MUJOCO_GL. Where main's choice does not
+reach, as on a cluster's nodes, a host's simulators share one choice by a file in the run's folder there. So a run
+measures once on each of its hosts, with two exceptions. Main's own host, if it is a node of a cluster that `ray start`
+has begun, is measured twice, since that cluster's actors do not get main's variables: its simulators may choose another
+backend than main. And simulators that join measure each for itself.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from polyrhythm.envs.metaworld.gl_probe import frames_per_s
+from polyrhythm.envs.gl_probe import frames_per_s
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,8 @@ _simulators: ContextVar[int] = ContextVar("simulators", default=0)
 
 
 @contextmanager
-def told_simulators(count: int) -> Iterator[None]:
-    """What is chosen in this block is for so many simulator processes on this machine; 0: that is not known."""
+def set_simulator_count(count: int) -> Iterator[None]:
+    """Set for a block how many simulator processes of this machine a backend is chosen for; 0: that is not known."""
     token = _simulators.set(count)
     try:
         yield
@@ -38,8 +40,8 @@ def told_simulators(count: int) -> Iterator[None]:
         _simulators.reset(token)
 
 
-def known_simulators() -> int:
-    """What `told_simulators` has said; 0 without it."""
+def simulator_count() -> int:
+    """The number that `set_simulator_count` has set; 0 without it."""
     return _simulators.get()
 
 
@@ -47,7 +49,7 @@ def processes_at_once() -> int:
     """Processes of a measurement: one for each core that this process may use, at most 16 and at most one for each
     simulator, where their number is known."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST, known_simulators() or _MOST)
+    return min(cores, _MOST, simulator_count() or _MOST)
 
 
 def fastest(backends: tuple[str, ...]) -> str:

@@ -1,5 +1,5 @@
 """Measures what several processes draw at once with one of MuJoCo's GL backends; each of them is
-`MUJOCO_GL=egl python -m polyrhythm.envs.metaworld.gl_probe`.
+`MUJOCO_GL=egl python -m polyrhythm.envs.gl_probe`.
 
 They are processes because simulators are, because MuJoCo takes its backend at import, and because a broken driver can
 hang or crash. One process alone would tell too little: a GPU may draw the frames of several one after another.
@@ -26,10 +26,12 @@ _READY = b"ready\n"
 
 def frames_per_s(backend: str, processes: int) -> float:
     """Frames per second that so many processes draw together: all their frames, by the time from the first one's
-    beginning to the last one's end. 0 if one of them cannot draw, crashes, or is not done in time."""
+    beginning to the last one's end. 0 if one of them cannot start or draw, crashes, or is not done in time."""
     until = time.monotonic() + _LIMIT_S
-    drawers = [_start(backend) for _ in range(processes)]
+    drawers: list[subprocess.Popen[bytes]] = []
     try:
+        for _ in range(processes):
+            drawers.append(_start(backend))  # noqa: PERF401 - if one cannot start, those before it are ended below
         if not all(_line(drawer, until) == _READY for drawer in drawers):
             return 0.0
         for drawer in drawers:
@@ -37,7 +39,7 @@ def frames_per_s(backend: str, processes: int) -> float:
         drawn = [json.loads(_line(drawer, until)) for drawer in drawers]
         began, ended = min(one["began"] for one in drawn), max(one["ended"] for one in drawn)
         return float(sum(one["frames"] for one in drawn) / (ended - began))
-    except (ValueError, OSError):  # no JSON, as from a process that has crashed; no reader
+    except (ValueError, OSError):  # no JSON, as from a process that has crashed; no reader; no start
         return 0.0
     finally:
         for drawer in drawers:
@@ -50,10 +52,10 @@ def frames_per_s(backend: str, processes: int) -> float:
 
 
 def _start(backend: str) -> subprocess.Popen[bytes]:
-    source = str(Path(__file__).resolve().parents[3])
+    source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
     return subprocess.Popen(
-        [sys.executable, "-m", "polyrhythm.envs.metaworld.gl_probe"],
+        [sys.executable, "-m", "polyrhythm.envs.gl_probe"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
