@@ -293,7 +293,6 @@ def test_time_to_a_goal_in_processes():
     assert not orphaned_folders()
     assert found["ended"] == 8
     assert found["versions"] <= 2
-    assert found["training_s"] > 0
     assert found["seconds"] > 2 * 8 * 0.001
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,13 @@ FOLDERS = sorted(config.parent for config in GOLDEN.glob("*/config.json"))
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_array_agrees(folder: Path) -> None:
-    lines = parity.compare(folder)
+    """In a process of its own, whose matrix products round as on other processors."""
+    command = [sys.executable, parity.__file__, str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [line for line in lines if "FAIL" in line] == [], done.stderr
+    assert done.returncode == 0
     assert len(lines) > 30
-    assert [str(line) for line in lines if not line.ok] == []
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05", "gr00t_n1_5"])
