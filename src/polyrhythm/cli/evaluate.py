@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*",
     )
     parser.add_argument(
-        "overrides",
+        "policy",
         nargs="*",
         default=[],
         metavar="policy.NAME=VALUE",
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             Conditions(arguments.swap_instructions, variants, arguments.conversations),
             live,
             Video(arguments.video, filmed or 9) if arguments.video else None,
-            arguments.overrides,
+            arguments.policy,
         )
     if result["reports_success"] is False:
         result = without_success(result)
