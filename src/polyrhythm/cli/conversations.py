@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polyrhythm.observe.conversations import outcome, outline, readable
+from polyrhythm.observe.conversations import fits_line, outcome, outline, readable
 from polyrhythm.observe.intervals import counted
 
-#: Characters of a text, and turns of an episode, that are shown; most characters of a message and a reply in one line.
-_CHARS, _TURNS, _SHORT = 300, 6, 60
+#: Characters of a text, and turns of an episode, that are shown.
+_CHARS, _TURNS = 300, 6
 
 
 def lines(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -26,7 +26,7 @@ def _of_episode(entry: Mapping[str, Any]) -> Iterator[str]:
             yield f"  [… {counted(turn, 'turn')} …]"
             continue
         who, message, reply = "answer" if turn is turns[-1] else "message", turn["message"], turn["reply"]
-        if reply and len(message) + len(reply) <= _SHORT and "\n" not in message + reply:
+        if reply and fits_line(turn):
             yield _said(who, f"{message}  →  {reply}")
             continue
         yield _said(who, message)

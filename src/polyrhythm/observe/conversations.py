@@ -22,6 +22,8 @@ CONVERSATIONS_FILE = "conversations.jsonl"
 
 #: Control characters that are shown as they are.
 _HARMLESS = frozenset("\n\t\u200d")
+#: Most characters of a message and its reply that share a line.
+_SHORT = 60
 
 Entry = Mapping[str, Any]
 
@@ -98,6 +100,12 @@ def outline(turns: Sequence[Mapping[str, str]], most: int) -> list[Mapping[str, 
         return list(turns)
     head = (most + 1) // 2
     return [*turns[:head], len(turns) - most, *turns[len(turns) - most + head :]]
+
+
+def fits_line(turn: Mapping[str, str]) -> bool:
+    """Whether the message and the reply to it are shown in one line."""
+    said = turn["message"] + turn["reply"]
+    return len(said) <= _SHORT and "\n" not in said
 
 
 def outcome(entry: Entry) -> str:

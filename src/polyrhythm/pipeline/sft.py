@@ -43,8 +43,6 @@ def check_demonstrations(file: Path | None, checked: ValidatedRun) -> None:
     dataset, or an expert. Of a dataset only its small files are read."""
     config = checked.config
     dataset = config.demonstrations.dataset if config.demonstrations else None
-    if file is not None:
-        _refuse_absent(file)
     if file is not None and file.is_dir():
         dataset = settings_of(file, config)
     elif file is not None:

@@ -145,9 +145,9 @@ def measure(kind: str, size: str, device: torch.device, rows: Sequence[int] = RO
     """One type in one size: parameters in millions, the measured peaks, what the reference replaces, `weights`, and in
     `modes` the passes (`_compare`)."""
     settings, spec = settings_of(kind, size), spec_of(kind, size)
-    with _drawn_later():
+    with _ZeroDraws():
         policy = settings.build(spec, seed=0, device=str(device), role="train")
-    draw(as_module(policy))
+    _draw(as_module(policy))
     with torch.device(device):
         reference = reference_of(kind, policy.network.size, STEPS)
     reference = reference.to(device=device, dtype=_dtype(size)).eval()
@@ -171,8 +171,8 @@ def measure(kind: str, size: str, device: torch.device, rows: Sequence[int] = RO
     }
 
 
-class _drawn_later(TorchFunctionMode):  # noqa: N801 - a context manager
-    """Parameters that modules draw on the CPU are zero instead."""
+class _ZeroDraws(TorchFunctionMode):
+    """Within it parameters that modules would draw are zero."""
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -183,7 +183,7 @@ class _drawn_later(TorchFunctionMode):  # noqa: N801 - a context manager
 
 
 @torch.no_grad()
-def draw(module: torch.nn.Module) -> None:
+def _draw(module: torch.nn.Module) -> None:
     """Draw matrices where they are, as wide as in the published initialisations."""
     for parameter in module.parameters():
         if parameter.dim() > 1:

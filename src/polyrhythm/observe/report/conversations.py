@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyrhythm.observe.conversations import Entry, outcome, outline, readable
+from polyrhythm.observe.conversations import Entry, fits_line, outcome, outline, readable
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.report.read import Run
 from polyrhythm.observe.report.tables import RESULTS
 
-#: Characters of a text, and turns of an episode, that are shown; most characters of a turn that has no line of its own.
-_CHARS, _TURNS, _SHORT = 600, 8, 60
+#: Characters of a text, and turns of an episode, that are shown.
+_CHARS, _TURNS = 600, 8
 _CAPTION = (
     "Each prompt with what the policy answered in the first and the last evaluation; replies of the environment are "
     "grey. Long texts are cut; conversations.jsonl has all of them."
@@ -74,7 +74,7 @@ def _turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         said = [f"<span>{_text(turn['message'])}</span>"]
         if turn["reply"]:
             said.append(f'<span class="soft">{_text(turn["reply"])}</span>')
-        short = len(turn["message"]) + len(turn["reply"]) <= _SHORT and "\n" not in turn["message"] + turn["reply"]
+        short = fits_line(turn)
         yield "".join(f"{text} " if short else f"<p>{text}</p>" for text in said)
 
 

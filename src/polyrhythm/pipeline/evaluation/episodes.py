@@ -155,6 +155,6 @@ def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
     rest: dict[str, Any] = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
     for parts in {"tasks", "suites", "variants", "kinds"} & rest.keys():
         rest[parts] = {name: without_success(part) for name, part in rest[parts].items()}
-    for listed in {"per_episode", "conversations"} & rest.keys():
-        rest[listed] = [{**one, "success": None} for one in rest[listed]]
+    if "per_episode" in rest:
+        rest["per_episode"] = [{**one, "success": None} for one in rest["per_episode"]]
     return rest
