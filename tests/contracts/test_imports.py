@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,16 @@ OURS = "polyrhythm."
 STANDARD = frozenset(sys.stdlib_module_names) | {"__future__"}
 
 
+@cache
+def _nodes(path: Path) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """The imports and calls of a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Call))
+
+
 def _imports(path: Path) -> Iterator[str]:
     """Full names of all modules that a file imports, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -226,11 +234,16 @@ def test_channels_decide_without_io(name: str) -> None:
         assert found in own or found.partition(".")[0] in STANDARD - {"time", "threading"}
 
 
+def _last(called: ast.expr) -> str:
+    """The last part of the dotted name of what is called, which `ast.unparse` would take long to say."""
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
 def _calls(name: str) -> Iterator[tuple[str, dict[str, object]]]:
     """Where a function of this dotted name is called in the sources, with its constant keyword arguments."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+        for node in _nodes(path):
+            if isinstance(node, ast.Call) and name.endswith(_last(node.func)) and ast.unparse(node.func) == name:
                 words = {word.arg or "": getattr(word.value, "value", None) for word in node.keywords}
                 yield str(path.relative_to(PACKAGE)), words
 

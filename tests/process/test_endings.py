@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.long import long
 from tests.process.runs import (
+    ASYNCHRONOUS,
     LOCKSTEP,
     PATIENCE_S,
     children,
@@ -29,8 +30,10 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.runtime.memory.shared_folder import remove_orphans
 
+#: Two stations that generate would import torch twice.
+SMALL = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "generators": 1}})
 #: It ends only when it is told to, and has the time to end in order on a busy machine too.
-LONG = {"training": {"versions": 100_000}, "shutdown_s": PATIENCE_S}
+ENDLESS = merge(SMALL, {"training": {"versions": 100_000}, "shutdown_s": PATIENCE_S})
 
 
 def output(folder):
@@ -54,40 +57,43 @@ def stop_and_resume(folder, base, signals, *, versions):
     return json.loads((folder / "run" / "ledger.json").read_text()), weights
 
 
-def test_a_run_that_ends_by_itself_leaves_nothing(tmp_path):
-    with command(tmp_path) as process:
-        assert process.wait(PATIENCE_S) == 0, output(tmp_path)
-    assert not children()
-    assert not orphaned_folders()
-
-
 #: What a run says that had the time to end in good order: whenever the signal comes, an update is under way or none is.
 IN_GOOD_ORDER = re.compile("the update under way is finished|no update was under way")
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long(5, "SIGTERM to main alone"))]
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long(10, "SIGTERM to main alone"))]
 )
-def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path):
-    with command(tmp_path, **LONG) as process:
+def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path, capsys):
+    with command(tmp_path, ENDLESS) as process:
         wait_for_updates(tmp_path, 3, process)
         stations = list(stations_of(process.pid).values())
+        # A folder in use is left to whoever has it.
+        assert main(["train", str(tmp_path / "recipe.yaml"), "resume=auto", "--out", str(tmp_path / "run")]) == 2
+        assert f"is in use by process {process.pid}" in capsys.readouterr().err
+        assert process.poll() is None
         os.kill(process.pid, number)
         assert process.wait(PATIENCE_S) == 130
         assert gone(stations)
     assert "shutting down; send it again to stop now" in output(tmp_path)
     assert IN_GOOD_ORDER.search(output(tmp_path))
     assert list((tmp_path / "run" / "checkpoints").glob("run-*/run.json"))
+    assert not children()
     assert not orphaned_folders()
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long(5, "SIGTERM to all processes")), signal.SIGHUP]
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=long(10, "SIGINT to all processes")),
+        pytest.param(signal.SIGTERM, marks=long(10, "SIGTERM to all processes")),
+        signal.SIGHUP,
+    ],
 )
 def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(number, tmp_path):
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("whoever started the tests has this signal ignored, as nohup does")
-    with command(tmp_path, **LONG) as process:
+    with command(tmp_path, ENDLESS) as process:
         wait_for_updates(tmp_path, 3, process)
         for pid in [*stations_of(process.pid).values(), process.pid]:
             os.kill(pid, number)
@@ -97,7 +103,7 @@ def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(num
 
 
 def test_a_run_in_a_shells_background_ignores_sigint_and_stops_in_order_at_sigterm(tmp_path):
-    with command(tmp_path, background=True, **LONG) as process:
+    with command(tmp_path, ENDLESS, background=True) as process:
         wait_for_updates(tmp_path, 2, process)
         os.kill(process.pid, signal.SIGINT)
         wait_for_updates(tmp_path, 5, process)
@@ -108,17 +114,9 @@ def test_a_run_in_a_shells_background_ignores_sigint_and_stops_in_order_at_sigte
     assert IN_GOOD_ORDER.search(output(tmp_path))
 
 
-def test_a_folder_in_use_is_left_to_whoever_has_it(tmp_path, capsys):
-    with command(tmp_path, **LONG) as process:
-        wait_for_updates(tmp_path, 2, process)
-        assert main(["train", str(tmp_path / "recipe.yaml"), "resume=auto", "--out", str(tmp_path / "run")]) == 2
-        assert f"is in use by process {process.pid}" in capsys.readouterr().err
-        assert process.poll() is None
-
-
 def test_the_second_signal_stops_at_once(tmp_path):
     slow = {"policy": {"type": "tests.process.policies:SlowSettings", "seconds": 3600.0}}
-    with command(tmp_path, **merge(LONG, slow)) as process:
+    with command(tmp_path, merge(ENDLESS, slow)) as process:
         wait_for_output(tmp_path, "rl …", process)
         stations = list(stations_of(process.pid).values())
         os.kill(process.pid, signal.SIGINT)
@@ -135,7 +133,7 @@ def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_pat
     # Two evaluations per update, for the targets and for its one step: the second update is the slow one.
     one_step = {"epochs": 1, "minibatch_steps": 0}
     slow = {"policy": policy, "shutdown_s": 0.5, "training": one_step}
-    with command(tmp_path, **merge(LONG, slow)) as process:
+    with command(tmp_path, merge(ENDLESS, slow)) as process:
         wait_for_updates(tmp_path, 1, process)
         wait_for_file(tmp_path / "second", tmp_path, process)
         os.kill(process.pid, signal.SIGINT)
@@ -149,7 +147,7 @@ def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_pat
 
 
 def test_after_sigkill_of_main_no_process_is_left_and_the_next_start_clears_the_memory(tmp_path):
-    with command(tmp_path, **LONG, placement={"trainer": {"ranks": 2}}) as process:
+    with command(tmp_path, ENDLESS, placement={"trainer": {"ranks": 2}}) as process:
         wait_for_updates(tmp_path, 2, process)
         found = stations_of(process.pid)
         stations = list(found.values())

@@ -25,6 +25,7 @@ from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks, WorkerJoined
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
+from polyrhythm.runtime.processes.template import Template
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler import records
 from polyrhythm.specs import WeightsLayout
@@ -183,6 +184,8 @@ def build_local_launcher(
         undo.callback(folder.remove)
         payloads = ArenaPayloads(layout, memoryview(folder.segment("arena")))
         channel = SharedWeights(weights, memoryview(folder.segment("weights")), folder.folder)
+        template = Template(stations)
+        undo.callback(template.close)
         hosting = LocalHosting(
             stations,
             layout,
@@ -192,7 +195,10 @@ def build_local_launcher(
             logs,
             transport=transport,
             check_report=check_report,
+            spawn=template.spawn,
             joining=joining,
         )
         undo.pop_all()
-    return Launcher(hosting, payloads, channel, folder=folder)
+    rest = ExitStack()
+    rest.callback(template.close)
+    return Launcher(hosting, payloads, channel, folder=folder, undo=rest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
@@ -71,6 +71,7 @@ class StreamGeneratorFactory:
     """A generator that serves by streams. evaluates: as in `GeneratorFactory`; places, resumes: as in
     `StreamGenerator`."""
 
+    preload: ClassVar[str] = __name__
     name: str
     policy: PolicyFactory
     evaluates: Evaluates = "no"
@@ -112,6 +113,7 @@ class GeneratorFactory:
     to. graphs: whether these passes are captured as CUDA graphs on a device.
     """
 
+    preload: ClassVar[str] = __name__
     name: str
     policy: PolicyFactory
     evaluates: Evaluates = "no"

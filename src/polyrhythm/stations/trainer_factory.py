@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
@@ -31,6 +31,7 @@ class TrainerFactory:
     algorithm, training, shard: these sections of the configuration as plain data. strategy: of several ranks.
     """
 
+    preload: ClassVar[str] = __name__
     name: str
     policy: PolicyFactory
     algorithm: dict[str, Any]

@@ -256,7 +256,7 @@ def _say_nothing(message: object) -> None:
     """What a rank above 0 has to say."""
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Be killed when the parent's process ends, however it ends (Linux; elsewhere `run` notices it)."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -269,7 +269,7 @@ def _die_with(parent: int) -> None:
 def main() -> None:
     """Read the specification and run the station."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
-    _die_with(spec.parent)
+    die_with(spec.parent)
     keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     status = StationProcess(spec).run()

@@ -13,6 +13,7 @@ from typing import IO, Protocol
 
 import msgspec
 
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.supervision import LivenessMonitor
@@ -156,22 +157,30 @@ def start_child(
     """Start the station's process: `python -m polyrhythm.runtime.processes.child`, with its spec on standard input.
 
     prefix: words before the command; environment: variables in addition to those of this process."""
-    threads = str(spec.resources.threads)
-    own = os.environ | {
+    own = environment_of(spec.resources) | dict(environment or {})
+    # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
+    with in_memory(msgspec.msgpack.encode(spec), spec.folder) as content:
+        return subprocess.Popen(  # noqa: S603
+            [*prefix, *station_command(spec)], stdin=content, stdout=log, stderr=log, env=own, start_new_session=True
+        )
+
+
+def station_command(spec: ChildSpec) -> list[str]:
+    """What is started for a station; its name is for `ps`."""
+    return [sys.executable, "-m", "polyrhythm.runtime.processes.child", rank_name(spec.station, spec.rank)]
+
+
+def environment_of(seat: Resources) -> dict[str, str]:
+    """The environment of a process with this seat."""
+    threads = str(seat.threads)
+    own = {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
-    own |= spec.resources.environment | dict(environment or {})
-    name = rank_name(spec.station, spec.rank)
-    command = [*prefix, sys.executable, "-m", "polyrhythm.runtime.processes.child", name]  # the name is for `ps`
-    # A session of its own: what a terminal sends to main's group is main's affair from the first moment.
-    with in_memory(msgspec.msgpack.encode(spec), spec.folder) as content:
-        return subprocess.Popen(  # noqa: S603
-            command, stdin=content, stdout=log, stderr=log, env=own, start_new_session=True
-        )
+    return os.environ | own | seat.environment
 
 
 def in_memory(content: bytes, folder: str) -> IO[bytes]:

@@ -1,0 +1,275 @@
+"""Starts the processes of stations as forks of one process that has imported what they need.
+
+To import torch takes a process about 2 s of a core; a fork of one that has it takes milliseconds and shares its memory.
+The template does nothing else: it has one thread, opens no device, and never runs a station itself. A fork becomes a
+child of the process that asked for it, as one that was started the usual way would be: that process adopts orphans
+while it asks, and the template's direct child ends at once (prctl(2), PR_SET_CHILD_SUBREAPER).
+
+Where anything of this is not possible, `start_child` starts the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+import msgspec
+
+from polyrhythm.runtime.factories import Resources, StationList
+from polyrhythm.runtime.processes.child import ChildSpec, die_with
+from polyrhythm.runtime.processes.child import main as run_station
+from polyrhythm.runtime.processes.process import (
+    Handle,
+    environment_of,
+    in_memory,
+    start_child,
+    station_command,
+)
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the template may take to import and to answer; that a fork may take to be adopted; to leave.
+_ANSWER_S, _ADOPT_S, _LEAVE_S = 120.0, 5.0, 5.0
+#: Seconds between two looks at a process that is waited for.
+_LOOK_S = 0.005
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+#: A fork's place for its command line, which tools like `ps` show.
+_TITLE_BYTES = 256
+_PID_BYTES = 8
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a fork gets beside its spec and its log. parent: who asks; path: of imports; command: as `ps` shows it."""
+
+    parent: int
+    environment: dict[str, str]
+    path: list[str]
+    folder: str
+    command: list[str]
+
+
+class ForkedProcess:
+    """A child of this process that this process has not started: a `Handle`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._turn = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit status, once it has been reaped; negative: the signal that ended it."""
+        with self._turn:
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # reaped by somebody else: its status is lost
+                    pid, status = self.pid, 0
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status. subprocess.TimeoutExpired: it has not ended in time."""
+        until = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(_LOOK_S)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Template:
+    """Forks the stations that name modules to import (`preload` of their factory) and work on the CPU, two at least, if
+    they have the same seat; others are started as usual."""
+
+    def __init__(self, stations: StationList) -> None:
+        wanted = [
+            (factory.name, seat, module)
+            for factory, *seats in stations
+            for seat in seats[:1]
+            if (module := getattr(factory, "preload", "")) and seat.device == "cpu" and not seat.environment
+        ]
+        self._threads = wanted[0][1].threads if wanted else 0
+        fitting = [(name, module) for name, seat, module in wanted if seat.threads == self._threads]
+        self._names = {name for name, _ in fitting}
+        self._process: subprocess.Popen[bytes] | None = None
+        if len(fitting) > 1 and sys.platform == "linux":
+            self._start(sorted({module for _, module in fitting}))
+
+    def _start(self, modules: Sequence[str]) -> None:
+        words = [sys.executable, "-m", __name__, str(os.getpid()), *modules, " " * _TITLE_BYTES]
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.settimeout(_ANSWER_S)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603
+                    words,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=environment_of(Resources("cpu", self._threads)),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                log.debug("stations are started one by one: %s", error)
+                self._line.close()
+
+    def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> Handle:
+        """Start the station's process."""
+        seat = spec.resources
+        if self._process is not None and spec.station in self._names and seat.threads == self._threads:
+            try:
+                return ForkedProcess(self._fork(spec, log_file))
+            except OSError as error:
+                log.debug("stations are started one by one: %s", error or "the template has ended")
+                self.close()
+        return start_child(spec, log_file)
+
+    def _fork(self, spec: ChildSpec, log_file: IO[bytes]) -> int:
+        """The process id of a fork that works on the spec. OSError: there is none."""
+        command = station_command(spec)
+        request = Request(os.getpid(), environment_of(spec.resources), sys.path, str(Path.cwd()), command)
+        with (
+            in_memory(msgspec.msgpack.encode(request), spec.folder) as what,
+            in_memory(msgspec.msgpack.encode(spec), spec.folder) as content,
+            _adopting(),
+        ):
+            socket.send_fds(self._line, [b"fork"], [what.fileno(), content.fileno(), log_file.fileno()])
+            pid = int.from_bytes(self._line.recv(_PID_BYTES), "little")
+        if not pid:
+            raise ChildProcessError("the template has ended, or its fork has not been adopted")
+        return pid
+
+    def close(self) -> None:
+        """End the template, not its forks; a second call does nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._line.close()
+        try:
+            process.wait(_LEAVE_S)  # it may be importing
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Orphans among the descendants of this process become its children meanwhile."""
+    libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
+        raise OSError(ctypes.get_errno(), "this system lets no process adopt others")
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+# ------------------------------------------------------------ in the template
+
+
+def main() -> None:
+    """Import the modules, then fork as often as is asked; ends with who asks."""
+    parent, *modules, _ = sys.argv[1:]
+    die_with(int(parent))
+    with socket.socket(fileno=os.dup(0)) as line:
+        for module in modules:
+            importlib.import_module(module)
+        if len(list(Path("/proc/self/task").iterdir())) > 1:
+            return  # a fork would lack the other threads
+        gc.collect()
+        gc.freeze()
+        while True:
+            _, (what, *rest) = socket.recv_fds(line, 16, 3)[:2]
+            with os.fdopen(what, "rb") as file:
+                request = msgspec.msgpack.decode(file.read(), type=Request)
+            line.send(_fork(request, line, *rest).to_bytes(_PID_BYTES, "little"))
+
+
+def _fork(request: Request, line: socket.socket, spec: int, log_file: int) -> int:
+    """The process id of the fork, once it is a child of who asks; 0 if it is not."""
+    read, write = os.pipe()
+    middle = os.fork()
+    if not middle:
+        middle = os.getpid()
+        if os.fork():
+            os._exit(0)
+        line.close()
+        os.close(read)
+        _become(request, middle, write, spec, log_file)
+    os.waitpid(middle, 0)
+    for descriptor in (write, spec, log_file):
+        os.close(descriptor)
+    with os.fdopen(read, "rb") as told:
+        return int.from_bytes(told.read(), "little")
+
+
+def _become(request: Request, middle: int, write: int, spec: int, log_file: int) -> NoReturn:
+    """Be the station's process, once this is a child of who asks."""
+    try:
+        until = time.monotonic() + _ADOPT_S
+        while os.getppid() == middle and time.monotonic() < until:
+            time.sleep(_LOOK_S / 10)
+        if os.getppid() != request.parent:
+            os._exit(1)
+        os.setsid()
+        for source, target in ((spec, 0), (log_file, 1), (log_file, 2)):
+            os.dup2(source, target)
+        os.write(write, os.getpid().to_bytes(_PID_BYTES, "little"))
+        for descriptor in (write, spec, log_file):
+            os.close(descriptor)
+        sys.stdin = os.fdopen(0, closefd=False)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        sys.path[:] = request.path
+        os.chdir(request.folder)
+        _show(request.command)
+        _draw_other_numbers()
+        run_station()
+    except SystemExit:
+        pass
+    except BaseException:  # noqa: BLE001 - the process ends with it
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _draw_other_numbers() -> None:
+    """Numpy's global generator, which Python does not seed anew after a fork."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+def _show(command: Sequence[str]) -> None:
+    """Have `ps` show this command, as far as it fits where the template's own stands."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(fields[45]), int(fields[46])  # fields 48 and 49 of proc(5), counted from the third
+        text = " ".join(command).encode(errors="replace")[: end - begin - 2]
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, text, len(text))
+        ctypes.memset(end - 1, 1, 1)  # says that it is one text, which ends at the first zero
+
+
+if __name__ == "__main__":
+    main()

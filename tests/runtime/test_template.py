@@ -1,0 +1,98 @@
+"""Stations that are forks of a template: children of this process like any others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
+from tests.runtime.scripted import DIES
+from tests.runtime.telling import TellingFactory
+
+from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.launcher import Launcher, build_local_launcher
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.scheduler.records import PublishWeights, StationLost, TrainerJoined
+from polyrhythm.specs import WeightsLayout
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes adopt no orphans on this system")
+
+LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+
+
+@contextmanager
+def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *seats: Resources) -> Iterator[tuple[Launcher, Any]]:
+    """A station for each seat, and what tells how one of them was started; nothing is left of them."""
+    monkeypatch.chdir(folder)
+    stations = [(TellingFactory(f"s{i}"), seat) for i, seat in enumerate(seats)]
+    limits = config().supervision
+    launcher = build_local_launcher(stations, LAYOUT, WeightsLayout.of({}), limits, folder / "logs")
+    try:
+        launcher.hosting.start()
+        yield launcher, lambda name: json.loads((folder / f"{name}.json").read_text())
+    finally:
+        launcher.close()
+        assert not children()
+        assert not orphaned_folders()
+
+
+def template() -> psutil.Process:
+    (process,) = [child for child in children() if "processes.template" in " ".join(child.cmdline())]
+    return process
+
+
+def test_forks_are_children_with_their_own_names_sessions_and_random_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SETTING", "before")
+    with started(tmp_path, monkeypatch, Resources(), Resources()) as (launcher, told):
+        pids = launcher.processes()
+        first, second = told("s0.0"), told("s1.0")
+        assert [first["session"], second["session"]] == [pids["s0"], pids["s1"]]
+        assert first["command"] == [sys.executable, "-m", "polyrhythm.runtime.processes.child", "s0"]
+        assert first["forked"]
+        assert second["forked"]
+        assert first["parent"] == second["parent"] == os.getpid()
+        assert first["draw"] != second["draw"]
+        assert first["path"] == sys.path
+        assert first["setting"] == "before"
+        assert first["open"] == second["open"], "no descriptor of another fork stays open"
+        monkeypatch.setenv("A_SETTING", "now")
+        launcher.hosting.send("s0", PublishWeights("s0", DIES))
+        lost = launcher.receive(PATIENCE_S)
+        assert isinstance(lost, StationLost)
+        assert lost.reason == "was ended by SIGKILL"
+        assert launcher.receive(PATIENCE_S) == TrainerJoined("s0", 1, 0)
+        assert (told("s0.1")["forked"], told("s0.1")["setting"]) == (True, "now")
+
+
+def test_without_its_template_a_station_is_started_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path, monkeypatch, Resources(), Resources()) as (launcher, told):
+        template().send_signal(signal.SIGKILL)
+        launcher.hosting.send("s1", PublishWeights("s1", DIES))
+        assert isinstance(launcher.receive(PATIENCE_S), StationLost)
+        assert launcher.receive(PATIENCE_S) == TrainerJoined("s1", 1, 0)
+        assert (told("s1.0")["forked"], told("s1.1")["forked"]) == (True, False)
+
+
+def test_what_has_another_seat_is_started_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seats = (Resources(), Resources(), Resources(threads=2), Resources(environment={"A_SETTING": "own"}))
+    with started(tmp_path, monkeypatch, *seats) as (_, told):
+        assert [told(f"s{i}.0")["forked"] for i in range(4)] == [True, True, False, False]
+        assert told("s3.0")["setting"] == "own"
+
+
+def test_one_station_alone_needs_no_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(tmp_path, monkeypatch, Resources()) as (launcher, told):
+        assert [child.pid for child in children()] == list(launcher.processes().values())
+        assert not told("s0.0")["forked"]
