@@ -59,13 +59,36 @@ def ways(pipeline: Pipeline, generators: int = 2) -> dict[str, set[str]]:
     return {name: set(read_traffic(statistics[name])) - {"apply"} for name in names}
 
 
+class Reader(Observer):
+    """Reads every sample as soon as main hears of it."""
+
+    hears = (records.SampleFinished,)
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._payloads, self.read = pipeline.launcher.payloads, Counter[str]()
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if isinstance(event, records.SampleFinished):
+            assert self._payloads.read(event.payload_id).ticket == event.ticket
+            self.read[event.simulator] += 1
+
+
 def test_a_run_on_two_hosts_is_complete_and_leaves_nothing(tmp_path: Path) -> None:
-    """Each host has a simulator and a generator; the trainer is on the first."""
-    nodes = apart_by_setting(tmp_path, 2)
-    with running(tmp_path / "run", nodes) as pipeline:
+    """A simulator and both generators are on the second host: a version crosses once, its processes share it, and main
+    reads what lies there."""
+    one, two = apart_by_setting(tmp_path, 2)
+    with running(tmp_path / "run", [one, two, two, two, one]) as pipeline:
+        reader = Reader(pipeline)
+        pipeline.loop.add_observers(reader)
         pipeline.loop.train_until(VERSIONS)
         check_complete(pipeline)
-        assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"tcp"}}
+        statistics = pipeline.launcher.statistics()
+        moved = [read_traffic(statistics[f"generator-{i}"]) for i in range(2)]
+        crossed = sum(each["tcp"].versions for each in moved if "tcp" in each)
+        taken = sum(each["apply"].versions for each in moved)
+    assert crossed <= VERSIONS + 1 < taken
+    assert set(reader.read) == {"simulator-0", "simulator-1"}
+    assert reader.read.total() >= VERSIONS * 8
     assert [list((tmp_path / f"memory-{i}").iterdir()) for i in range(2)] == [[], []]
 
 
@@ -109,20 +132,6 @@ def test_scorers_of_another_host_score_what_lies_on_this_one(tmp_path: Path) -> 
     assert {command.scorer for command in tries} == {"scorer-0", "scorer-1"}
 
 
-@pytest.mark.slow
-def test_a_version_crosses_to_a_host_once_and_its_processes_share_it(tmp_path: Path) -> None:
-    """Both generators are on the second host."""
-    one, two = apart_by_setting(tmp_path, 2)
-    with running(tmp_path / "run", [one, one, two, two, one]) as pipeline:
-        pipeline.loop.train_until(VERSIONS)
-        check_complete(pipeline)
-        statistics = pipeline.launcher.statistics()
-        moved = [read_traffic(statistics[f"generator-{i}"]) for i in range(2)]
-        crossed = sum(each["tcp"].versions for each in moved if "tcp" in each)
-        taken = sum(each["apply"].versions for each in moved)
-    assert crossed <= VERSIONS + 1 < taken
-
-
 def test_lockstep_gives_the_same_weights_on_three_hosts_as_on_one(tmp_path: Path) -> None:
     """Requests, samples and weights all cross: the simulator, the generator and the trainer are each on their own."""
     found = []
@@ -148,7 +157,7 @@ def remote_rows(pipeline: Pipeline) -> tuple[int, int]:
     return remote, every
 
 
-@pytest.mark.slow
+@long(7, "the rule of locality in real processes; simulations run it too")
 def test_in_lockstep_no_observation_crosses_where_each_host_has_simulator_and_generator(tmp_path: Path) -> None:
     """Without the rule about half of them do."""
     base = {**LOCKSTEP, "rollout": {"simulators": 2, "rows": 5, "generators": 2}}
@@ -166,32 +175,14 @@ def test_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:
         assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"host"}}
 
 
-class Reader(Observer):
-    """Reads every sample as soon as main hears of it."""
-
-    hears = (records.SampleFinished,)
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._payloads, self.read = pipeline.launcher.payloads, 0
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        if isinstance(event, records.SampleFinished):
-            assert self._payloads.read(event.payload_id).ticket == event.ticket
-            self.read += 1
-
-
-def test_main_reads_what_another_host_holds(tmp_path: Path) -> None:
-    (there,) = apart_by_setting(tmp_path, 1)
-    with running(tmp_path / "run", [there]) as pipeline:
-        reader = Reader(pipeline)
-        pipeline.loop.add_observers(reader)
-        pipeline.loop.train_until(2)
-    assert reader.read >= 2 * 8
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lost", [pytest.param("simulator-1", marks=long(5, "a simulator of another host")), "generator-1", "trainer"]
+    "lost",
+    [
+        pytest.param("simulator-1", marks=long(5, "a simulator of another host")),
+        pytest.param("generator-1", marks=long(8, "a generator of another host")),
+        "trainer",
+    ],
 )
 def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path) -> None:
     one, two = apart_by_setting(tmp_path, 2)

@@ -23,7 +23,7 @@ IMPORTED_BY = os.getpid()
 
 @dataclass(frozen=True)
 class TellingFactory(ScriptedFactory):
-    preload: ClassVar[str] = __name__
+    preload: ClassVar = (__name__,)
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         said = {

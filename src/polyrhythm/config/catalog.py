@@ -1,7 +1,8 @@
 """Describes the registered adapters: their settings, and the packages that they need.
 
 An adapter's settings class may have the class variables `needs` (packages to import), `extra` (the extra of this
-package that installs them) and `known_tasks` (task name → instruction); none of the packages is imported here.
+package that installs them) and `known_tasks` (task name → instruction); none of the packages is imported here. A
+policy's may have `preload`: modules that its processes import anyway and that take long (runtime.processes.template).
 It may have a method `check()`, which raises a `PolyrhythmError` with the fix if this machine lacks something else, and
 a class method `findings()`, which yields `conformance.Finding`s about this machine for `polyrhythm doctor NAME`.
 """

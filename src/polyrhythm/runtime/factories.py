@@ -77,7 +77,7 @@ NOBODY_JOINS = Joining()
 
 class StationFactory(Protocol):
     """Makes the parts of one station. Plain data: MessagePack can encode it. One whose process takes long to import
-    names the module in a class variable, `preload`: processes that import the same may start from one that has."""
+    names the modules in an attribute, `preload`: processes that import the same may start from one that has."""
 
     @property
     def name(self) -> str: ...

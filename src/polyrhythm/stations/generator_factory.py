@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
@@ -39,6 +39,11 @@ class PolicyFactory:
         """What an error calls the policy."""
         return f"policy.type = {self.settings['type']}"
 
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that take long to import: this one, with torch, and those that the policy's settings name."""
+        return (__name__, *getattr(resolve("policy", self.settings), "preload", ()))
+
     def build(self, device: str, role: Role, layout: WeightsLayout, *, in_parts: bool = False) -> Policy:
         """The policy on this device. in_parts: for a rank that will have a share of each tensor; the policy is on the
         host, or its tensors are still to be read. RunHalted: it does not fit the layout of the run's published
@@ -71,12 +76,15 @@ class StreamGeneratorFactory:
     """A generator that serves by streams. evaluates: as in `GeneratorFactory`; places, resumes: as in
     `StreamGenerator`."""
 
-    preload: ClassVar[str] = __name__
     name: str
     policy: PolicyFactory
     evaluates: Evaluates = "no"
     places: int = 64
     resumes: bool = False
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        return self.policy.preload
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
@@ -113,12 +121,15 @@ class GeneratorFactory:
     to. graphs: whether these passes are captured as CUDA graphs on a device.
     """
 
-    preload: ClassVar[str] = __name__
     name: str
     policy: PolicyFactory
     evaluates: Evaluates = "no"
     buckets: tuple[int, ...] = ()
     graphs: Literal["auto", "off"] = "auto"
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        return self.policy.preload
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:

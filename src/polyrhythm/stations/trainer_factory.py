@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
@@ -31,7 +31,6 @@ class TrainerFactory:
     algorithm, training, shard: these sections of the configuration as plain data. strategy: of several ranks.
     """
 
-    preload: ClassVar[str] = __name__
     name: str
     policy: PolicyFactory
     algorithm: dict[str, Any]
@@ -42,6 +41,10 @@ class TrainerFactory:
     version: int = 0
     strategy: Strategy = "replicate"
     shard: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        return (__name__, *self.policy.preload)
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         return [(f"{self.name}.{incarnation}", lambda: self._make(context, incarnation))]

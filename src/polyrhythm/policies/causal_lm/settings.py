@@ -31,6 +31,7 @@ class CausalLmSettings(BaseModel):
     model_config = SETTINGS
     needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
+    preload: ClassVar = ("transformers.modeling_utils",)
 
     type: Literal["causal_lm"] = "causal_lm"
     """The policy's name."""

@@ -101,18 +101,19 @@ class Template:
     they have the same seat; others are started as usual."""
 
     def __init__(self, stations: StationList) -> None:
-        wanted = [
-            (factory.name, seat, module)
+        preload = {factory.name: getattr(factory, "preload", ()) for factory, *_ in stations}
+        seats = [
+            (factory.name, seat)
             for factory, *seats in stations
-            for seat in seats[:1]
-            if (module := getattr(factory, "preload", "")) and seat.device == "cpu" and not seat.environment
+            for seat in seats
+            if preload[factory.name] and seat.device == "cpu" and not seat.environment
         ]
-        self._threads = wanted[0][1].threads if wanted else 0
-        fitting = [(name, module) for name, seat, module in wanted if seat.threads == self._threads]
-        self._names = {name for name, _ in fitting}
+        self._threads = seats[0][1].threads if seats else 0
+        fitting = [name for name, seat in seats if seat.threads == self._threads]
+        self._names = set(fitting)
         self._process: subprocess.Popen[bytes] | None = None
         if len(fitting) > 1 and sys.platform == "linux":
-            self._start(sorted({module for _, module in fitting}))
+            self._start(sorted({module for name in fitting for module in preload[name]}))
 
     def _start(self, modules: Sequence[str]) -> None:
         words = [sys.executable, "-m", __name__, str(os.getpid()), *modules, " " * _TITLE_BYTES]
@@ -135,7 +136,8 @@ class Template:
     def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> Handle:
         """Start the station's process."""
         seat = spec.resources
-        if self._process is not None and spec.station in self._names and seat.threads == self._threads:
+        same = seat.threads == self._threads and seat.device == "cpu" and not seat.environment
+        if self._process is not None and same and spec.station in self._names:
             try:
                 return ForkedProcess(self._fork(spec, log_file))
             except OSError as error:
