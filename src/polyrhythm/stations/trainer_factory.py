@@ -44,7 +44,8 @@ class TrainerFactory:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        return (__name__, *self.policy.preload)
+        """With what torch imports at the first step of an optimizer."""
+        return (__name__, "torch._dynamo", *self.policy.preload)
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         return [(f"{self.name}.{incarnation}", lambda: self._make(context, incarnation))]
