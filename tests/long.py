@@ -6,8 +6,11 @@ import os
 
 import pytest
 
+#: Whether they run.
+LONG_TESTS = bool(os.environ.get("LONG_TESTS"))
+
 
 def long(seconds: int, what: str) -> pytest.MarkDecorator:
     """Skips a test of about so many CPU seconds, with what it is about, unless LONG_TESTS is set."""
     reason = f"{what}: about {seconds} s of CPU; LONG_TESTS=1 runs it"
-    return pytest.mark.skipif(not os.environ.get("LONG_TESTS"), reason=reason)
+    return pytest.mark.skipif(not LONG_TESTS, reason=reason)

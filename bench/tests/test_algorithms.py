@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import long
 
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.cli.main import main
@@ -70,6 +71,7 @@ def test_a_run_that_may_halt_counts_nothing_from_there_on(monkeypatch):
     assert found["returns"][-1] == 0.0
 
 
+@long(8, "bench algorithms, short")
 def test_the_command_writes_what_its_page_reads(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(algorithms.TASKS, "cartpole", TrainingTask("cartpole", WHOLE, window=4))
     told = ["bench", "algorithms", "--tasks", "cartpole", "--only", "tis,ppo", "--seeds", "2", "--json"]

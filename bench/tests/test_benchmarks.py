@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
@@ -87,7 +88,7 @@ def test_conductor_charges_every_request_and_says_whether_it_is_within_the_limit
     assert [drain["generators"] for drain in found["drain"]] == [1]
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(8, "bench ranks with replicas")), "shard"])
 def test_ranks_do_the_same_maths_as_plain_torch(strategy):
     found = ranks.measure("mlp", 2, strategy, repeats=1)
     assert found["ratio"] == pytest.approx(found["ours_ms"] / found["plain_ms"])

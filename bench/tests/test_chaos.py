@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, children, orphaned_folders
 
 from polyrhythm.cli.main import main
@@ -337,6 +338,7 @@ def disturbed(folder, kills, seed, warm_up_s, **changes):
     return result
 
 
+@long(6, "chaos with one killed simulator; faults of each kind run here")
 def test_a_killed_simulator(tmp_path, monkeypatch, any_pace):
     monkeypatch.setattr(chaos_run, "plan", lambda *_, **__: [PlannedFault(Kind.KILL, "simulator-0", 0.5, 0.0)])
     result = disturbed(tmp_path, 1, 0, 0.5, rollout={"rows": 4})

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
@@ -118,6 +119,7 @@ def test_an_interrupt_by_the_user_ends_the_benchmark():
         raise KeyboardInterrupt
 
 
+@long(15, "bench gpu-colocated, one mode live on a CPU")
 @pytest.mark.slow
 def test_one_mode_live_and_the_others_from_the_folder(tmp_path):
     for mode in set(MODES) - {"full_async"}:

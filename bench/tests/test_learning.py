@@ -13,6 +13,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
+from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
@@ -286,6 +287,7 @@ def slow_cartpole(mode, ms):
     return wall_clock.slowed(load_config("cartpole", settings), ms / 10, step_ms=ms, act_ms=ms)
 
 
+@long(5, "bench learning, in processes")
 def test_time_to_a_goal_in_processes():
     """Slow by a millisecond here and there, and a goal that the first eight episodes reach."""
     found = wall_clock.time_to_goal(slow_cartpole("async_1", 1.0), Goal(1.0, 8))

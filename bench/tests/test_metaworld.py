@@ -167,6 +167,7 @@ def test_the_policy_stays_as_it_is(cheap, settings, stays):
     assert (moved < 1e-10) == stays
 
 
+@long(10, "bench metaworld, two modes in processes")
 def test_two_modes_in_processes(cheap):
     modes = {
         "lockstep": Mode((*MODES["lockstep"].settings, "rollout.simulators=2", "rollout.rows=2")),

@@ -135,6 +135,7 @@ def test_what_grows_is_read_off_the_rows_that_may_be_seen() -> None:
     assert scaling.growth(changed) == k
 
 
+@long(20, "a comparison with the papers' figures, live and simulated")
 def test_a_small_comparison_is_complete() -> None:
     small = {"gpus": (8, 16), "rollouts": 1, "chunk_steps": 2, "iterations": 1, "seeds": 3}
     found = papers.run(("table 4",), **small)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from tests.long import long
 
 from polyrhythm_bench.cases import placement, placement_page
 from polyrhythm_bench.papers.fit import fit
@@ -145,6 +146,7 @@ def test_rankings_compare_what_is_published():
     assert placement.rank(cells[1:])[0]["agrees"] is None
 
 
+@long(9, "one cell of bench placement, live")
 def test_one_small_cell_live_beside_its_simulation():
     found = placement.run(
         ["maniskill"],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
@@ -34,8 +35,15 @@ def _saved(folder: Path, case: str, rows: int, launcher: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "greedy"),
+    [
+        pytest.param("cartpole", True, id="cartpole-greedy"),
+        pytest.param("cartpole", False, marks=long(3, "cartpole, sampled"), id="cartpole-sampled"),
+        pytest.param("metaworld-state", True, marks=long(7, "Meta-World, greedy"), id="metaworld-state-greedy"),
+        pytest.param("metaworld-state", False, id="metaworld-state-sampled"),
+    ],
+)
 def test_an_outcome_depends_on_neither_rows_nor_launcher(tmp_path: Path, case: str, greedy: bool) -> None:
     found = [
         evaluate(_saved(tmp_path, case, rows, launcher), EPISODES, 5, greedy)["per_episode"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -66,6 +67,14 @@ def under_way(ahead: ResetAhead, inner: Gated, start: tuple[int, int]) -> None:
     assert any(spare.start == start and not spare.ready for spare in ahead._spares)
 
 
+def open_when_waited_for(ahead: ResetAhead, inner: Gated) -> None:
+    """Open the gate once the main thread waits for the reset behind it."""
+    until = time.monotonic() + DEADLINE_S
+    while not ahead._changed._waiters and time.monotonic() < until:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    inner.gate.set()
+
+
 def seen(ahead: ResetAhead, rows: Sequence[int]) -> list[list[float]]:
     out = {"x": np.full((len(rows), 3), np.nan, np.float32)}
     ahead.observe(tuple(rows), out)  # rows come as arrays or as sequences
@@ -123,10 +132,10 @@ def test_a_reset_under_way_that_no_forecast_wants_any_more_is_still_taken(spares
         under_way(ahead, inner, (0, seed))
         # another env batch took the ticket that this forecast was made for, and this episode is granted here after all
         ahead.prepare(coming, [])
-        timer = threading.Timer(0.01, inner.gate.set)
-        timer.start()
+        opening = threading.Thread(target=open_when_waited_for, args=(ahead, inner))
+        opening.start()
         ahead.reset([0], [0], [seed])
-        timer.join(DEADLINE_S)
+        opening.join(DEADLINE_S)
         assert seen(ahead, [0]) == [[seed, 0, 0]]
         settle(ahead, *coming)  # the row that was left is a spare again
     assert (ahead.ready, ahead.waited, ahead.in_place) == (0, 10, 0)

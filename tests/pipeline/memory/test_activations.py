@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.long import LONG_TESTS
 from tests.pipeline.memory.micro_batch import parts
 
 from polyrhythm.pipeline.memory import activations
@@ -37,7 +38,9 @@ def estimated(policy: str) -> Activations:
 
 
 #: Rows of the micro-batch whose process is measured. Those of a language model are of up to 163 tokens.
-MEASURED = dict.fromkeys(POLICIES, 200) | {LANGUAGE: 60}
+MEASURED = {POLICIES[0]: 200, LANGUAGE: 60}
+if LONG_TESTS:
+    MEASURED |= dict.fromkeys(POLICIES, 200)
 
 
 @pytest.fixture(scope="module")
