@@ -24,11 +24,14 @@ DATA = published()
 COSTS = Costs(step=0.6, spread=0.1, generate=0.02, train=0.014)
 HERE = "import sys, time; from pathlib import Path; from polyrhythm_bench.workloads.device_lock import Device; "
 #: Takes turns on device 0, one right after the other.
-TURNS = HERE + """
+TURNS = (
+    HERE
+    + """
 for _ in range(8):
     with Device(Path(sys.argv[1]), 0).hold(sys.argv[2]):
         time.sleep(0.02)
 """
+)
 #: Takes device 0, says so, and keeps it.
 HANG = HERE + "Device(Path(sys.argv[1]), 0).ask('holder').wait(); print('held', flush=True); time.sleep(60)"
 
