@@ -12,6 +12,7 @@ Invariant: a length is bounded before anything is allocated for it, and what has
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import socket
 import struct
@@ -114,14 +115,14 @@ class SealedConnection:
         return False
 
     def send(self, pieces: Sequence[Any], seconds: float) -> None:
-        """Send a message; pieces: bytes, or arrays without gaps, `MOST_PIECES` at most. TimeoutError: the other end
-        takes nothing for `seconds`. OSError: it is gone."""
-        views = [memoryview(np.frombuffer(piece, np.uint8)) for piece in pieces]
+        """Send a message of at most `MOST_PIECES` pieces: bytes, arrays without gaps, or lists of these. TimeoutError:
+        the other end takes nothing for `seconds`. OSError: it is gone."""
+        views = [[_bytes_of(part) for part in (piece if isinstance(piece, list) else [piece])] for piece in pieces]
         with _limit(self._socket, socket.SO_SNDTIMEO, seconds):
-            self._out.add(memoryview(struct.pack(f"<{len(views)}Q", *map(len, views))))
-            for view in views:
-                for begin in range(0, len(view), RECORD):
-                    self._out.add(view[begin : begin + RECORD])
+            self._out.add(memoryview(struct.pack(f"<{len(views)}Q", *(sum(map(len, parts)) for parts in views))))
+            for part in itertools.chain.from_iterable(views):
+                for begin in range(0, len(part), RECORD):
+                    self._out.add(part[begin : begin + RECORD])
             self._out.flush()
 
     def receive(self, seconds: float) -> list[memoryview]:
@@ -152,6 +153,10 @@ class SealedConnection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _bytes_of(part: Any) -> memoryview:
+    return memoryview(np.frombuffer(part, np.uint8))
 
 
 @contextlib.contextmanager
