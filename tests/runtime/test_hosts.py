@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,17 +13,24 @@ import pytest
 from tests.runtime.served import blank_arena, served
 
 from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.agent import AgentSpec
 from polyrhythm.runtime.hosts.client import DataClient, HostSilent, client_of
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import HostMemory
+from polyrhythm.runtime.hosts.nodes import LocalNode
 from polyrhythm.runtime.hosts.pieces import write_part
 from polyrhythm.runtime.hosts.server import DataServer, HostServer
+from polyrhythm.runtime.hosts.weights import OtherHost
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
+from polyrhythm.runtime.memory.weights import Publication
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.sealed import SealedConnection
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import ArraySpec, WeightsLayout
+from polyrhythm.specs.weights import WeightSpec
 
 LAYOUT = ArenaLayout(
     blocks=2,
@@ -109,6 +117,67 @@ def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
         assert server._end.receive(0.0) is None
 
 
+def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_none(tmp_path: Path) -> None:
+    client = served(tmp_path, filled())
+    assert client.ask(q.Clock())
+    first = client._connection
+    assert isinstance(first, SealedConnection)
+    with pytest.raises(LookupError, match="there is no block 9"):
+        client.ask(q.Sample(9, 0, 1))
+    assert client.ask(q.Clock())
+    assert client._connection is first
+    first.end()
+    assert client.ask(q.Clock())
+    assert client._connection is not first
+    with pytest.raises(LookupError, match="there is no block 9"):
+        list(client.ask_all([q.Sample(9, 0, 1), q.Clock(), q.Clock()], ahead=3))
+    assert len(client.ask(q.Clock())) == 1, "the answers that were on their way are not taken for this one's"
+
+
+class Overwritten(PublishedMemory):
+    """The publisher publishes the next version while a part of this one is read."""
+
+    def find_part(self, version: int, number: int, part: slice) -> memoryview | None:
+        found = super().find_part(version, number, part)
+        self.numbers[0] += 1
+        return found
+
+
+@pytest.mark.parametrize("kind", [PublishedMemory, Overwritten])
+def test_a_version_is_received_whole_or_it_is_gone(kind: type[PublishedMemory], tmp_path: Path) -> None:
+    layout = WeightsLayout.of({"w": WeightSpec((2_000_003,), "float32")})
+    memory = kind(layout, bytearray(shared_nbytes(layout)), tmp_path)
+    memory.buffers[0][:] = np.random.default_rng(0).bytes(layout.nbytes)
+    memory.stored[0], memory.numbers[0] = 6, 3
+    other, room = OtherHost(served(tmp_path, blank_arena(), memory)), bytearray(layout.nbytes)
+    assert layout.nbytes > q.PART_BYTES
+    if kind is PublishedMemory:
+        other.copy(Publication(5, 3), memoryview(room))
+        assert room == memory.buffers[0]
+    for gone in (Publication(5, 3),) if kind is Overwritten else (Publication(5, 2), Publication(4, 3)):
+        with pytest.raises(LookupError, match=f"version {gone.version} is gone"):
+            other.copy(gone, memoryview(room))
+
+
+def test_an_agent_ends_at_once_and_its_connections_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path))
+    keys = make_keys()
+    with (
+        closing(LocalNode("there")) as node,
+        closing(Sockets("tcp", str(tmp_path), keys, lambda: None, q.LARGEST_QUESTION)) as sockets,
+    ):
+        spec = AgentSpec("host-1", (), "", LAYOUT, WeightsLayout.of({}), ("main",), LOOPBACK, keys)
+        found = node.start_agent(spec)()
+        with closing(client_of(sockets, "host-1", found.endpoint)) as client:
+            assert client.ask(q.Clock())
+            begin = time.monotonic()
+            node.close()
+            assert time.monotonic() - begin < 3
+            assert not list(tmp_path.iterdir()), "nothing of the run's memory is left there"
+            with pytest.raises(HostSilent):
+                client.ask(q.Clock())
+
+
 def test_a_process_waits_for_another_host_as_long_as_it_was_told(tmp_path: Path) -> None:
     with closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: None, q.LARGEST_QUESTION)) as sockets:
         end = sockets.answering(q.LARGEST_QUESTION)  # nobody answers there
@@ -172,11 +241,12 @@ class SlowLink:
 
     def send(self, pieces: Sequence[bytes], seconds: float) -> None:
         (question,) = pieces
-        answer = [memoryview(np.frombuffer(piece, np.uint8).copy()) for piece in self._server.answer(question)]
+        found = self._server.answer(question)
+        answer = [memoryview(piece if isinstance(piece, bytes) else np.asarray(piece).tobytes()) for piece in found]
         self._free = max(self.now, self._free) + sum(piece.nbytes for piece in answer) / self._rate
         self._coming.append((self._free, answer))
 
-    def receive(self, seconds: float) -> list[memoryview]:
+    def receive(self, seconds: float, place: object = None) -> list[memoryview]:
         at, pieces = self._coming[0]
         if at > self.now + seconds:
             self.now += seconds

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.transport.sealed import Ticket, connect
+from polyrhythm.runtime.transport.sealed import Place, Ticket, anywhere, connect
 from polyrhythm.runtime.transport.sockets import Sockets
 
 _decode_ticket = msgspec.msgpack.Decoder(Ticket).decode
@@ -29,7 +29,7 @@ class Connection(Protocol):
 
     def send(self, pieces: Sequence[Any], seconds: float) -> None: ...
 
-    def receive(self, seconds: float) -> list[memoryview]: ...
+    def receive(self, seconds: float, place: Place = ...) -> list[memoryview]: ...
 
     def close(self) -> None: ...
 
@@ -48,21 +48,26 @@ class DataClient:
         (answer,) = self.ask_all([question])
         return answer
 
-    def ask_all(self, questions: Iterable[q.Question], ahead: int = 1) -> Iterator[list[memoryview]]:
-        """The answers in order; up to `ahead` questions are on their way at a time."""
+    def ask_all(
+        self, questions: Iterable[q.Question | None], ahead: int = 1, place: Place = anywhere
+    ) -> Iterator[list[memoryview]]:
+        """The answers in order; up to `ahead` questions are on their way at a time. questions: None where the next one
+        depends on an answer that is still to come; place: of the answers' pieces."""
         with self._turn:
             connection, waiting = self._usable(), 0
             try:
                 for question in questions:
-                    if waiting == ahead:
-                        answer = self._receive(connection)
+                    if waiting == ahead or question is None:
+                        answer = self._receive(connection, place)
                         waiting -= 1
                         yield _checked(self.host, answer)
+                    if question is None:
+                        continue
                     waiting += 1
                     with self._silence():
                         connection.send([q.encode(question)], self._answer_s)
                 while waiting:
-                    answer = self._receive(connection)
+                    answer = self._receive(connection, place)
                     waiting -= 1
                     yield _checked(self.host, answer)
             finally:
@@ -78,9 +83,11 @@ class DataClient:
                 self._connection = self.connect()
         return self._connection
 
-    def _receive(self, connection: Connection) -> list[memoryview]:
+    def _receive(self, connection: Connection, place: Place) -> list[memoryview]:
         with self._silence():
-            return connection.receive(self._answer_s)
+            return connection.receive(
+                self._answer_s, lambda before, size: place(before[1:], size) if before else None
+            )
 
     @contextmanager
     def _silence(self) -> Iterator[None]:

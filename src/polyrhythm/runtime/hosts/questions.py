@@ -97,7 +97,7 @@ class Held(msgspec.Struct, frozen=True, tag=2):
 
 
 class Part(msgspec.Struct, frozen=True, tag=3):
-    """Bytes of a publication; none if it is gone."""
+    """Bytes of a publication, and b"1" if they are that; nothing, or b"0", if it is gone."""
 
     version: int
     number: int

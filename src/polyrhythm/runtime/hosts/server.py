@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.identity import find_shared
 from polyrhythm.runtime.hosts.pieces import pieces_of_request, pieces_of_sample
@@ -84,13 +86,15 @@ class DataServer:
                 raise LookupError(f"slot {slot} has no request of {rows} rows")
             yield from pieces_of_request(self._arena, slot, rows)
 
-    def _bytes_of(self, asked: q.Part) -> Iterator[bytes]:
-        version, number, begin, length = asked.version, asked.number, asked.begin, asked.length
-        if self._weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
+    def _bytes_of(self, asked: q.Part) -> Iterator[Any]:
+        """The bytes where they lie, so that they are read once, and b"1" if the publication was there until then."""
+        weights, version, number, begin, length = self._weights, *msgspec.structs.astuple(asked)
+        if weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
             raise LookupError(f"there are no bytes {begin} to {begin + length} of a version here")
-        part = self._weights.read_part(version, number, slice(begin, begin + length))
+        part = weights.find_part(version, number, slice(begin, begin + length))
         if part is not None:
             yield part
+            yield lambda: b"1" if weights.has(version, number) else b"0"
 
 
 class HostServer:

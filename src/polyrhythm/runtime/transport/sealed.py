@@ -17,7 +17,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +55,15 @@ def check_sealing() -> None:
         f"cryptography = {found}: a run on several hosts needs version 47 or newer to encrypt what crosses between "
         "them; pip install 'cryptography>=47' there"
     )
+
+
+#: Where the next piece of a message is received, by the pieces before it and its bytes: parts of memory that its records
+#: fill one after another; None for memory of its own.
+Place = Callable[[Sequence[memoryview], int], Sequence[memoryview] | None]
+
+
+def anywhere(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
+    """Each piece in memory of its own."""
 
 
 class BrokenSeal(ConnectionError):
@@ -115,31 +124,40 @@ class SealedConnection:
         return False
 
     def send(self, pieces: Sequence[Any], seconds: float) -> None:
-        """Send a message of at most `MOST_PIECES` pieces: bytes, arrays without gaps, or lists of these. TimeoutError:
-        the other end takes nothing for `seconds`. OSError: it is gone."""
-        views = [[_bytes_of(part) for part in (piece if isinstance(piece, list) else [piece])] for piece in pieces]
+        """Send a message of at most `MOST_PIECES` pieces: bytes, arrays without gaps, lists of these, or what makes one
+        byte when all before it was read. TimeoutError: the other end takes nothing for `seconds`. OSError: it is
+        gone."""
+        parts = [[_bytes_of(part) for part in (piece if isinstance(piece, list) else [piece])] for piece in pieces]
+        sizes = [sum(1 if callable(part) else len(part) for part in piece) for piece in parts]
         with _limit(self._socket, socket.SO_SNDTIMEO, seconds):
-            self._out.add(memoryview(struct.pack(f"<{len(views)}Q", *(sum(map(len, parts)) for parts in views))))
-            for part in itertools.chain.from_iterable(views):
-                for begin in range(0, len(part), RECORD):
-                    self._out.add(part[begin : begin + RECORD])
+            self._out.add(memoryview(struct.pack(f"<{len(sizes)}Q", *sizes)))
+            for part in itertools.chain.from_iterable(parts):
+                content = memoryview(part()) if callable(part) else part
+                for begin in range(0, len(content), RECORD):
+                    self._out.add(content[begin : begin + RECORD])
             self._out.flush()
 
-    def receive(self, seconds: float) -> list[memoryview]:
-        """The pieces of the next message, each in memory of its own. TimeoutError: it has not come in time. OSError:
-        nothing more will come. BrokenSeal: it was changed, or is too large."""
+    def receive(self, seconds: float, place: Place = anywhere) -> list[memoryview]:
+        """The pieces of the next message, each in memory of its own; or in that which `place` gives for it, and then
+        it is empty here. TimeoutError: it has not come in time. OSError: nothing more will come. BrokenSeal: it was
+        changed, or is too large."""
         by = time.monotonic() + seconds
         head = self._head[: self._in.take(self._head, by)]
         if len(head) % 8:
             raise BrokenSeal(f"{len(head)} bytes are no sizes")
-        pieces = []
+        pieces: list[memoryview] = []
         for (size,) in struct.iter_unpack("<Q", head):
             if size > self._largest:
                 raise BrokenSeal(f"a piece of {size} bytes; at most {self._largest} may come")
-            piece, done = memoryview(np.empty(size, np.uint8)), 0
-            while done < size:
-                done += self._in.take(piece[done:], by)
-            pieces.append(piece)
+            given = place(pieces, size)
+            parts = [memoryview(np.empty(size, np.uint8))] if given is None else given
+            if sum(map(len, parts)) != size:
+                raise BrokenSeal(f"a piece of {size} bytes; it does not fit where it belongs")
+            for part in parts:
+                done = 0
+                while done < len(part):
+                    done += self._in.take(part[done:], by)
+            pieces.append(parts[0] if given is None else memoryview(b""))
         return pieces
 
     def wait(self) -> bool:
@@ -155,8 +173,8 @@ class SealedConnection:
         self._socket.close()
 
 
-def _bytes_of(part: Any) -> memoryview:
-    return memoryview(np.frombuffer(part, np.uint8))
+def _bytes_of(part: Any) -> Any:
+    return part if callable(part) else memoryview(np.frombuffer(part, np.uint8))
 
 
 @contextlib.contextmanager
