@@ -97,9 +97,7 @@ def test_who_has_a_ticket_but_not_its_keys_is_not_answered(port: Port) -> None:
 
 
 @pytest.mark.parametrize("brought", [b"", b"half", b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_stranger_has_no_thread_and_goes_in_time(
-    brought: bytes, port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stranger_has_no_thread_and_goes_in_time(brought: bytes, port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed_port, "_GOOD_S", 0.2)
     with socket.create_connection((ADDRESS, port._port)) as stranger:
         stranger.sendall(brought)

@@ -85,9 +85,7 @@ class DataClient:
 
     def _receive(self, connection: Connection, place: Place) -> list[memoryview]:
         with self._silence():
-            return connection.receive(
-                self._answer_s, lambda before, size: place(before[1:], size) if before else None
-            )
+            return connection.receive(self._answer_s, lambda before, size: place(before[1:], size) if before else None)
 
     @contextmanager
     def _silence(self) -> Iterator[None]:

@@ -12,12 +12,14 @@ from polyrhythm.runtime.hosts.questions import PART_BYTES
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 
 Piece = NDArray[Any]
+#: A piece, or the rows of which it consists, where they lie.
+Sent = Piece | list[Piece]
 Received = bytes | memoryview
 #: Bytes of an entry that is not copied before it is sent.
 _LARGE = 2**14
 
 
-def pieces_of_request(arena: Arena, slot: str, rows: int) -> Iterator[Piece | list[Piece]]:
+def pieces_of_request(arena: Arena, slot: str, rows: int) -> Iterator[Sent]:
     """Noise keys, greedy flags, then the observations by name. A slot that has abandoned its request may name any
     entry; clipping keeps the index valid."""
     view = arena.view(slot, rows)
@@ -77,7 +79,7 @@ def entries_at_a_time(layout: ArenaLayout) -> int:
     return max(1, PART_BYTES // entry)
 
 
-def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterator[Piece | list[Piece]]:
+def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterator[Sent]:
     """The block's head, then `count` of the entries that the sample fills, from `begin` on. LookupError: it holds no
     finished sample, or none that long."""
     head = arena.head[block].copy()
@@ -110,7 +112,7 @@ def largest_answer(layout: ArenaLayout) -> int:
     return rows * max([8, layout.answer_dtype.itemsize, layout.chunk * 4, *sizes])
 
 
-def _rows(array: Piece, entries: NDArray[np.int64]) -> Piece | list[Piece]:
+def _rows(array: Piece, entries: NDArray[np.int64]) -> Sent:
     """These entries: where they lie if each is large, so that they are read once; otherwise a copy."""
     if array[:1].nbytes < _LARGE:
         return array.take(entries, 0, mode="clip")

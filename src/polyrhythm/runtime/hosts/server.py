@@ -1,6 +1,6 @@
 """Serves what a host holds to the processes of the run's other hosts: requests, finished samples, published weights.
 
-It only reads, but a parcel is given once. A process that has proven the run's keys gets a ticket for a sealed connection
+It only reads, but a parcel is given once. Who has proven the run's keys gets a ticket for a sealed connection
 (`runtime.transport.sealed_port`) and asks there; a question that cannot be decoded or answered gets the reason.
 """
 

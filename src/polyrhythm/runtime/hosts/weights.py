@@ -54,16 +54,14 @@ class OtherHost:
         """Receive its bytes into this memory. LookupError: it is gone."""
         version, number = publication
         parts = [memory[begin : begin + q.PART_BYTES] for begin in range(0, len(memory), q.PART_BYTES)]
-        questions = (
-            q.Part(version, number, index * q.PART_BYTES, len(part)) for index, part in enumerate(parts)
-        )
+        questions = (q.Part(version, number, index * q.PART_BYTES, len(part)) for index, part in enumerate(parts))
         coming = iter(parts)
 
         def place(before: Sequence[memoryview], size: int) -> Sequence[memoryview] | None:  # noqa: ARG001
             return None if before else [next(coming)]
 
         for answer in self._client.ask_all(questions, q.AHEAD, place):
-            if not answer or answer[-1] != b"1":
+            if not answer or bytes(answer[-1]) != b"1":
                 raise LookupError(f"version {version} is gone")
 
 

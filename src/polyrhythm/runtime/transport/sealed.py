@@ -19,15 +19,12 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from polyrhythm.errors import StartError
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 #: Bytes of a record's content at most; of what stands before and after it; of the record with the sizes.
 RECORD, _LENGTH, _TAG, _HEAD = 2**18, 4, 16, 2**16
@@ -57,12 +54,12 @@ def check_sealing() -> None:
     )
 
 
-#: Where the next piece of a message is received, by the pieces before it and its bytes: parts of memory that its records
-#: fill one after another; None for memory of its own.
+#: Where the next piece of a message is received, by the pieces before it and its bytes: parts of memory that records
+#: fill one after another, no record two of them; None for memory of its own.
 Place = Callable[[Sequence[memoryview], int], Sequence[memoryview] | None]
 
 
-def anywhere(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
+def anywhere(before: Sequence[memoryview], size: int) -> None:
     """Each piece in memory of its own."""
 
 
@@ -87,7 +84,8 @@ def new_ticket(port: int) -> Ticket:
 
 
 def connect(address: str, ticket: Ticket, largest: int, seconds: float) -> SealedConnection:
-    """The connection that a ticket is for. largest: bytes of a piece that is received. OSError: there is none in time."""
+    """The connection that a ticket is for. largest: bytes of a piece that is received. OSError: it cannot be had in
+    time."""
     connection = socket.create_connection((address, ticket.port), seconds)
     try:
         connection.sendall(ticket.name)
@@ -108,7 +106,7 @@ class SealedConnection:
         connection.settimeout(None)  # the kernel limits each wait, see `_limit`
         self._socket, self._largest = connection, largest
         self._out, self._in = _Outgoing(connection, sends), _Incoming(connection, receives)
-        self._head = memoryview(np.empty(_HEAD, np.uint8))
+        self._head = np.empty(_HEAD, np.uint8).data
 
     @property
     def is_usable(self) -> bool:
@@ -150,7 +148,7 @@ class SealedConnection:
             if size > self._largest:
                 raise BrokenSeal(f"a piece of {size} bytes; at most {self._largest} may come")
             given = place(pieces, size)
-            parts = [memoryview(np.empty(size, np.uint8))] if given is None else given
+            parts = [np.empty(size, np.uint8).data] if given is None else given
             if sum(map(len, parts)) != size:
                 raise BrokenSeal(f"a piece of {size} bytes; it does not fit where it belongs")
             for part in parts:
@@ -174,7 +172,7 @@ class SealedConnection:
 
 
 def _bytes_of(part: Any) -> Any:
-    return part if callable(part) else memoryview(np.frombuffer(part, np.uint8))
+    return part if callable(part) else np.frombuffer(part, np.uint8).data
 
 
 @contextlib.contextmanager
@@ -195,7 +193,7 @@ class _Sealing:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._socket, self._cipher = connection, AESGCM(key)
-        self._buffer = memoryview(np.empty(_BUFFER, np.uint8))  # what is never used of it takes no memory
+        self._buffer = np.empty(_BUFFER, np.uint8).data  # what is never used of it takes no memory
         self.records = 0
 
     def _nonce(self) -> bytes:

@@ -45,7 +45,7 @@ class SealedPort:
         self._open: dict[SealedConnection, threading.Thread] = {}
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
         self._listening = socket.create_server((address, 0), backlog=_STRANGERS)
-        self._listening.setblocking(False)  # noqa: FBT003
+        self._listening.setblocking(False)
         self._wake, self._woken = socket.socketpair()
         self._port: int = self._listening.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="sealed-port", daemon=True)
@@ -88,7 +88,7 @@ class SealedPort:
                     if key.fileobj is self._listening:
                         self._accept(selector)
                     elif key.fileobj in self._strangers:
-                        self._hear(key.fileobj, selector)  # type: ignore[arg-type]
+                        self._hear(key.fileobj, selector)
                 self._refuse_late(selector)
             for connection in self._strangers:
                 connection.close()
@@ -102,7 +102,7 @@ class SealedPort:
             log.warning("no connection can be accepted: %s", error)
             self._over.wait(_AGAIN_S)
             return
-        connection.setblocking(False)  # noqa: FBT003
+        connection.setblocking(False)
         self._strangers[connection] = time.monotonic() + _GOOD_S, b""
         selector.register(connection, selectors.EVENT_READ)
 
