@@ -47,7 +47,7 @@ def port() -> Iterator[Port]:
     before = threading.active_count()
     with closing(Port()) as port:
         yield port
-    assert threading.active_count() == before
+    wait_until(lambda: threading.active_count() == before)
 
 
 def ask(connection: SealedConnection, question: bytes = b"word") -> bytes:

@@ -7,7 +7,6 @@ Invariant: a stranger has no thread, and at most `_STRANGERS` of them have a des
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import selectors
 import socket
@@ -63,12 +62,13 @@ class SealedPort:
 
     def close(self) -> None:
         """End all connections and their threads."""
+        self._over.set()
+        self._wake.close()
+        self._thread.join()
         with self._turn:
-            self._over.set()
-            threads = [self._thread, *self._open.values()]
+            threads = list(self._open.values())
             for connection in self._open:
                 connection.end()
-        self._wake.close()
         for thread in threads:
             thread.join()
 
@@ -109,9 +109,12 @@ class SealedPort:
     def _hear(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
         """Part of a ticket has come."""
         by, brought = self._strangers[connection]
-        more = b""
-        with contextlib.suppress(OSError):
+        try:
             more = connection.recv(NAME - len(brought))
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
         self._strangers[connection] = by, brought + more
         if not more:
             self._refuse(connection, selector)
@@ -140,6 +143,7 @@ class SealedPort:
         self._drops.stranger()
 
     def _begin(self, connection: socket.socket, ticket: Ticket) -> None:
+        """Answer it from now on."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _PROBES.items():
             if hasattr(socket, option):
@@ -147,11 +151,13 @@ class SealedPort:
         sealed = SealedConnection(connection, ticket.answering, ticket.asking, self._largest)
         thread = threading.Thread(target=self._answer, args=(sealed,), name="sealed", daemon=True)
         with self._turn:
-            if self._over.is_set():
-                sealed.close()
-                return
             self._open[sealed] = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many threads
+                log.warning("no connection can be answered: %s", error)
+                del self._open[sealed]
+                sealed.close()
 
     def _answer(self, connection: SealedConnection) -> None:
         """Consumes: what one connection asks. Waits for: the next question, and for who asks to take an answer.
