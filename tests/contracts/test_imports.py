@@ -139,6 +139,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
         (
             "runtime",
             (
+                "cryptography",
                 "msgspec",
                 "numpy",
                 "ray",

@@ -7,11 +7,12 @@ import weakref
 from pathlib import Path
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import DataClient
-from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.runtime.hosts.client import Connection, DataClient, client_of
+from polyrhythm.runtime.hosts.server import DataServer, HostServer
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.runtime.transport.sockets import Sockets
 
 _LOOK_S = 0.05
@@ -23,24 +24,31 @@ def blank_arena() -> Arena:
 
 def served(folder: Path, arena: Arena, weights: PublishedMemory | None = None, host: str = "far") -> DataClient:
     """A client of a server that has this arena and these weights, over an authenticated connection."""
-    keys = make_keys()
+    keys, drops = make_keys(), DropCounter("test")
     sockets = [Sockets("tcp", str(folder), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
-    end = sockets[0].answering(q.LARGEST_QUESTION)
-    server, over = DataServer(end, arena, weights), threading.Event()
+    server, over = HostServer(sockets[0], DataServer(arena, weights), drops), threading.Event()
 
     def serve() -> None:
         while not over.is_set():
             server.serve(_LOOK_S)
-        end.close()
 
     thread = threading.Thread(target=serve, name="server", daemon=True)
     thread.start()
-    largest = q.PART_BYTES + q.HEAD_BYTES
-    client = DataClient(host, lambda: sockets[1].asking(end.endpoint, largest), answer_s=10.0)
+    connect = client_of(sockets[1], host, server.endpoint, 10.0, q.PART_BYTES + q.HEAD_BYTES).connect
+    opened: list[Connection] = []
+
+    def opening() -> Connection:
+        opened.append(connect())
+        return opened[-1]
+
+    client = DataClient(host, opening, 10.0)
 
     def close() -> None:
+        for connection in opened:
+            connection.close()
         over.set()
         thread.join()
+        server.close()
         for own in sockets:
             own.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,17 +13,24 @@ import pytest
 from tests.runtime.served import blank_arena, served
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import DataClient, HostSilent
+from polyrhythm.runtime.hosts.agent import AgentSpec
+from polyrhythm.runtime.hosts.client import DataClient, HostSilent, client_of
 from polyrhythm.runtime.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import HostMemory
+from polyrhythm.runtime.hosts.nodes import LocalNode
 from polyrhythm.runtime.hosts.pieces import write_part
-from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.runtime.hosts.server import DataServer, HostServer
+from polyrhythm.runtime.hosts.weights import OtherHost
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
+from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
+from polyrhythm.runtime.memory.weights import Publication
 from polyrhythm.runtime.transport.authentication import make_keys
-from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.sealed import SealedConnection
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import ArraySpec, WeightsLayout
+from polyrhythm.specs.weights import WeightSpec
 
 LAYOUT = ArenaLayout(
     blocks=2,
@@ -81,54 +89,99 @@ def test_a_question_that_cannot_be_answered_gets_the_reason(question: q.Question
         served(tmp_path, far).ask(question)
 
 
-class Recorded:
-    """An end that asks what it is given and keeps the answers."""
-
-    def __init__(self, questions: Sequence[list[bytes]]) -> None:
-        self._questions, self.answers = list(questions), list[list[bytes]]()
-
-    def receive(self, seconds: float) -> tuple[bytes, list[bytes]] | None:
-        return (b"who", self._questions.pop()) if self._questions else None
-
-    def answer(self, who: bytes, parts: Sequence[bytes]) -> None:
-        self.answers.append(list(parts))
-
-
 def test_mutated_questions_are_answered_and_harm_nothing() -> None:
     rng, arena = random.Random(0), filled()
     before = {name: array.copy() for name, array in arena.obs.items()}
     asked = [q.Posted([("far", 2)]), q.Sample(0, 0, 1), q.Held(), q.Part(0, 1, 0, 8), q.Clock()]
     asked.append(q.Sees([Known("host-1", "run", "token")]))
-    questions: list[list[bytes]] = [[], [b"1"], [b"1", b"2", b"3"]]
+    server = DataServer(arena, None)
     for _ in range(3000):
         content = bytearray(q.encode(rng.choice(asked)))
         for _ in range(rng.randint(1, 3)):
             content[rng.randrange(len(content))] = rng.randrange(256)
-        questions.append([b"number", bytes(content[: rng.randint(0, len(content))])])
-    end = Recorded(questions)
-    server = DataServer(end, arena, None)  # type: ignore[arg-type]
-    for _ in range(len(questions)):
-        server.serve(0.0)
-    assert len(end.answers) == len(questions)
-    assert all(len(answer) >= 2 for answer in end.answers)
+        answer = server.answer(bytes(content[: rng.randint(0, len(content))]))
+        assert answer[0] == b"" or len(answer) == 1
     for name, array in arena.obs.items():
         np.testing.assert_array_equal(array, before[name])
 
 
 def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
-    strangers = []
     with (
-        closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: strangers.append(1), q.LARGEST_QUESTION)) as ours,
+        closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: None, q.LARGEST_QUESTION)) as ours,
         closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: None, q.LARGEST_QUESTION)) as theirs,
+        closing(HostServer(ours, DataServer(blank_arena(), None), DropCounter("test"))) as server,
+        closing(client_of(theirs, "b", server.endpoint, 0.3)) as client,
     ):
-        end = ours.answering(q.LARGEST_QUESTION)
-        server = DataServer(end, blank_arena(), None)
-        client = DataClient("b", lambda: theirs.asking(end.endpoint, 1000), answer_s=0.3)
         with pytest.raises(HostSilent, match=r"host b has not answered for 0.3 s"):
             client.ask(q.Held())
-        server.serve(0.0)
-        client.close()
-        end.close()
+        assert server._end.receive(0.0) is None
+
+
+def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_none(tmp_path: Path) -> None:
+    client = served(tmp_path, filled())
+    assert client.ask(q.Clock())
+    first = client._connection
+    assert isinstance(first, SealedConnection)
+    with pytest.raises(LookupError, match="there is no block 9"):
+        client.ask(q.Sample(9, 0, 1))
+    assert client.ask(q.Clock())
+    assert client._connection is first
+    first.end()
+    assert client.ask(q.Clock())
+    assert client._connection is not first
+
+
+def test_answers_that_were_on_their_way_are_not_taken_for_later_ones() -> None:
+    link = SlowLink(filled(), 1e6)
+    client = DataClient("b", lambda: link)
+    with pytest.raises(LookupError, match="there is no block 9"):
+        list(client.ask_all([q.Sample(9, 0, 1), q.Clock(), q.Clock()], ahead=3))
+    (answer,) = client.ask(q.Held())
+    assert bytes(answer) == q.encode({})
+
+
+class Overwritten(PublishedMemory):
+    """The publisher publishes the next version while the last part of this one is read."""
+
+    def find_part(self, version: int, number: int, part: slice) -> memoryview | None:
+        found = super().find_part(version, number, part)
+        self.numbers[0] += part.stop == len(self.buffers[0])
+        return found
+
+
+@pytest.mark.parametrize("kind", [PublishedMemory, Overwritten])
+def test_a_version_is_received_whole_or_it_is_gone(kind: type[PublishedMemory], tmp_path: Path) -> None:
+    layout = WeightsLayout.of({"w": WeightSpec((2_000_003,), "float32")})
+    memory = kind(layout, bytearray(shared_nbytes(layout)), tmp_path)
+    memory.buffers[0][:] = np.random.default_rng(0).bytes(layout.nbytes)
+    memory.stored[0], memory.numbers[0] = 6, 3
+    other, room = OtherHost(served(tmp_path, blank_arena(), memory)), bytearray(layout.nbytes)
+    assert layout.nbytes > q.PART_BYTES
+    if kind is PublishedMemory:
+        other.copy(Publication(5, 3), memoryview(room))
+        assert room == memory.buffers[0]
+    for gone in (Publication(5, 3),) if kind is Overwritten else (Publication(5, 2), Publication(4, 3)):
+        with pytest.raises(LookupError, match=f"version {gone.version} is gone"):
+            other.copy(gone, memoryview(room))
+
+
+def test_an_agent_ends_at_once_and_its_connections_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path))
+    keys = make_keys()
+    with (
+        closing(LocalNode("there")) as node,
+        closing(Sockets("tcp", str(tmp_path), keys, lambda: None, q.LARGEST_QUESTION)) as sockets,
+    ):
+        spec = AgentSpec("host-1", (), "", LAYOUT, WeightsLayout.of({}), ("main",), LOOPBACK, keys)
+        found = node.start_agent(spec)()
+        with closing(client_of(sockets, "host-1", found.endpoint)) as client:
+            assert client.ask(q.Clock())
+            begin = time.monotonic()
+            node.close()
+            assert time.monotonic() - begin < 3
+            assert not list(tmp_path.iterdir()), "nothing of the run's memory is left there"
+            with pytest.raises(HostSilent):
+                client.ask(q.Clock())
 
 
 def test_a_process_waits_for_another_host_as_long_as_it_was_told(tmp_path: Path) -> None:
@@ -181,33 +234,29 @@ def test_a_slot_that_moved_is_asked_for_where_it_is_now(tmp_path: Path) -> None:
 
 
 class SlowLink:
-    """Both ends of a link to a server, on a clock of its own: `rate` bytes arrive in a second, in order. on_answer:
-    called with every answer that arrives."""
+    """A connection to a server, on a clock of its own: `rate` bytes arrive in a second, in order. on_answer: called
+    with every answer that arrives."""
+
+    is_usable = True
 
     def __init__(self, arena: Arena, rate: float) -> None:
         self.now, self._free, self._rate = 0.0, 0.0, rate
-        self._asked = list[list[bytes]]()
         self._coming = list[tuple[float, list[memoryview]]]()
-        self._server = DataServer(self, arena, None)  # type: ignore[arg-type]
+        self._server = DataServer(arena, None)
         self.on_answer: Callable[[], object] = lambda: None
 
-    def ask(self, parts: Sequence[bytes]) -> None:
-        self._asked.append(list(parts))
-        self._server.serve(0.0)
+    def send(self, pieces: Sequence[bytes], seconds: float) -> None:
+        (question,) = pieces
+        found = self._server.answer(question)
+        answer = [memoryview(piece if isinstance(piece, bytes) else np.asarray(piece).tobytes()) for piece in found]
+        self._free = max(self.now, self._free) + sum(piece.nbytes for piece in answer) / self._rate
+        self._coming.append((self._free, answer))
 
-    def answer(self, who: bytes, parts: Sequence[bytes]) -> None:
-        pieces = [memoryview(np.ascontiguousarray(np.frombuffer(part, np.uint8))) for part in parts]
-        self._free = max(self.now, self._free) + sum(piece.nbytes for piece in pieces) / self._rate
-        self._coming.append((self._free, pieces))
-
-    def receive(self, seconds: float) -> object:
-        """What the server is asked; or, once there is an answer, that."""
-        if self._asked:
-            return b"who", self._asked.pop()
+    def receive(self, seconds: float, place: object = None) -> list[memoryview]:
         at, pieces = self._coming[0]
         if at > self.now + seconds:
             self.now += seconds
-            return None
+            raise TimeoutError
         self.now = max(self.now, at)
         del self._coming[0]
         self.on_answer()

@@ -100,7 +100,7 @@ def test_a_host_says_whose_memory_it_sees(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path))
     (tmp_path / "run").mkdir()
     token = write_identity(tmp_path / "run")
-    server = DataServer(None, blank_arena(), None)  # type: ignore[arg-type]
+    server = DataServer(blank_arena(), None)
     for folder, told, seen in (("run", token, True), ("run", "other", False), ("../run", token, False)):
-        answer = server._answer(q.encode(q.Sees([Known("host-1", folder, told)])))
+        answer = server.answer(q.encode(q.Sees([Known("host-1", folder, told)])))
         assert answer == [b"", *([b"host-1", str(tmp_path / "run").encode()] if seen else [])]

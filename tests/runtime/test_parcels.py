@@ -20,12 +20,12 @@ class Client:
     """Asks a server in this process."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.server = DataServer(None, in_memory(LAYOUT), None, folder)  # type: ignore[arg-type]
+        self.server = DataServer(in_memory(LAYOUT), None, folder)
         self.asked: list[q.Question] = []
 
     def ask(self, question: q.Question) -> list[memoryview]:
         self.asked.append(question)
-        refused, *pieces = self.server._answer(q.encode(question))
+        refused, *pieces = self.server.answer(q.encode(question))
         if refused:
             raise LookupError(refused.decode())
         return [memoryview(piece) for piece in pieces]

@@ -7,7 +7,7 @@ weights. This end fetches them as a generator and a trainer do.
 | fetched | ours | bare | Ray |
 |---|---|---|---|
 | observation | as a generator gathers a batch | 8 bytes, then the answer | an actor returns it |
-| samples | one after the other, as a trainer before an update | the same | references of one `ray.get` |
+| samples | together, as a trainer before an update | one after the other | references of one `ray.get` |
 | weights | a version into this host's memory and a model | received, copied into a model | one reference |
 
 Ours is encrypted and authenticated, the others are not.
@@ -225,8 +225,7 @@ class FarHost:
             self._batch[name][:rows] = array
 
     def _samples(self) -> None:
-        for block in range(_SAMPLES):
-            self._arena.fetch([f"{_THERE}/{block}"])
+        self._arena.fetch([f"{_THERE}/{block}" for block in range(_SAMPLES)])
 
 
 @contextmanager

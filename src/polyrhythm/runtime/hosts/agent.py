@@ -25,12 +25,14 @@ from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import client_of
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, segment_sizes
-from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.runtime.hosts.server import DataServer, HostServer
 from polyrhythm.runtime.hosts.watch import HostWatch
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment, shared_root
 from polyrhythm.runtime.transport.authentication import RunKeys
+from polyrhythm.runtime.transport.drops import DropCounter
+from polyrhythm.runtime.transport.sealed import check_sealing
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
@@ -89,10 +91,11 @@ def serve(spec: AgentSpec) -> None:
             server.serve(_LOOK_S)
 
 
-def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, HostWatch | None]:
+def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, HostWatch | None]:
     if not spec.folder and (shared := find_shared(spec.known, shared_root())):
         host, folder = shared
         return Found(host.host, str(folder), host.token), None, None
+    check_sealing()
     spec.weights.verify()
     folder, token = Path(spec.folder), ""
     if not spec.folder:
@@ -100,22 +103,20 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, 
         made = SharedRunFolder(sizes)
         stack.callback(made.remove)
         folder, token = made.folder, write_identity(made.folder)
-    sockets = Sockets("tcp", str(folder), spec.keys, _note_stranger, q.LARGEST_QUESTION, address=spec.address)
+    drops = DropCounter("the host's server")
+    sockets = Sockets("tcp", str(folder), spec.keys, drops.stranger, q.LARGEST_QUESTION, address=spec.address)
     stack.callback(sockets.close)
-    end = sockets.answering(q.LARGEST_QUESTION)
     arena = Arena(spec.layout, memoryview(open_segment(folder, ARENA)))
     published = None
     if spec.host in spec.publishers:
         published = PublishedMemory(spec.weights, memoryview(open_segment(folder, WEIGHTS)), folder)
+    server = HostServer(sockets, DataServer(arena, published, folder, drops), drops)
+    stack.callback(server.close)
     watch = None
     if spec.main:
         watch = HostWatch(client_of(sockets, q.MAIN, spec.main))
         stack.callback(watch.close)
-    return Found(spec.host, str(folder), token, end.endpoint), DataServer(end, arena, published, folder), watch
-
-
-def _note_stranger() -> None:
-    log.warning("a connection without the run's keys was refused")
+    return Found(spec.host, str(folder), token, server.endpoint), server, watch
 
 
 def _say(found: Found) -> None:

@@ -32,6 +32,7 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.sealed import check_sealing
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
@@ -79,6 +80,7 @@ def open_hosts(
 
     check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
     """
+    check_sealing()
     keys, names = make_keys(), [factory.name for factory, *_ in stations]
     with ExitStack() as undo:
         agents = undo.enter_context(ExitStack())

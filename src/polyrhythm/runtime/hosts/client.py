@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
 
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.transport.exchange import AskingEnd
+from polyrhythm.runtime.transport.sealed import Place, Ticket, anywhere, connect
 from polyrhythm.runtime.transport.sockets import Sockets
+
+_decode_ticket = msgspec.msgpack.Decoder(Ticket).decode
 
 
 class HostSilent(ConnectionError, LookupError):
-    """A host did not answer in time."""
+    """A host did not answer in time, or its connection has ended."""
+
+
+class Connection(Protocol):
+    """To a host's server (`runtime.transport.sealed.SealedConnection`)."""
+
+    @property
+    def is_usable(self) -> bool: ...
+
+    def send(self, pieces: Sequence[Any], seconds: float) -> None: ...
+
+    def receive(self, seconds: float, place: Place = ...) -> list[memoryview]: ...
+
+    def close(self) -> None: ...
 
 
 class DataClient:
     """Questions to the server of `host`. connect: opens a connection to it."""
 
-    def __init__(self, host: str, connect: Callable[[], AskingEnd], answer_s: float = q.ANSWER_S) -> None:
-        self.host = host
-        self._connect, self._answer_s = connect, answer_s
-        self._end: AskingEnd | None = None
-        self._numbers = itertools.count()
+    def __init__(self, host: str, connect: Callable[[], Connection], answer_s: float = q.ANSWER_S) -> None:
+        self.host, self.connect = host, connect
+        self._answer_s = answer_s
+        self._connection: Connection | None = None
         self._turn = threading.Lock()
 
     def ask(self, question: q.Question) -> list[memoryview]:
@@ -32,37 +48,58 @@ class DataClient:
         (answer,) = self.ask_all([question])
         return answer
 
-    def ask_all(self, questions: Iterable[q.Question], ahead: int = 1) -> Iterator[list[memoryview]]:
-        """The answers in order; up to `ahead` questions are on their way at a time."""
+    def ask_all(
+        self, questions: Iterable[q.Question | None], ahead: int = 1, place: Place = anywhere
+    ) -> Iterator[list[memoryview]]:
+        """The answers in order; up to `ahead` questions are on their way at a time. questions: None where the next one
+        depends on an answer that is still to come; place: of the answers' pieces."""
         with self._turn:
-            end = self._end = self._end or self._connect()
-            waiting: deque[bytes] = deque()
+            connection, waiting = self._usable(), 0
             try:
                 for question in questions:
-                    if len(waiting) == ahead:
-                        yield self._receive(end, waiting.popleft())
-                    waiting.append(next(self._numbers).to_bytes(8, "little"))
-                    end.ask([waiting[-1], q.encode(question)])
+                    if waiting == ahead or question is None:
+                        answer = self._receive(connection, place)
+                        waiting -= 1
+                        yield _checked(self.host, answer)
+                    if question is None:
+                        continue
+                    waiting += 1
+                    with self._silence():
+                        connection.send([q.encode(question)], self._answer_s)
                 while waiting:
-                    yield self._receive(end, waiting.popleft())
-            except BaseException:
-                self._drop()  # answers that are on their way would be taken for later ones' otherwise
-                raise
+                    answer = self._receive(connection, place)
+                    waiting -= 1
+                    yield _checked(self.host, answer)
+            finally:
+                if waiting:  # answers that are on their way would be taken for later ones'
+                    self._drop()
 
-    def _receive(self, end: AskingEnd, number: bytes) -> list[memoryview]:
-        answer = end.receive(self._answer_s)
-        if answer is None:
-            raise HostSilent(f"host {self.host} has not answered for {self._answer_s:g} s")
-        if len(answer) < 2 or answer[0] != number:
-            raise HostSilent(f"host {self.host} answers another question")
-        if refused := bytes(answer[1]):
-            raise LookupError(f"host {self.host}: {refused.decode(errors='replace')}")
-        return answer[2:]
+    def _usable(self) -> Connection:
+        """The connection, or a new one where it has ended meanwhile."""
+        if self._connection is not None and not self._connection.is_usable:
+            self._drop()
+        if self._connection is None:
+            with self._silence():
+                self._connection = self.connect()
+        return self._connection
+
+    def _receive(self, connection: Connection, place: Place) -> list[memoryview]:
+        with self._silence():
+            return connection.receive(self._answer_s, lambda before, size: place(before[1:], size) if before else None)
+
+    @contextmanager
+    def _silence(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise HostSilent(f"host {self.host} has not answered for {self._answer_s:g} s") from error
+        except OSError as error:
+            raise HostSilent(f"host {self.host} cannot be asked: {error}") from error
 
     def _drop(self) -> None:
-        if self._end is not None:
-            self._end.close()
-            self._end = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def close(self) -> None:
         """End the connection."""
@@ -70,9 +107,33 @@ class DataClient:
             self._drop()
 
 
+def _checked(host: str, answer: list[memoryview]) -> list[memoryview]:
+    """The pieces of an answer. LookupError: it is a reason why there is none."""
+    refused, *pieces = answer
+    if refused:
+        raise LookupError(f"host {host}: {bytes(refused).decode(errors='replace')}")
+    return pieces
+
+
 def client_of(
     sockets: Sockets, host: str, endpoint: str, answer_s: float = q.ANSWER_S, largest: int = q.HEAD_BYTES
 ) -> DataClient:
     """A client of the server at `endpoint`. answer_s: that an answer may take; largest: bytes of its largest piece, by
     default that of an answer without arrays."""
-    return DataClient(host, partial(sockets.asking, endpoint, largest), answer_s)
+
+    def open_connection() -> Connection:
+        with closing(sockets.asking(endpoint, q.TICKET_BYTES)) as asking:
+            asking.ask([b""])
+            answer = asking.receive(answer_s)
+        if answer is None:
+            raise TimeoutError(f"no ticket has come for {answer_s:g} s")
+        if len(answer) != 2 or answer[0]:
+            raise ConnectionError(bytes(answer[0]).decode(errors="replace"))
+        address = urlsplit(endpoint).hostname
+        assert address is not None, "an endpoint has an address"
+        try:
+            return connect(address, _decode_ticket(answer[1]), largest, answer_s)
+        except ValueError as error:
+            raise ConnectionError(f"no ticket came: {error}") from error
+
+    return DataClient(host, open_connection, answer_s)

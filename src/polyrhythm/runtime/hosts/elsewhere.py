@@ -7,7 +7,11 @@ no other sample can lie in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.client import DataClient
@@ -58,16 +62,25 @@ class OtherHosts:
         if host not in self._clients:
             raise LookupError(f"block {blocks[0]} lies on host {host}, which this process cannot read")
         client, count = self._clients[host], entries_at_a_time(self._layout)
-        heads = []
-        first = client.ask_all((q.Sample(block, 0, count) for block in blocks), q.AHEAD)
-        for answer, block in zip(first, blocks, strict=True):
-            heads.append(write_part(arena, block, 0, answer))
-        sizes = [(block, int(head[0]) + 1) for block, head in zip(blocks, heads, strict=True)]
-        rest = [(block, begin) for block, entries in sizes for begin in range(count, entries, count)]
-        found = dict(zip(blocks, heads, strict=True))
-        following = client.ask_all((q.Sample(block, begin, count) for block, begin in rest), q.AHEAD)
-        for answer, (block, begin) in zip(following, rest, strict=True):
-            if (write_part(arena, block, begin, answer) != found[block]).any():
+        asked = deque[tuple[int, int]]()
+        found: dict[int, NDArray[Any]] = {}
+
+        def questions() -> Iterator[q.Sample | None]:
+            """The first part of each, which says how many there are, then the others."""
+            for block in blocks:
+                asked.append((block, 0))
+                yield q.Sample(block, 0, count)
+            for block in blocks:
+                while block not in found:
+                    yield None
+                for begin in range(count, int(found[block][0]) + 1, count):
+                    asked.append((block, begin))
+                    yield q.Sample(block, begin, count)
+
+        for answer in client.ask_all(questions(), q.AHEAD):
+            block, begin = asked.popleft()
+            head = write_part(arena, block, begin, answer)
+            if (head != found.setdefault(block, head)).any():
                 raise LookupError(f"the sample in block {block} of host {host} was replaced while it was fetched")
         for block, head in found.items():
             arena.head[block] = head

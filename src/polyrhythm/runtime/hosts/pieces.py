@@ -1,4 +1,4 @@
-"""Requests and samples of an arena as pieces to send, and back; each piece is one array."""
+"""Requests and samples of an arena as pieces to send, and back; each piece is one array, or its rows where they lie."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from polyrhythm.runtime.hosts.questions import PART_BYTES
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 
 Piece = NDArray[Any]
+#: A piece, or the rows of which it consists, where they lie.
+Sent = Piece | list[Piece]
 Received = bytes | memoryview
+#: Bytes of an entry that is not copied before it is sent.
+_LARGE = 2**14
 
 
-def pieces_of_request(arena: Arena, slot: str, rows: int) -> Iterator[Piece]:
+def pieces_of_request(arena: Arena, slot: str, rows: int) -> Iterator[Sent]:
     """Noise keys, greedy flags, then the observations by name. A slot that has abandoned its request may name any
     entry; clipping keeps the index valid."""
     view = arena.view(slot, rows)
     yield view.noise_key.copy()
     yield view.greedy
     for array in arena.obs.values():
-        yield array.take(view.entries, 0, mode="clip")
+        yield _rows(array, view.entries)
 
 
 def request_of(layout: ArenaLayout, rows: int, received: Sequence[Received]) -> RequestView:
@@ -75,7 +79,7 @@ def entries_at_a_time(layout: ArenaLayout) -> int:
     return max(1, PART_BYTES // entry)
 
 
-def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterator[Piece]:
+def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterator[Sent]:
     """The block's head, then `count` of the entries that the sample fills, from `begin` on. LookupError: it holds no
     finished sample, or none that long."""
     head = arena.head[block].copy()
@@ -86,7 +90,7 @@ def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterat
         raise LookupError(f"there are no {count} entries from {begin} on of a sample of {steps} steps")
     yield head
     for array, entries in _parts(arena, block, steps, slice(begin, begin + count)):
-        yield np.ascontiguousarray(array[entries])
+        yield _rows(array, np.arange(entries.start, entries.stop, entries.step))
 
 
 def write_part(arena: Arena, block: int, begin: int, received: Sequence[Received]) -> Piece:
@@ -106,6 +110,13 @@ def largest_answer(layout: ArenaLayout) -> int:
     rows = max([1, *layout.slots.values()])
     sizes = (spec.nbytes for spec in layout.obs.values())
     return rows * max([8, layout.answer_dtype.itemsize, layout.chunk * 4, *sizes])
+
+
+def _rows(array: Piece, entries: NDArray[np.int64]) -> Sent:
+    """These entries: where they lie if each is large, so that they are read once; otherwise a copy."""
+    if array[:1].nbytes < _LARGE:
+        return array.take(entries, 0, mode="clip")
+    return [array[entry] for entry in entries.clip(0, len(array) - 1)]
 
 
 def _parts(arena: Arena, block: int, steps: int, part: slice) -> Iterator[tuple[Piece, slice]]:

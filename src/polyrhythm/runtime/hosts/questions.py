@@ -1,7 +1,7 @@
 """What a process asks the server of another host, and what a process knows of the hosts of its run.
 
-    question   number (8 bytes), MessagePack of a tagged record
-    answer     the same number, b"" or the reason why there is none, then the pieces as they lie in memory
+    question   MessagePack of a tagged record
+    answer     b"" or the reason why there is none, then the pieces as they lie in memory
 
 No code is executed by receiving one (no pickle).
 """
@@ -97,7 +97,7 @@ class Held(msgspec.Struct, frozen=True, tag=2):
 
 
 class Part(msgspec.Struct, frozen=True, tag=3):
-    """Bytes of a publication; none if it is gone."""
+    """Bytes of a publication, and b"1" if they are that; nothing, or b"0", if it is gone."""
 
     version: int
     number: int
@@ -131,5 +131,5 @@ decode = msgspec.msgpack.Decoder(Question).decode
 
 #: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3
-#: Bytes of the largest question; of an answer beside its arrays.
-LARGEST_QUESTION, HEAD_BYTES = 2**20, 2**16
+#: Bytes of the largest question; of an answer beside its arrays; of a ticket for a connection, or the reason for none.
+LARGEST_QUESTION, HEAD_BYTES, TICKET_BYTES = 2**20, 2**16, 2**12

@@ -1,7 +1,7 @@
 """Serves what a host holds to the processes of the run's other hosts: requests, finished samples, published weights.
 
-It only reads, but a parcel is given once. Whoever asks has proven the run's keys; a question that cannot be decoded or
-answered gets the reason.
+It only reads, but a parcel is given once. Who has proven the run's keys gets a ticket for a sealed connection
+(`runtime.transport.sealed_port`) and asks there; a question that cannot be decoded or answered gets the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.identity import find_shared
 from polyrhythm.runtime.hosts.pieces import pieces_of_request, pieces_of_sample
@@ -19,40 +21,41 @@ from polyrhythm.runtime.memory.parcels import read_part
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import shared_root
 from polyrhythm.runtime.transport.drops import DropCounter, DropKind
-from polyrhythm.runtime.transport.exchange import AnsweringEnd
+from polyrhythm.runtime.transport.sealed import MOST_PIECES, BrokenSeal, SealedConnection
+from polyrhythm.runtime.transport.sealed_port import SealedPort
+from polyrhythm.runtime.transport.sockets import Sockets
 
 #: Characters of a reason that who asks is told.
 _REASON_CHARS = 500
+#: Seconds within which the rest of a question has to come, and that who asks may take nothing of an answer.
+_PATIENCE_S = 60.0
 
 
 class DataServer:
-    """Answers at `end`. weights: what is published on this host; None if nothing is. folder: of the run on this host,
-    with parcels; None if there are none."""
+    """What is answered; threads may ask at the same time. weights: what is published on this host; None if nothing is.
+    folder: of the run on this host, with parcels; None if there are none. drops: counts what has no answer."""
 
     def __init__(
-        self, end: AnsweringEnd, arena: Arena, weights: PublishedMemory | None, folder: Path | None = None
+        self,
+        arena: Arena,
+        weights: PublishedMemory | None,
+        folder: Path | None = None,
+        drops: DropCounter | None = None,
     ) -> None:
-        self._end, self._arena, self._weights, self._folder = end, arena, weights, folder
-        self._drops = DropCounter("the host's server")
+        self._arena, self._weights, self._folder = arena, weights, folder
+        self._drops = drops or DropCounter("the host's server")
 
-    def serve(self, seconds: float) -> None:
-        """Answer one question, if one comes in time."""
-        received = self._end.receive(seconds)
-        if received is None:
-            return
-        who, question = received
-        number, answer = question[0] if question else b"", [b"a question has two parts"]
-        if len(question) == 2:
-            answer = self._answer(question[1])
-        self._end.answer(who, [number, *answer])
-
-    def _answer(self, content: bytes) -> list[Any]:
+    def answer(self, content: bytes | memoryview) -> list[Any]:
+        """b"" or the reason why there is no answer, then its pieces."""
         try:
-            return [b"", *self._pieces(q.decode(content))]
+            pieces = [b"", *self._pieces(q.decode(content))]
+            if len(pieces) > MOST_PIECES:
+                raise LookupError(f"an answer of {len(pieces)} pieces; at most {MOST_PIECES} can be sent")
         except (LookupError, ValueError, RecursionError) as error:
             kind: DropKind = "impossible" if isinstance(error, LookupError) else "undecodable"
             self._drops.drop(kind, f"a question of {len(content)} bytes has no answer: {error}")
-            return [str(error)[:_REASON_CHARS].encode() or b"no answer"]
+            return [str(error)[:_REASON_CHARS].encode(errors="replace") or b"no answer"]
+        return pieces
 
     def _pieces(self, question: q.Question) -> Iterator[Any]:
         layout = self._arena.layout
@@ -83,10 +86,50 @@ class DataServer:
                 raise LookupError(f"slot {slot} has no request of {rows} rows")
             yield from pieces_of_request(self._arena, slot, rows)
 
-    def _bytes_of(self, asked: q.Part) -> Iterator[bytes]:
-        version, number, begin, length = asked.version, asked.number, asked.begin, asked.length
-        if self._weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
+    def _bytes_of(self, asked: q.Part) -> Iterator[Any]:
+        """The bytes where they lie, so that they are read once, and b"1" if the publication was there until then."""
+        weights, version, number, begin, length = self._weights, *msgspec.structs.astuple(asked)
+        if weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
             raise LookupError(f"there are no bytes {begin} to {begin + length} of a version here")
-        part = self._weights.read_part(version, number, slice(begin, begin + length))
+        part = weights.find_part(version, number, slice(begin, begin + length))
         if part is not None:
             yield part
+            yield lambda: b"1" if weights.has(version, number) else b"0"
+
+
+class HostServer:
+    """Who may ask is asked for at `endpoint`, which is authenticated; each connection is answered in a thread of its
+    own. StartError: there is no address. OSError: there is no port."""
+
+    def __init__(self, sockets: Sockets, server: DataServer, drops: DropCounter) -> None:
+        self._server = server
+        self._port = SealedPort(sockets.address, self._converse, q.LARGEST_QUESTION, drops)
+        try:
+            self._end = sockets.answering(q.TICKET_BYTES)
+        except BaseException:
+            self._port.close()
+            raise
+        self.endpoint = self._end.endpoint
+
+    def serve(self, seconds: float) -> None:
+        """Give one ticket, if somebody asks for one in time."""
+        received = self._end.receive(seconds)
+        if received is None:
+            return
+        who, _ = received
+        try:
+            self._end.answer(who, [b"", q.encode(self._port.admit())])
+        except LookupError as error:
+            self._end.answer(who, [str(error).encode()])
+
+    def _converse(self, connection: SealedConnection) -> None:
+        while connection.wait():
+            question = connection.receive(_PATIENCE_S)
+            if len(question) != 1:
+                raise BrokenSeal(f"a question of {len(question)} pieces")
+            connection.send(self._server.answer(question[0]), _PATIENCE_S)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._end.close()
+        self._port.close()

@@ -10,7 +10,8 @@ other content is fetched again.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -49,17 +50,19 @@ class OtherHost:
         (content,) = self._client.ask(q.Held())
         return _decode_held(content)
 
-    def parts(self, publication: Publication, nbytes: int) -> Iterator[memoryview]:
-        """Its bytes, in order. LookupError: it is gone."""
+    def copy(self, publication: Publication, memory: memoryview) -> None:
+        """Receive its bytes into this memory. LookupError: it is gone."""
         version, number = publication
-        questions = (
-            q.Part(version, number, begin, min(q.PART_BYTES, nbytes - begin))
-            for begin in range(0, nbytes, q.PART_BYTES)
-        )
-        for answer in self._client.ask_all(questions, q.AHEAD):
-            if not answer:
+        parts = [memory[begin : begin + q.PART_BYTES] for begin in range(0, len(memory), q.PART_BYTES)]
+        questions = (q.Part(version, number, index * q.PART_BYTES, len(part)) for index, part in enumerate(parts))
+        coming = iter(parts)
+
+        def place(before: Sequence[memoryview], size: int) -> Sequence[memoryview] | None:  # noqa: ARG001
+            return None if before else [next(coming)]
+
+        for answer in self._client.ask_all(questions, q.AHEAD, place):
+            if not answer or bytes(answer[-1]) != b"1":
                 raise LookupError(f"version {version} is gone")
-            yield answer[0]
 
 
 class _Source(NamedTuple):
@@ -154,9 +157,9 @@ class HostWeights:
             held = self._mirror.held()
             if any(known.get(held[v]) == (source.publisher, source.publication.number) for v in held):
                 return self._mirror, False
-            parts = self._others[other].parts(source.publication, self.layout.nbytes)
+            copy = partial(self._others[other].copy, source.publication)
             try:
-                self._mirror.publish_bytes(source.publication.version, parts)
+                self._mirror.publish_bytes(source.publication.version, copy)
             except LookupError:
                 return None, False
             held = self._mirror.held()

@@ -48,18 +48,25 @@ class PublishedMemory:
         """Lock a buffer, see `lock_file`."""
         return lock_file(self._files[index], operation)
 
-    def read_part(self, version: int, number: int, part: slice) -> bytes | None:
-        """These bytes of a publication; None if it is gone, or about to be."""
+    def find_part(self, version: int, number: int, part: slice) -> memoryview | None:
+        """These bytes of a publication where they lie; None if it is gone. They are its bytes if `has` says so after
+        they were read."""
+        for index, held in enumerate(self.versions()):
+            if held == version and int(self.numbers[index]) == number:
+                return self.buffers[index][part]
+        return None
+
+    def has(self, version: int, number: int) -> bool:
+        """Whether this publication is there, and nobody is about to overwrite it."""
         for index, held in enumerate(self.versions()):
             if held == version and int(self.numbers[index]) == number:
                 try:
                     file = self.lock(index, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return None
+                    return False
                 with file:
-                    same = self.versions()[index] == version and int(self.numbers[index]) == number
-                    return bytes(self.buffers[index][part]) if same else None
-        return None
+                    return self.versions()[index] == version and int(self.numbers[index]) == number
+        return False
 
 
 def lock_file(path: Path, operation: int) -> BinaryIO:

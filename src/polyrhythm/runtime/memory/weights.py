@@ -19,7 +19,7 @@ with other content. Therefore publications are numbered: a copy of the first is 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -189,15 +189,10 @@ class SharedWeights:
                 copy_tensor(into[name], tensor)
                 del tensor  # before the next is made
 
-    def publish_bytes(self, version: int, parts: Iterable[bytes | memoryview]) -> None:
-        """As `publish`: the version's bytes as they lie in another such memory, in order."""
+    def publish_bytes(self, version: int, write: Callable[[memoryview], None]) -> None:
+        """As `publish`. write: fills this memory with the version's bytes as they lie in another such memory."""
         with self._writing(version) as index:
-            into, first = self._memory.buffers[index], 0
-            for part in parts:
-                size = memoryview(part).nbytes
-                into[first : first + size] = part
-                first += size
-            assert first == self.layout.nbytes, f"{first} bytes of {self.layout.nbytes}"
+            write(self._memory.buffers[index])
 
     @contextmanager
     def _writing(self, version: int) -> Iterator[int]:

@@ -36,6 +36,7 @@ from polyrhythm.runtime.ray.reach import LOCAL, check_reachable
 from polyrhythm.runtime.ray.room import check_room, describe_wanted
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
 from polyrhythm.runtime.ray.versions import own_versions, ray_differs
+from polyrhythm.runtime.transport.sealed import check_sealing
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Cluster:
     folder: of the run. StartError: there is no such cluster, or too little room in it; then nothing is left."""
 
     def __init__(self, settings: RaySection, stations: dict[str, int], folder: Path) -> None:
+        check_sealing()
         self._settings, self._folder = settings, folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         self._own = not ray.is_initialized()

@@ -17,7 +17,7 @@ import numpy as np
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.hosts.pieces import Piece, pieces_of_request, pieces_of_rest
+from polyrhythm.runtime.hosts.pieces import Sent, pieces_of_request, pieces_of_rest
 from polyrhythm.runtime.join import messages as m
 from polyrhythm.runtime.join.numbering import Numbering
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
@@ -124,7 +124,7 @@ class Session:
             self.numbering.keep(frame)
             self.out.append(frame)
 
-    def _with_pieces(self, event: records.Event | wire.Refused) -> tuple[records.Event | wire.Refused, list[Piece]]:
+    def _with_pieces(self, event: records.Event | wire.Refused) -> tuple[records.Event | wire.Refused, list[Sent]]:
         arena, count = self._arena, self._arena.layout.blocks
         match event:
             case records.RequestArrived(slot=slot, rows=rows):
@@ -189,5 +189,5 @@ def _own_layout(layout: ArenaLayout, info: records.EnvBatchInfo) -> ArenaLayout:
     return own
 
 
-def _bytes_of(array: Piece) -> memoryview:
+def _bytes_of(array: Sent) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

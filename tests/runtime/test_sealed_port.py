@@ -1,0 +1,166 @@
+"""Who gets a sealed connection, who does not, and that neither harms the others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+from tests.process.runs import wait_until
+
+from polyrhythm.runtime.transport import sealed_port
+from polyrhythm.runtime.transport.drops import DropCounter
+from polyrhythm.runtime.transport.sealed import SealedConnection, Ticket, connect
+from polyrhythm.runtime.transport.sealed_port import SealedPort
+
+ADDRESS = "127.0.0.1"
+LARGE = bytes(2**26)
+PATIENCE_S = 30.0
+
+
+class Port(SealedPort):
+    """Answers each question with what it was; b"large" with more than the kernel takes."""
+
+    def __init__(self) -> None:
+        self.drops, self.patience_s = DropCounter("test"), PATIENCE_S
+        super().__init__(ADDRESS, self._echo, 100, self.drops)
+
+    def _echo(self, connection: SealedConnection) -> None:
+        while connection.wait():
+            (question,) = connection.receive(self.patience_s)
+            connection.send([LARGE if question == b"large" else question], self.patience_s)
+
+    def connect(self, ticket: Ticket | None = None) -> SealedConnection:
+        return connect(ADDRESS, ticket or self.admit(), 2 * len(LARGE), 10)
+
+    @property
+    def threads(self) -> int:
+        return len(self._open)
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    before = threading.active_count()
+    with closing(Port()) as port:
+        yield port
+    wait_until(lambda: threading.active_count() == before)
+
+
+def ask(connection: SealedConnection, question: bytes = b"word") -> bytes:
+    connection.send([question], 10)
+    (answer,) = connection.receive(10)
+    return bytes(answer)
+
+
+def is_refused(connection: SealedConnection) -> bool:
+    try:
+        ask(connection)
+    except OSError:
+        return True
+    return False
+
+
+def test_who_has_a_ticket_is_answered_beside_others(port: Port) -> None:
+    with ExitStack() as stack:
+        ends = [stack.enter_context(closing(port.connect())) for _ in range(5)]
+        for _ in range(3):
+            assert [ask(end, b"%d" % number) for number, end in enumerate(ends)] == [b"0", b"1", b"2", b"3", b"4"]
+        assert port.threads == 5
+    wait_until(lambda: not port.threads)
+    assert port.drops.counts() == {}
+
+
+@pytest.mark.parametrize("way", ["used", "unknown", "old"])
+def test_a_ticket_is_good_once_and_for_a_while(way: str, port: Port) -> None:
+    ticket = port.admit()
+    if way == "old":
+        port._tickets[ticket.name] = time.monotonic(), ticket
+    if way == "unknown":
+        ticket = Ticket(ticket.port, bytes(16), ticket.asking, ticket.answering)
+    if way == "used":
+        port.connect(ticket).close()
+        wait_until(lambda: not port._tickets)
+    with closing(port.connect(ticket)) as end:
+        assert is_refused(end)
+    wait_until(lambda: port.drops.counts() == {"stranger": 1})
+
+
+def test_who_has_a_ticket_but_not_its_keys_is_not_answered(port: Port) -> None:
+    ticket = port.admit()
+    with closing(port.connect(Ticket(ticket.port, ticket.name, bytes(32), ticket.answering))) as end:
+        assert is_refused(end)
+    wait_until(lambda: port.drops.counts() == {"undecodable": 1} and not port.threads)
+
+
+@pytest.mark.parametrize("brought", [b"", b"half", b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_stranger_has_no_thread_and_goes_in_time(brought: bytes, port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_port, "_GOOD_S", 0.2)
+    with socket.create_connection((ADDRESS, port._port)) as stranger:
+        stranger.sendall(brought)
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):  # more was sent than a ticket has
+            assert stranger.recv(1) == b""
+    assert port.threads == 0
+    wait_until(lambda: port.drops.counts() == {"stranger": 1})
+
+
+def test_many_strangers_keep_nobody_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_port, "_STRANGERS", 4)
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection((ADDRESS, port._port)))
+        wait_until(lambda: port.drops.counts() == {"stranger": 16})
+        with closing(port.connect()) as end:
+            assert ask(end) == b"word"
+        assert len(port._strangers) <= 4
+
+
+def test_connections_have_a_bound(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_port, "_MOST", 2)
+    with closing(port.connect()) as end:
+        assert ask(end) == b"word"
+        port.admit()
+        with pytest.raises(LookupError, match="2 connections are open already"):
+            port.admit()
+        monkeypatch.setattr(sealed_port, "_GOOD_S", 0.0)
+        port._tickets = {name: (0.0, ticket) for name, (_, ticket) in port._tickets.items()}
+        port.admit()
+
+
+def test_one_that_does_not_read_holds_nobody_up_and_is_given_up(port: Port) -> None:
+    port.patience_s = 0.3
+    with closing(port.connect()) as reads, closing(port.connect()) as does_not:
+        does_not.send([b"large"], 10)
+        for _ in range(20):
+            assert ask(reads) == b"word"
+        wait_until(lambda: port.threads == 1)
+        assert ask(reads) == b"word"
+
+
+def test_half_a_question_is_waited_for_only_so_long(port: Port) -> None:
+    port.patience_s = 0.1
+    with closing(port.connect()) as end:
+        end._socket.sendall(b"\5\0")
+        assert end.wait() is False
+    wait_until(lambda: not port.threads)
+
+
+def test_the_port_closes_at_once_whatever_its_connections_do() -> None:
+    port = Port()
+    with ExitStack() as stack:
+        ends = [stack.enter_context(closing(port.connect())) for _ in range(3)]
+        assert ask(ends[0]) == b"word"
+        ends[1]._socket.sendall(b"\5\0")
+        ends[2].send([b"large"], 10)
+        stack.enter_context(socket.create_connection((ADDRESS, port._port)))
+        wait_until(lambda: port.threads == 3 and len(port._strangers) == 1)
+        begin = time.monotonic()
+        port.close()
+        assert time.monotonic() - begin < 2
+        assert port.threads == 0
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((ADDRESS, port._port))
