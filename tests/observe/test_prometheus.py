@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 import yaml
 from tests.pipeline.runs import LOCKSTEP, config
+from tests.runtime.links import free_port
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
@@ -34,12 +35,6 @@ def endpoint(installed):
     found = PrometheusEndpoint("127.0.0.1", 0)
     yield found
     found.close()
-
-
-def free_port():
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return own.getsockname()[1]
 
 
 def scrape(port):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 from collections.abc import Iterator
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port that is free, and that the system does not give to others: below those that it gives itself."""
+    while True:
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", random.randrange(15_000, 32_000)))
+            return int(found.getsockname()[1])
 
 
 class Link:
