@@ -93,7 +93,7 @@ def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = 
         return TrainResult(folder, {}, finished=False)
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     run: str | Path | TrainResult,
     *,
     episodes: int | None = None,
@@ -124,9 +124,7 @@ def evaluate(
         raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
     shown = None if video is None else evaluating.Video(Path(video), video_episodes)
     conditions = evaluating.Conditions(swap_instructions, tuple(variants), conversations)
-    found = evaluating.evaluate(
-        _path(run), episodes, seed, greedy, conditions, video=shown, overrides=tuple(overrides)
-    )
+    found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown, overrides=tuple(overrides))
     return EvaluationResult.of("evaluation", found)
 
 

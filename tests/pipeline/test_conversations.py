@@ -111,7 +111,7 @@ def test_a_function_evaluates_as_the_command_does(tmp_path: Path) -> None:
     found = pr.evaluate(tmp_path, episodes=8, conversations=2, overrides="policy.engine={type: native}")
     assert [entry["index"] for entry in found.conversations] == [0, 1]
     assert not pr.evaluate(tmp_path, episodes=8, conversations=0).conversations
-    with pytest.raises(ConfigError, match="policy.temperature=2: the run has its own policy.temperature"):
+    with pytest.raises(ConfigError, match=r"policy\.temperature=2: the run has its own policy.temperature"):
         pr.evaluate(tmp_path, overrides=["policy.temperature=2"])
     with pytest.raises(ConfigError, match="conversations = -1"):
         pr.evaluate(tmp_path, conversations=-1)
