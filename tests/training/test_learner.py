@@ -393,6 +393,26 @@ def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None
     assert metrics["train/actor/interpolation_error"] == pytest.approx(total / count, rel=1e-5)
 
 
+def test_mismatch_with_lag_is_that_of_the_chunk_steps_of_the_trainers_own_weights() -> None:
+    """Those of version 3 are off by 0.1, the others by their staleness."""
+    own = {t.ticket: t.version == 3 for t in collect(ToyPolicy())}
+    data = [
+        replace(t, logprob=np.where(own[t.ticket][:, None, None], t.logprob + 0.1, t.logprob - 1).astype(np.float32))
+        for t in collect(ToyPolicy())
+    ]
+    assert len({v for t in data for v in t.version.tolist()}) > 1
+
+    def mismatch(own_version: int | None, **settings: Any) -> float | None:
+        learner = Learner(ToyPolicy(), algorithm(**settings), training(), total_updates=8, seed=3)
+        found = finish(learner.update(data, 0, version=4, own_version=own_version))
+        return found.get("train/actor/mismatch_kl")
+
+    assert mismatch(3) == pytest.approx(np.expm1(-0.1) + 0.1, rel=1e-4)
+    assert mismatch(9) is None, "no sample is of these weights"
+    assert mismatch(None) is None
+    assert mismatch(3, proximal="behavior") is None, "log-probs are not recomputed"
+
+
 def test_mismatch_weights_are_those_of_the_two_engines_capped() -> None:
     data = stale()
     _, plain = run({"loss": "vanilla"}, {}, trajectories=data)

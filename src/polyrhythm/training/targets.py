@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.algorithms import advantages, aggregation, levels, rollout_correction
-from polyrhythm.algorithms.divergence import kl_estimate
+from polyrhythm.algorithms.divergence import k3, kl_estimate
 from polyrhythm.algorithms.metrics import explained_variance
 from polyrhythm.algorithms.proximal import interpolation
 from polyrhythm.algorithms.sums import Total
@@ -29,12 +29,17 @@ from polyrhythm.training.steps import Metrics
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
 
+#: Divergence between generators and trainer for the same weights.
+MISMATCH = "train/actor/mismatch_kl"
+
 
 class TargetInputs(NamedTuple):
     """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
     policy where there is one; the version that the update produces; rows per forward pass (0: all at once). counts: N
     and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
-    (0: any number)."""
+    (0: any number). own_version: that of the weights that the update begins with, where generators could have them and
+    not all samples are theirs.
+    """
 
     policy: Policy
     reference: Reference | None
@@ -44,6 +49,7 @@ class TargetInputs(NamedTuple):
     ranks: Ranks = ONE_RANK
     counts: tuple[int, int] | None = None
     tokens: int = 0
+    own_version: int | None = None
 
 
 class Recomputed(NamedTuple):
@@ -78,6 +84,9 @@ def compute_targets(
     correction, counted, metrics = _correct(
         algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
     )
+    if recomputed is not None and inputs.own_version is not None:
+        own = mask & _rows_like(packed.version == inputs.own_version, mask)
+        metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
     batch = TrainingBatch(
         obs=packed.obs,
         forward_inputs=packed.forward_inputs,
@@ -225,6 +234,19 @@ def _correct(
         "train/actor/rejected_fraction": float(total((mask & ~correction.kept).sum()) / count),
     }
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
+
+
+def _rows_like(rows: Tensor, entries: Tensor) -> Tensor:
+    """[N] in the shape of entries [N,...]."""
+    return rows.view(-1, *[1] * (entries.dim() - 1))
+
+
+def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:
+    """Divergence of generators' and trainer's log-probs over the entries that the trainer's weights sampled; no metric
+    where there are none."""
+    count = total(own.sum())
+    differences = total(k3(behavior, recomputed)[own].sum())
+    return {MISMATCH: float(differences / count)} if count else {}
 
 
 def _check_value_shape(packed: PackedBatch, algorithm: AlgorithmSettings) -> None:
