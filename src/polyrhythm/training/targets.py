@@ -5,9 +5,9 @@ All are computed once per update, before the first optimizer step, without gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from polyrhythm.training.steps import Metrics
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
+
+_Found = TypeVar("_Found")
 
 #: Divergence between generators and trainer for the same weights.
 MISMATCH = "train/actor/mismatch_kl"
@@ -66,10 +68,9 @@ def compute_targets(
     """The update's training batch on the host, and metrics of its targets."""
     _check_value_shape(packed, algorithm)
     late = algorithm.uses_value and getattr(inputs.policy, "values_late", False)
-    recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes or late else None
-    if recomputed is not None and late:
-        packed = replace(packed, value=recomputed.value)
-        recomputed = recomputed if algorithm.recomputes else None
+    recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes else None
+    if late:
+        packed = replace(packed, value=recomputed.value if recomputed else late_values(packed, inputs))
     reference = evaluate(packed, inputs.reference, inputs).logprob if inputs.reference is not None else None
     estimate = estimate_advantages(packed, algorithm, inputs, recomputed, reference)
     value_mask = levels.reward_mask(packed.valid, algorithm.reward_level)
@@ -170,20 +171,32 @@ def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: 
 
 def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Recomputed:
     """One forward pass of `policy` over the batch, in micro-batches."""
-    pieces = []
+    pieces = [
+        (found.logprob.to(packed.logprob.device), found.value.to(packed.value))
+        for found in _over_batch(packed, policy.evaluate, inputs)
+    ]
+    return Recomputed(torch.cat([logprob for logprob, _ in pieces]), torch.cat([value for _, value in pieces]))
+
+
+def late_values(packed: PackedBatch, inputs: TargetInputs) -> Tensor:
+    """The values of a policy that gives them late ([N] or [N,C]), by `late_values` where it has that, which computes
+    nothing else."""
+    call = getattr(inputs.policy, "late_values", None)
+    if call is None:
+        return evaluate(packed, inputs.policy, inputs).value
+    return torch.cat([value.to(packed.value) for value in _over_batch(packed, call, inputs)])
+
+
+def _over_batch(packed: PackedBatch, call: Callable[..., _Found], inputs: TargetInputs) -> Iterator[_Found]:
+    """What it gives for each micro-batch's observations and forward inputs, as often on every rank."""
     limits = MicroBatchLimits(inputs.policy, inputs.micro_batch, inputs.tokens)
     sizes = limits.sizes(packed.chunk_steps, packed.obs, packed.forward_inputs)
     for rows in as_many_on_every_rank(sizes, inputs.ranks):
-        if rows.start >= packed.chunk_steps:  # other ranks have more
-            first = slice(0, 1)
-            policy.evaluate(
-                slices(packed.obs, first, inputs.device), slices(packed.forward_inputs, first, inputs.device)
-            )
-            continue
-        obs, kept = slices(packed.obs, rows, inputs.device), slices(packed.forward_inputs, rows, inputs.device)
-        found = policy.evaluate(obs, kept)
-        pieces.append((found.logprob.to(packed.logprob.device), found.value.to(packed.value)))
-    return Recomputed(torch.cat([logprob for logprob, _ in pieces]), torch.cat([value for _, value in pieces]))
+        more = rows.start >= packed.chunk_steps  # other ranks have more
+        own = slice(0, 1) if more else rows
+        found = call(slices(packed.obs, own, inputs.device), slices(packed.forward_inputs, own, inputs.device))
+        if not more:
+            yield found
 
 
 def passes(rows: int, size: int, ranks: Ranks) -> Iterator[slice]:

@@ -151,6 +151,12 @@ class CausalLm(AdaptedPolicy):
         packed = pack(obs[TOKENS].long(), _lengths(obs), first, torch.ones_like(first[:, 0]))
         return self._values(self._features(packed), packed, first).expand(-1, self.chunk)
 
+    def late_values(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
+        """The values of `evaluate`, without logits."""
+        message = forward_inputs[MESSAGE].long()
+        packed = pack(obs[TOKENS].long(), _lengths(obs), message, self._counts(message))
+        return self._values(self._features(packed), packed, message)
+
     def _evaluation(self, packed: PackedMessages, message: Tensor) -> Evaluation:
         """Of messages [B,C] int64: log-probs, entropies and values [B,C] float32 (values [B] without a critic), 0
         behind the messages' ends."""
