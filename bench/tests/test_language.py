@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import closing
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from polyrhythm.clustersim.costs import parse_cost, parse_count
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.policies.engine import EngineRequest
-from polyrhythm_bench.cases import language_engines, language_figures, language_schedules
+from polyrhythm_bench.cases import language_engines, language_figures, language_scaling, language_schedules
 from polyrhythm_bench.harness.version_cost import VersionCost
 from polyrhythm_bench.workloads.answer_scenes import SCENES
 from polyrhythm_bench.workloads.answers import MODES, AnswerScene, SimulatedRates, cut_at, live, simulated
 from polyrhythm_bench.workloads.answers_env import AnswersEnvSettings
 from polyrhythm_bench.workloads.roll_figures import FIGURES, FigureCell, clipped_normal
+from polyrhythm_bench.workloads.scaled_scenes import MODELS, TOKENS_A_STEP, scaled
 from polyrhythm_bench.workloads.sleeping_engine import DecodingCosts, Sleeper, SleepingEngine
 from polyrhythm_bench.workloads.turns_scene import TurnScene
 
@@ -87,17 +89,60 @@ def test_answers_to_a_prompt_all_succeed_all_fail_or_neither() -> None:
     assert not found.reward[batch._chance == 0.0].any()
 
 
-@pytest.mark.parametrize("name", ["lockstep", "queue", "alpha_1_abort"])
-def test_a_scene_runs_live(name: str) -> None:
-    config = live(TINY, MODES[name], 3).model_copy(update={"launcher": "inline"})
+@pytest.mark.parametrize(("name", "per_station"), [("lockstep", 1), ("queue", 1), ("alpha_1_abort", 1), ("queue", 3)])
+def test_a_scene_runs_live(name: str, per_station: int) -> None:
+    scene = TINY.model_copy(update={"per_station": per_station})
+    config = live(scene, MODES[name], 3).model_copy(update={"launcher": "inline"})
     with closing(build_pipeline(config)) as pipeline:
         pipeline.loop.train_until(3)
         ledger = pipeline.loop.conductor.ledger
         names = set(pipeline.launcher.statistics())
     assert (ledger.imbalance, ledger.trained) == (0, 3 * TINY.samples)
     assert {one for one in names if one.startswith("generator-")} == {
-        f"generator-{i}" for i in range(TINY.generators(MODES[name]))
+        f"generator-{i}" for i in range(scene.generators(MODES[name]))
     }
+
+
+def test_a_station_for_several_devices_takes_as_long_as_they_would() -> None:
+    """Answers of one length, so that no device of a station has more to do than another."""
+    each = AnswerScene(
+        prompts=8, group=4, devices=8, training_devices=4, places=16, tokens="constant:10steps", decode="5ms+1ms"
+    )
+    four = each.model_copy(update={"per_station": 4})
+    assert (each.generators(MODES["lockstep"]), four.generators(MODES["lockstep"])) == (8, 2)
+    assert four.station_places == 64
+    for name in ("lockstep", "replicated", "alpha_1_continue"):
+        rates = [simulated(scene, MODES[name], counted=3).samples_per_s for scene in (each, four)]
+        assert rates[1] == pytest.approx(rates[0], rel=0.02), name
+
+
+def test_answers_to_a_prompt_may_be_equally_long() -> None:
+    """A group of four, one on each of two devices: as long as its one length, or as the longest of four."""
+    apart = AnswerScene(prompts=2, group=4, devices=2, decode="10ms", prefill="0ms", update_ms=1)
+    same = apart.model_copy(update={"same_tokens": True})
+    seconds = [scene.samples / simulated(scene, MODES["lockstep"]).samples_per_s for scene in (apart, same)]
+    assert seconds[1] < 0.8 * seconds[0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_lengths_and_costs_of_the_scaled_scenes_are_what_they_are_derived_from(model: str) -> None:
+    lengths, scene = MODELS[model], scaled(model, 128, 32)
+    rng, tokens = random.Random(1), cut_at(scene.longest, scene.tokens).distribution
+    drawn = np.array([tokens.sample(rng) for _ in range(100_000)]) * TOKENS_A_STEP
+    assert drawn.mean() == pytest.approx(lengths.mean, rel=0.02)
+    assert drawn.max() == 30_720
+    assert (drawn**2).sum() / drawn.sum() / 2 == pytest.approx(lengths.context, rel=0.02)
+    step_ms = 1e3 * parse_cost(scene.decode).mean(0) * lengths.shortened / TOKENS_A_STEP
+    assert step_ms == pytest.approx(2 * 8.19e9 / (0.7 * 3.35e12) * 1e3, rel=1e-3), "the weights are read once"
+    assert (scene.samples, scaled(model, 16, 8).update_ms) == (4096, pytest.approx(8 * scene.update_ms, rel=1e-2))
+
+
+def test_the_best_split_counts_and_throughput_is_over_that_of_the_fewest_gpus() -> None:
+    found = language_scaling.summarise("base", {16: {0: 400.0, 4: 500.0, 8: 200.0}, 32: {0: 200.0, 8: 50.0, 16: 80.0}})
+    assert found["published"] == 2.24
+    rows = found["gpus"]
+    assert [(row["training"], row["speedup"]) for row in rows.values()] == [(8, 2.0), (8, 4.0)]
+    assert [(row["scaling"], row["lockstep_scaling"]) for row in rows.values()] == [(1.0, 1.0), (4.0, 2.0)]
 
 
 def test_each_mechanism_of_the_paper_helps_where_prompts_are_filtered() -> None:

@@ -93,7 +93,7 @@ def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = 
         return TrainResult(folder, {}, finished=False)
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     run: str | Path | TrainResult,
     *,
     episodes: int | None = None,
@@ -103,19 +103,28 @@ def evaluate(
     variants: Sequence[str] = (),
     video: str | Path | None = None,
     video_episodes: int = 9,
+    conversations: int | None = None,
+    overrides: Sequence[str] = (),
 ) -> EvaluationResult:
     """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
 
     episodes, seed: default to the run's own evaluation; greedy: act without noise; swap_instructions: show each task
     another's instruction, so that a policy that follows instructions fails; variants: of the environment, by name, or
     `all`, in which the same episodes are played too; video: a .gif or .mp4 file to write with
-    the first `video_episodes` episodes.
+    the first `video_episodes` episodes; conversations: so many of the first episodes of a text environment have what
+    was said in the result (default: as many as in the run); overrides: where the released folders of the run are now,
+    "policy.checkpoint=FOLDER", or another engine of a language model, "policy.engine.type=vllm". ConfigError: one of
+    another setting.
     """
+    if isinstance(overrides, str):
+        overrides = (overrides,)
+    if conversations is not None and conversations < 0:
+        raise ConfigError(f"conversations = {conversations}: it must be at least 0")
     if video_episodes < 1:
         raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
     shown = None if video is None else evaluating.Video(Path(video), video_episodes)
-    conditions = evaluating.Conditions(swap_instructions, tuple(variants))
-    found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown)
+    conditions = evaluating.Conditions(swap_instructions, tuple(variants), conversations)
+    found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown, overrides=tuple(overrides))
     return EvaluationResult.of("evaluation", found)
 
 

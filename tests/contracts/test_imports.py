@@ -96,6 +96,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "reasoning_gym",
                 "gem",
                 "verifiers",
+                "mcp",
                 "mujoco",
                 "OpenGL",
                 "PIL",

@@ -12,10 +12,12 @@ import pytest
 from tests.pipeline.test_language import AGENT, SINGLE, SMALL, run
 from tests.pipeline.test_scoring import LEARNED, VERIFIED
 
+import polyrhythm as pr
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.text.chains import ChainsSettings
-from polyrhythm.observe.conversations import CONVERSATIONS_FILE, read_conversations
+from polyrhythm.errors import ConfigError
+from polyrhythm.observe.conversations import CONVERSATIONS_FILE, conversations_of, read_conversations
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.evaluation.standalone import Conditions, evaluate
 from polyrhythm.pipeline.train import train
@@ -83,13 +85,36 @@ def test_a_run_keeps_the_first_conversations_of_each_evaluation(
     assert message.replace("<", "&lt;").replace(">", "&gt;") in said
     assert message not in said
 
+    file = tmp_path / "said" / "own.jsonl"
     capsys.readouterr()
-    assert main(["eval", str(tmp_path), "--conversations", "1"]) == 0
+    assert main(["eval", str(tmp_path), "--conversations", "1", "--conversations-file", str(file)]) == 0
+    (kept,) = map(json.loads, file.read_text().splitlines())
+    assert kept == {"evaluation": "evaluation", "version": 3, **after[0]}
     lines = capsys.readouterr().out.partition("\nepisode 0, chains: ")[2].splitlines()
     assert lines[0].startswith("success, return 1" if after[0]["success"] else "no success, return 0")
     assert lines[1].split() == ["prompt", after[0]["prompt"]]
     assert lines[-1].split()[:2] == ["answer", *after[0]["turns"][-1]["message"].split()[:1]]
     assert len(lines) <= 2 + 2 * len(after[0]["turns"])
+
+
+def test_a_file_of_an_evaluation_has_those_of_its_variants_too() -> None:
+    own, other = {"index": 0, "prompt": "a"}, {"index": 0, "prompt": "b"}
+    result = {"version": 7, "conversations": [own], "variants": {"far": {"conversations": [other]}, "near": {}}}
+    assert conversations_of(result) == [
+        {"evaluation": "evaluation", "version": 7, **own},
+        {"evaluation": "far", "version": 7, **other},
+    ]
+
+
+def test_a_function_evaluates_as_the_command_does(tmp_path: Path) -> None:
+    run(tmp_path, *SINGLE, "launcher=inline", "training.versions=1")
+    found = pr.evaluate(tmp_path, episodes=8, conversations=2, overrides="policy.engine={type: native}")
+    assert [entry["index"] for entry in found.conversations] == [0, 1]
+    assert not pr.evaluate(tmp_path, episodes=8, conversations=0).conversations
+    with pytest.raises(ConfigError, match=r"policy\.temperature=2: the run has its own policy.temperature"):
+        pr.evaluate(tmp_path, overrides=["policy.temperature=2"])
+    with pytest.raises(ConfigError, match="conversations = -1"):
+        pr.evaluate(tmp_path, conversations=-1)
 
 
 def test_a_score_counts_and_processes_say_their_texts_too(tmp_path: Path) -> None:

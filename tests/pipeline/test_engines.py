@@ -17,13 +17,14 @@ from tests.policies.server_model import Model
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError, RunHalted
+from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.evaluation.overrides import with_overrides
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.rollout_checks import check_engine
 from polyrhythm.policies.causal_lm.network import random_network
@@ -138,6 +139,27 @@ def test_weights_that_cannot_change_are_refused_for_training_alone() -> None:
     ):
         validate_run(config)
     validate_run(config, trainer=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("sglang", "/get_model_info: .*; start an sglang server there"), ("openai", "/v1/models: .*; start a server of")],
+)
+def test_a_server_that_is_not_there_is_noticed_before_anything_starts(kind: str, why: str) -> None:
+    config = configured("http://127.0.0.1:9", kind)
+    with pytest.raises(StartError, match=f"policy.engine.url = http://127.0.0.1:9: {why}"):
+        validate_run(config)
+    (found,) = (each.finding for each in examine(config) if each.finding.name == "the engine's server")
+    assert found.state == "failed"
+
+
+def test_a_server_whose_weights_cannot_be_changed_is_noticed_before_anything_starts() -> None:
+    config = configured("http://127.0.0.1:9", "openai")
+    with server_of(config, "openai") as (url, model):
+        validate_run(configured(url, "openai"))
+        model.broken["development"] = True
+        with pytest.raises(StartError, match=r"/weight_info answered 404.*start vLLM's server with"):
+            validate_run(configured(url, "openai"))
 
 
 IN_VLLM: dict[str, Any] = {

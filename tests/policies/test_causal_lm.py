@@ -61,6 +61,7 @@ def test_a_tokens_value_is_that_of_a_prompt_which_ends_before_it() -> None:
     message = torch.randint(1, 15, (3, 20), dtype=torch.int32)
     message[:, 7] = 0
     value = policy.evaluate(obs, {MESSAGE: message}).value
+    assert torch.equal(policy.late_values(obs, {MESSAGE: message}), value)
     assert bool((value[:, :8] != 0).all())
     assert not bool(value[:, 8:].any()), "behind the end"
     for tokens in range(8):

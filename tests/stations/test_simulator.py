@@ -443,6 +443,15 @@ def test_cancelling_frees_the_row_and_its_answer_is_not_used():
     assert kinds(bench.events) == ["RequestArrived"], "an attempt that is not here was answered already"
 
 
+@pytest.mark.parametrize(("join", "queued"), [(False, 1), (True, 3)])
+def test_cancelling_looks_again_at_other_slots_only_if_they_step_together(join: bool, queued: int):
+    bench = Bench(3, sharding="rows", settings=StepSettings(1, join=join))
+    bench.start((0, ticket(0, 4)), slot="e/0")
+    bench.run()
+    bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
+    assert len(bench.simulator.hosts[0]._todo) == queued
+
+
 def test_cancelling_before_the_row_has_begun():
     bench = Bench(1)
     bench.start((0, ticket(0, 4)))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES
+from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, finish
@@ -391,6 +392,60 @@ def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None
                     total += float((1 - alpha) * np.abs(now[k, c] - t.logprob[k, c]).sum())
                     count += t.logprob.shape[2]
     assert metrics["train/actor/interpolation_error"] == pytest.approx(total / count, rel=1e-5)
+
+
+class LatePolicy(ToyPolicy):
+    """Its values are computed by the trainer."""
+
+    values_late = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        self.calls.append("evaluate")
+        return super().evaluate(obs, forward_inputs)
+
+
+class LateAlonePolicy(LatePolicy):
+    """It has a pass for values alone."""
+
+    def late_values(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
+        self.calls.append("late_values")
+        return self.value(obs)
+
+
+def test_late_values_take_a_pass_of_their_own_where_log_probs_are_not_recomputed() -> None:
+    found = {}
+    for made, proximal in itertools.product((LatePolicy, LateAlonePolicy), ("behavior", "recompute")):
+        policy = made()
+        learner = Learner(policy, algorithm(proximal=proximal), training(), total_updates=8, seed=3)
+        metrics = finish(learner.update(stale(), 0, version=NEWEST))
+        found[made, proximal] = (policy.calls[0], policy.calls.count("evaluate"), metrics)
+    assert found[LateAlonePolicy, "behavior"][:2] == ("late_values", found[LatePolicy, "behavior"][1] - 1)
+    assert found[LateAlonePolicy, "behavior"][2] == found[LatePolicy, "behavior"][2]
+    assert found[LateAlonePolicy, "recompute"] == found[LatePolicy, "recompute"]
+
+
+def test_mismatch_with_lag_is_that_of_the_chunk_steps_of_the_trainers_own_weights() -> None:
+    """Those of version 3 are off by 0.1, the others by their staleness."""
+    own = {t.ticket: t.version == 3 for t in collect(ToyPolicy())}
+    data = [
+        replace(t, logprob=np.where(own[t.ticket][:, None, None], t.logprob + 0.1, t.logprob - 1).astype(np.float32))
+        for t in collect(ToyPolicy())
+    ]
+    assert len({v for t in data for v in t.version.tolist()}) > 1
+
+    def mismatch(own_version: int | None, **settings: Any) -> float | None:
+        learner = Learner(ToyPolicy(), algorithm(**settings), training(), total_updates=8, seed=3)
+        found = finish(learner.update(data, 0, version=4, own_version=own_version))
+        return found.get("train/actor/mismatch_kl")
+
+    assert mismatch(3) == pytest.approx(np.expm1(-0.1) + 0.1, rel=1e-4)
+    assert mismatch(9) is None, "no sample is of these weights"
+    assert mismatch(None) is None
+    assert mismatch(3, proximal="behavior") is None, "log-probs are not recomputed"
 
 
 def test_mismatch_weights_are_those_of_the_two_engines_capped() -> None:

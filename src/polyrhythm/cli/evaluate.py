@@ -55,17 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="first episodes of a text environment to print with what was said (default: the run's, 4)",
     )
+    parser.add_argument(
+        "--conversations-file",
+        type=Path,
+        metavar="FILE",
+        help="write those of the evaluation and of each variant to FILE, an episode a line of JSON",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON, with every episode's outcome")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
+    from polyrhythm.observe.conversations import append_conversations, conversations_of
+    from polyrhythm.observe.run_folder import take_file
     from polyrhythm.pipeline.evaluation.episodes import without_success
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
 
     if (filmed := arguments.video_episodes) and not arguments.video:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
+    if file := arguments.conversations_file:
+        take_file(file)
     variants = tuple(filter(None, arguments.variants.split(",")))
     with live_terminal(sys.stderr) as live:
         result = evaluate(
@@ -78,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             Video(arguments.video, filmed or 9) if arguments.video else None,
             arguments.policy,
         )
+    if file:
+        append_conversations(file, conversations_of(result))
     if result["reports_success"] is False:
         result = without_success(result)
     if arguments.json:

@@ -100,7 +100,8 @@ class SimulatorGroup(StationGroup):
     episode_time: duration of a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step
     takes as long as that of its slowest row.
     segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
-    tokens: of the answer to one row's request, if the policy generates tokens; else it counts as one.
+    tokens: of the answer to one row's request, if the policy generates tokens; else it counts as one. same_tokens: the
+    answers to the same initial state (prompt) are equally long.
     raises: probability that a row's chunk step fails. broken: share of initial states from which each one does.
     solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
     succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
@@ -119,6 +120,7 @@ class SimulatorGroup(StationGroup):
     episode_time: CostText | None = None
     segment_steps: int = Field(default=0, ge=0)
     tokens: CountText | None = None
+    same_tokens: bool = False
     raises: float = Field(default=0.0, ge=0, lt=1)
     broken: float = Field(default=0.0, ge=0, lt=1)
     solved: float = Field(default=0.0, ge=0, le=1)

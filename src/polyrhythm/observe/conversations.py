@@ -30,14 +30,29 @@ Entry = Mapping[str, Any]
 
 def write_conversations(folder: Path, entries: Iterable[Entry]) -> None:
     """Append these to those of the run in `folder`; where they cannot be written they are lost, with a warning."""
+    append_conversations(folder / CONVERSATIONS_FILE, entries)
+
+
+def conversations_of(result: Mapping[str, Any]) -> list[Entry]:
+    """Those of an evaluation's result and of its variants, each with `evaluation`: `evaluation`, or the variant."""
+    parts = {"evaluation": result, **result.get("variants", {})}
+    return [
+        {"evaluation": name, "version": result["version"], **entry}
+        for name, part in parts.items()
+        for entry in part.get("conversations", ())
+    ]
+
+
+def append_conversations(path: Path, entries: Iterable[Entry]) -> None:
+    """Append these to the file, likewise."""
     lines = "".join(_line(entry) for entry in entries)
     if not lines:
         return
     try:
-        with closing(LogFile(folder / CONVERSATIONS_FILE)) as file:
+        with closing(LogFile(path)) as file:
             file.write(lines)
     except OSError as error:
-        warn_of_loss(folder / CONVERSATIONS_FILE, error)
+        warn_of_loss(path, error)
 
 
 def read_conversations(folder: Path) -> list[Entry]:

@@ -51,7 +51,8 @@ class Policy(Protocol):
     values above 1).
     has_value, optional: False where `value` is a constant, which algorithms that use a value then refuse.
     values_late, optional: True where `act` gives zeros for the value, as it is not known when an action is chosen; then
-    the trainer computes it by `evaluate` before an update.
+    the trainer computes it by `evaluate` before an update, or, where only the value is missing, by an optional method
+    late_values(obs, forward_inputs), `evaluate`'s value alone.
     critic, optional: the module that only the value uses, for `training.optimizer.value_lr`.
     blocks, optional: a method that returns the modules whose weights a rank of a sharded trainer gathers one after
     another, where these are not its repeated layers (`training.sharding`).

@@ -134,3 +134,12 @@ class Streams(Protocol):
         """What `act` would have returned for this row (arrays [1, ...]) had it sampled these tokens. Each step
         of the action has the version of its token; where tokens are more than steps, the last step has the last's."""
         ...
+
+
+@runtime_checkable
+class AsksServer(Protocol):
+    """A policy whose engine may be at a server, which a run asks before it begins."""
+
+    def ask_server(self) -> None:
+        """RunHalted: the server is not there, or not the one that this policy needs."""
+        ...

@@ -34,7 +34,8 @@ class PolicyForm:
     trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece that ranks which
     divide the weights gather whole (a member of a module list, or all that is in none), 0 where it is not declared.
     row_tokens: tokens of the longest row in training, 0 where rows do not differ (`CountsTokens`); row_cache: bytes of
-    keys and values that a streaming generator keeps for each row under way.
+    keys and values that a streaming generator keeps for each row under way. engine: of an engine that keeps something
+    else, whatever runs, purpose → bytes; None: it keeps `row_cache`.
     """
 
     chunk: int
@@ -50,6 +51,7 @@ class PolicyForm:
     block_bytes: int = 0
     row_tokens: int = 0
     row_cache: int = 0
+    engine: Mapping[str, int] | None = None
 
 
 #: Methods that write values into a tensor and keep its shape.

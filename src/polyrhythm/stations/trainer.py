@@ -199,6 +199,7 @@ class Trainer:
                 command.update,
                 version=command.version + 1,
                 own_weights=self._published and all(bool((x.version == command.version).all()) for x in samples),
+                own_version=command.version if self._published else None,
                 before_step=self._await_read,
             )
         try:

@@ -33,7 +33,7 @@ from polyrhythm.training.reference import Reference, SharedReference, load_weigh
 from polyrhythm.training.shards import part_of
 from polyrhythm.training.skipped import NORM, SKIPPED, STOPPED, SkippedSteps, StepLog, StepTable
 from polyrhythm.training.steps import Steps
-from polyrhythm.training.targets import TargetInputs, compute_targets
+from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 _ERROR, _RATIO = "train/actor/interpolation_error", "train/actor/ratio"
-_MISMATCH = "train/actor/mismatch_kl"
 #: KL from the behaviour policy at an update's first optimizer step: to π_prox where there is one, otherwise to π_θ.
 _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
 
@@ -93,6 +92,7 @@ class Learner:
         *,
         version: int = 0,
         own_weights: bool = False,
+        own_version: int | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
@@ -104,15 +104,18 @@ class Learner:
         optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
         is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
         with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
-        generators, 0 but for rounding. before_step is called before the weights change, and before the update counts
-        even if no step changed them. Closing the generator early leaves the weights of the last step done and `updates`
-        as it was. A step whose gradient is not finite is skipped and the update completed; `halt` names the cause,
-        unless training.on_nonfinite_gradient is skip.
+        generators, 0 but for rounding. own_version: of those weights, where generators could have them: of samples of
+        several versions those that are wholly theirs are compared, where log-probs are recomputed. before_step is
+        called before the weights change, and before the update counts even if no step changed them. Closing the
+        generator early leaves the weights of the last step done and `updates` as it was. A step whose gradient is not
+        finite is skipped and the update completed; `halt` names the cause, unless training.on_nonfinite_gradient is
+        skip.
         """
         training, ranks = self._training, self.ranks
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         share, packed = take_share(trajectories, ranks)
         inputs = self._target_inputs(version, (share.chunk_steps, share.trajectories))
+        inputs = inputs._replace(own_version=None if own_weights else own_version)
         if before_step is not None and isinstance(inputs.reference, SharedReference):
             before_step()  # the reference stands where the weights are, which a publication may still read
         batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
@@ -149,7 +152,7 @@ class Learner:
         if _ERROR in table.names:
             metrics[_ERROR] = table.first(_ERROR)
         if own_weights:
-            metrics[_MISMATCH] = table.first(next(name for name in _BEHAVIOR_KL if name in table.names))
+            metrics[MISMATCH] = table.first(next(name for name in _BEHAVIOR_KL if name in table.names))
         if ranks.size > 1:
             metrics["train/actor/padded_fraction"] = sum(padded) / len(padded)
         versions = packed.version.double().sum() if share.spare is None else torch.zeros((), dtype=torch.float64)

@@ -5,15 +5,15 @@ All are computed once per update, before the first optimizer step, without gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from polyrhythm.algorithms import advantages, aggregation, levels, rollout_correction
-from polyrhythm.algorithms.divergence import kl_estimate
+from polyrhythm.algorithms.divergence import k3, kl_estimate
 from polyrhythm.algorithms.metrics import explained_variance
 from polyrhythm.algorithms.proximal import interpolation
 from polyrhythm.algorithms.sums import Total
@@ -29,12 +29,19 @@ from polyrhythm.training.steps import Metrics
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
 
+_Found = TypeVar("_Found")
+
+#: Divergence between generators and trainer for the same weights.
+MISMATCH = "train/actor/mismatch_kl"
+
 
 class TargetInputs(NamedTuple):
     """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
     policy where there is one; the version that the update produces; rows per forward pass (0: all at once). counts: N
     and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
-    (0: any number)."""
+    (0: any number). own_version: that of the weights that the update begins with, where generators could have them and
+    not all samples are theirs.
+    """
 
     policy: Policy
     reference: Reference | None
@@ -44,6 +51,7 @@ class TargetInputs(NamedTuple):
     ranks: Ranks = ONE_RANK
     counts: tuple[int, int] | None = None
     tokens: int = 0
+    own_version: int | None = None
 
 
 class Recomputed(NamedTuple):
@@ -60,10 +68,9 @@ def compute_targets(
     """The update's training batch on the host, and metrics of its targets."""
     _check_value_shape(packed, algorithm)
     late = algorithm.uses_value and getattr(inputs.policy, "values_late", False)
-    recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes or late else None
-    if recomputed is not None and late:
-        packed = replace(packed, value=recomputed.value)
-        recomputed = recomputed if algorithm.recomputes else None
+    recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes else None
+    if late:
+        packed = replace(packed, value=recomputed.value if recomputed else late_values(packed, inputs))
     reference = evaluate(packed, inputs.reference, inputs).logprob if inputs.reference is not None else None
     estimate = estimate_advantages(packed, algorithm, inputs, recomputed, reference)
     value_mask = levels.reward_mask(packed.valid, algorithm.reward_level)
@@ -78,6 +85,9 @@ def compute_targets(
     correction, counted, metrics = _correct(
         algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
     )
+    if recomputed is not None and inputs.own_version is not None:
+        own = mask & _rows_like(packed.version == inputs.own_version, mask)
+        metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
     batch = TrainingBatch(
         obs=packed.obs,
         forward_inputs=packed.forward_inputs,
@@ -161,20 +171,32 @@ def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: 
 
 def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Recomputed:
     """One forward pass of `policy` over the batch, in micro-batches."""
-    pieces = []
+    pieces = [
+        (found.logprob.to(packed.logprob.device), found.value.to(packed.value))
+        for found in _over_batch(packed, policy.evaluate, inputs)
+    ]
+    return Recomputed(torch.cat([logprob for logprob, _ in pieces]), torch.cat([value for _, value in pieces]))
+
+
+def late_values(packed: PackedBatch, inputs: TargetInputs) -> Tensor:
+    """The values of a policy that gives them late ([N] or [N,C]), by `late_values` where it has that, which computes
+    nothing else."""
+    call = getattr(inputs.policy, "late_values", None)
+    if call is None:
+        return evaluate(packed, inputs.policy, inputs).value
+    return torch.cat([value.to(packed.value) for value in _over_batch(packed, call, inputs)])
+
+
+def _over_batch(packed: PackedBatch, call: Callable[..., _Found], inputs: TargetInputs) -> Iterator[_Found]:
+    """What it gives for each micro-batch's observations and forward inputs, as often on every rank."""
     limits = MicroBatchLimits(inputs.policy, inputs.micro_batch, inputs.tokens)
     sizes = limits.sizes(packed.chunk_steps, packed.obs, packed.forward_inputs)
     for rows in as_many_on_every_rank(sizes, inputs.ranks):
-        if rows.start >= packed.chunk_steps:  # other ranks have more
-            first = slice(0, 1)
-            policy.evaluate(
-                slices(packed.obs, first, inputs.device), slices(packed.forward_inputs, first, inputs.device)
-            )
-            continue
-        obs, kept = slices(packed.obs, rows, inputs.device), slices(packed.forward_inputs, rows, inputs.device)
-        found = policy.evaluate(obs, kept)
-        pieces.append((found.logprob.to(packed.logprob.device), found.value.to(packed.value)))
-    return Recomputed(torch.cat([logprob for logprob, _ in pieces]), torch.cat([value for _, value in pieces]))
+        more = rows.start >= packed.chunk_steps  # other ranks have more
+        own = slice(0, 1) if more else rows
+        found = call(slices(packed.obs, own, inputs.device), slices(packed.forward_inputs, own, inputs.device))
+        if not more:
+            yield found
 
 
 def passes(rows: int, size: int, ranks: Ranks) -> Iterator[slice]:
@@ -225,6 +247,19 @@ def _correct(
         "train/actor/rejected_fraction": float(total((mask & ~correction.kept).sum()) / count),
     }
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
+
+
+def _rows_like(rows: Tensor, entries: Tensor) -> Tensor:
+    """[N] in the shape of entries [N,...]."""
+    return rows.view(-1, *[1] * (entries.dim() - 1))
+
+
+def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:
+    """Divergence of generators' and trainer's log-probs over the entries that the trainer's weights sampled; no metric
+    where there are none."""
+    count = total(own.sum())
+    differences = total(k3(behavior, recomputed)[own].sum())
+    return {MISMATCH: float(differences / count)} if count else {}
 
 
 def _check_value_shape(packed: PackedBatch, algorithm: AlgorithmSettings) -> None:

@@ -10,10 +10,13 @@ from tests.pipeline.runs import config
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part
 from polyrhythm.pipeline.memory.plan import DeviceMemory, Machine, MemoryPlan, Planner, with_settings
+from polyrhythm.pipeline.memory.remedies import find_remedies
 from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, samples_unit
+from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 
@@ -248,6 +251,30 @@ def test_keys_and_values_of_streams_are_certain_and_each_copy_has_its_own() -> N
     alone = load_config("quickstart_lm", [streams])
     found = sizes(Planner(spec, Machine(0, lambda _: GB)).plan(alone, certain=True), HOST, "generator-0")
     assert found["keys and values"] == 200 * form.row_cache
+
+
+def test_an_engine_of_vllm_has_its_own_weights_and_cache_and_a_server_nothing_here() -> None:
+    streams, vllm = "batching={type: streams, max_rows: 200}", "policy.engine={type: vllm, cache_gib: 6}"
+
+    def kept(*words: str) -> dict[str, int]:
+        run = load_config("quickstart_lm", [streams, *words])
+        return sizes(Planner(parts_of(run)[0], Machine(0, lambda _: GB)).plan(run, certain=True), HOST, "generator-0")
+
+    native, own = kept(), kept(vllm)
+    assert "keys and values" not in own
+    assert own["vLLM's keys and values"] == 6 * 2**30
+    assert own["vLLM's weights"] == native["weights"]
+    beside = kept(vllm, "policy.engine.dtype=bfloat16", "evaluation.every=1", "evaluation.every_episodes=8")
+    assert beside["vLLM's keys and values"] == 12 * 2**30, "the copy for evaluations has an engine too"
+    assert beside["vLLM's weights"] == native["weights"]
+    served = kept("policy.engine={type: sglang, url: 'http://here:1'}", "rollout.generators=1")
+    assert {purpose for purpose in served if "keys" in purpose or "vLLM" in purpose} == set()
+
+    run = load_config("quickstart_lm", [streams, vllm])
+    (remedy, *_) = find_remedies(Planner(parts_of(run)[0], Machine(0, lambda _: 5 * 10**9)), run, certain=True)
+    assert remedy.settings == {"policy.engine.cache_gib": 4}
+    with pytest.raises(StartError, match=r"policy\.engine\.cache_gib=4"):
+        check_room(run, *parts_of(run), free=lambda _: 5 * 10**9)
 
 
 def test_tokens_bound_the_rows_of_a_micro_batch() -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyrhythm_bench.cases import language_figures, language_schedules
+from polyrhythm_bench.cases import language_figures, language_scaling, language_schedules
 from polyrhythm_bench.workloads.answer_scenes import SCENES
 from polyrhythm_bench.workloads.roll_figures import FIGURES
+from polyrhythm_bench.workloads.scaled_scenes import MODELS
 
 #: Parts by name; `engines` needs the vla extra, and has vLLM where it is installed.
-PARTS = (*SCENES, *FIGURES, "engines")
+PARTS = (*SCENES, *FIGURES, *(f"scaled_{model}" for model in MODELS), "engines")
 
 
 def run(parts: Sequence[str], versions: int, repeats: int) -> dict[str, Any]:
     """The parts, each under its name."""
     found = {name: language_schedules.run(SCENES[name], versions, repeats) for name in SCENES if name in parts}
     found |= {name: language_figures.run(FIGURES[name](), versions, repeats) for name in FIGURES if name in parts}
+    for model in MODELS:
+        if (name := f"scaled_{model}") in parts:
+            found[name] = language_scaling.run(model, versions, repeats)
     if "engines" in parts:
         from polyrhythm_bench.cases import language_engines
 

@@ -35,9 +35,10 @@ papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated clu
 language    with engines that sleep, beside the simulated cluster: batch rollout, queue scheduling, prompt replication
             and asynchronous training with published costs (plain, filtered), the recipe's lengths and costs (recipe),
             and its costs with a long tail (native); figure_7 figure_8 figure_9 figure_11 table_1_rollout_size
-            table_1_length of the ROLL Flash paper (2 minutes a part and turn); engines: those that compute beside bare
-            vLLM, `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it is
-            installed)
+            table_1_length of the ROLL Flash paper (2 minutes a part and turn); scaled_base scaled_think: its figure
+            1b, 16 to 128 GPUs simulated, 128 live too (15 minutes, and 5 a turn); engines: those that compute beside
+            bare vLLM, `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it
+            is installed)
 scale       figure 7 of the RL-VLA3 paper and 1,024 GPUs, simulated with links between hosts and the conductor's CPU
             (--event: of `bench conductor` or `bench ceiling`): what bounds first (10 minutes)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;

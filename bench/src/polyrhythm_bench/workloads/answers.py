@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import Count as TokenCount
-from polyrhythm.clustersim.costs import parse_count
+from polyrhythm.clustersim.costs import parse_cost, parse_count
 from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.clustersim.summary import summarise
 from polyrhythm.config.base import Count, Section, Whole
@@ -92,12 +92,17 @@ class AnswerScene(Section):
     """Devices of the pool."""
     training_devices: Count = 5
     """Those that train where training overlaps with rollout."""
+    per_station: Count = 1
+    """Devices that generate as one station: it has their places, and a step takes as long as on one of them, which has
+    its share of the answers."""
     places: Count = 32
-    """Answers of a generator at a time."""
+    """Answers of a device at a time."""
     tokens: str = "lognormal:60steps:1.0"
     """Distribution of an answer's length."""
     longest: Count = LONGEST
     """Tokens at which an answer is cut."""
+    same_tokens: bool = False
+    """Whether the answers to a prompt are equally long; simulated alone."""
     prefill: str = "2ms"
     """Cost of reading prompts, by their number."""
     decode: str = "5ms+0.05ms"
@@ -125,7 +130,17 @@ class AnswerScene(Section):
 
     def generators(self, mode: AnswerMode) -> int:
         """Generator stations."""
-        return self.devices - self.training_devices if mode.overlaps else self.devices
+        return (self.devices - self.training_devices if mode.overlaps else self.devices) // self.per_station
+
+    def cost_of(self, text: str) -> str:
+        """The cost at a station that stands for several devices, each of which has its share of the answers."""
+        cost = parse_cost(text)
+        return text if self.per_station == 1 else f"{cost.base.mean}s+{cost.per_unit / self.per_station:.9f}s"
+
+    @property
+    def station_places(self) -> int:
+        """Answers of a generator station at a time."""
+        return self.places * self.per_station
 
     def update(self, mode: AnswerMode) -> str:
         """Time of an update."""
@@ -149,6 +164,7 @@ class AnswerScene(Section):
 
 def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
     """The scene as a run of real processes that sleep."""
+    assert not scene.same_tokens, "an engine knows no prompts"
     rows = 1 if mode.replicated else scene.group
     return validate(
         {
@@ -164,8 +180,8 @@ def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
                 "policy": {"type": "gaussian"},
                 "tokens": scene.tokens,
                 "longest": scene.longest,
-                "prefill": scene.prefill,
-                "decode": scene.decode,
+                "prefill": scene.cost_of(scene.prefill),
+                "decode": scene.cost_of(scene.decode),
                 "evaluate": scene.update(mode),
             },
             "rollout": {
@@ -173,7 +189,7 @@ def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
                 "sharding": f"even:{scene.answers(mode) // rows}",
                 "generators": scene.generators(mode),
             },
-            "batching": {"type": "streams", "max_rows": scene.places} if mode.streams else {"type": "lockstep"},
+            "batching": {"type": "streams", "max_rows": scene.station_places} if mode.streams else {"type": "lockstep"},
             "groups": {
                 "size": scene.group,
                 "extra_groups": scene.extra_for(mode),
@@ -199,7 +215,7 @@ def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSetti
                 "group_size": scene.group,
                 "seed": scene.seed,
                 "batching": "streams" if mode.streams else "lockstep",
-                "max_rows": scene.places,
+                "max_rows": scene.station_places,
                 "max_lag": mode.max_lag,
                 "on_update": mode.on_update,
                 "extra_groups": scene.extra_for(mode),
@@ -210,11 +226,18 @@ def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSetti
                     "env_batches": scene.answers(mode) // rows,
                     "rows": rows,
                     "tokens": cut_at(scene.longest, scene.tokens),
+                    "same_tokens": scene.same_tokens,
                     "solved": scene.solved,
                     "hopeless": scene.hopeless,
                 }
             ],
-            "generators": [{"count": scene.generators(mode), "prefill": scene.prefill, "decode": scene.decode}],
+            "generators": [
+                {
+                    "count": scene.generators(mode),
+                    "prefill": scene.cost_of(scene.prefill),
+                    "decode": scene.cost_of(scene.decode),
+                }
+            ],
             "trainer": {"update": scene.update(mode)},
         }
     )

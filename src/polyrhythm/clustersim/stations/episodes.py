@@ -43,7 +43,8 @@ class VirtualEpisodes:
             return 1
         assert row.ticket is not None, "an idle row asks for nothing"
         rng, ticket = self._ticket_rng, row.ticket
-        rng.seed(f"{self._seed}/{ticket.seed}/{ticket.noise}/{row.chunk_steps}/tokens")
+        noise = "same" if self._group.same_tokens else ticket.noise
+        rng.seed(f"{self._seed}/{ticket.seed}/{noise}/{row.chunk_steps}/tokens")
         return self._group.tokens.draw(rng)
 
     def step_seconds(self, slot: VirtualSlot) -> float:

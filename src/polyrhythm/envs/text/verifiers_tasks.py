@@ -1,28 +1,30 @@
-"""Tasks of verifiers (its v1 interface) that are answered in one message, scored by their own reward functions.
+"""Tasks of verifiers (its v1 interface), in one message or in turns, with tools, scored by their own rewards.
 
-verifiers has a harness run the episode against a model server; here the environment is asked, so of a taskset the data
-and the rewards are used. Tasks that need a container, tool servers, or a runtime for their rewards are refused.
+verifiers has a harness run the episode against a model server; here the environment is asked (`verifiers_talk`). The
+taskset's own environment plays the episode, where its package has one with one agent. Tasks that need a container,
+tool servers with state of the task, or a runtime are refused.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from random import Random
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart
+from polyrhythm.envs.text.verifiers_talk import PolicyAgent, Talk, lacking
 from polyrhythm.errors import ConfigError, MissingError, pip_install
 
 
 class VerifiersSettings(TextSettings):
-    """A taskset of verifiers: the prompt is a task's, after its system prompt; the reward the sum of its own."""
+    """A taskset of verifiers: the prompt is a task's, after its system prompt and what its tools are; the reward of the
+    last message is the sum of its own. `max_turns` above 1 for turns or tools."""
 
     needs: ClassVar = ("verifiers",)
     extra: ClassVar = "verifiers"
@@ -49,83 +51,83 @@ class _Drawn(NamedTuple):
 
 
 class VerifiersTask:
-    """One task."""
+    """One task at a time, played by the taskset's environment."""
 
     def __init__(self, settings: VerifiersSettings) -> None:
-        self._tasks = _tasks(settings.taskset, json.dumps(settings.options), settings.most)
+        self._loaded = _load(settings.taskset, json.dumps(settings.options), settings.most)
         self._success = settings.success
-        self._task: Any = None
+        self._talk = Talk()
+        self._agent: PolicyAgent | None = None
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
-        found: _Drawn = draw_apart(seed, self._draw)
-        self._task = found.task
-        return found.prompt
+        loaded, drawn = self._loaded, draw_apart(seed, self._draw)
+        agent = self._agent = PolicyAgent(self._talk, loaded.toolsets)
+        said = self._talk.begin(loaded.environment.run(drawn.task, SimpleNamespace(**{loaded.agent: agent})))
+        if said is None:
+            raise ConfigError("env.taskset: its environment ended before it asked for a message; use another")
+        return said
 
     def _draw(self, random: Random) -> _Drawn:
-        task = random.choice(self._tasks)
+        task = random.choice(self._loaded.tasks)
         parts = [task.data.system_prompt or "", task.data.prompt_text]
         return _Drawn("".join(f"{part}\n" for part in parts if part), task)
 
     def reply(self, message: str) -> Reply:
-        reward = asyncio.run(_score(self._task, message))
+        said = self._talk.answer(message)
+        if said is not None:
+            return Reply(said, done=False)
+        assert self._agent is not None
+        reward = float(self._agent.trace.reward)
         return Reply(reward=reward, success=reward >= self._success)
 
+    def close(self) -> None:
+        self._talk.drop()
 
-async def _score(task: Any, message: str) -> float:
-    """The reward of an answer, in a trace as verifiers would have recorded it."""
-    import verifiers.v1 as vf
-    from verifiers.v1.graph import MessageNode
-    from verifiers.v1.trace import TraceTask
-    from verifiers.v1.types import AssistantMessage, UserMessage
 
-    trace: Any = vf.Trace(
-        task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
-        agent=vf.AgentInfo(config=vf.AgentConfig()),
-        nodes=[
-            MessageNode(message=UserMessage(content=task.data.prompt_text)),
-            MessageNode(message=AssistantMessage(content=message), parent=0, sampled=True),
-        ],
-        is_completed=True,
-        ok=True,
-    )
-    await task.score(trace)
-    return float(trace.reward)
+class _Loaded(NamedTuple):
+    """A taskset: its tasks, its environment, the name of the environment's agent, and what makes a task's tools."""
+
+    tasks: list[Any]
+    environment: Any
+    agent: str
+    toolsets: Callable[[Any], Sequence[Any]]
 
 
 @lru_cache(maxsize=8)
-def _tasks(name: str, options: str, most: int) -> list[Any]:
-    """Tasks of a taskset, read once per process. MissingError: verifiers or the taskset is not installed; ConfigError:
-    there are none, or they need more than one message."""
+def _load(name: str, options: str, most: int) -> _Loaded:
+    """A taskset, read once per process. MissingError: verifiers or the taskset is not installed; ConfigError: it has no
+    tasks, or they need what is not here."""
     what = f"env.taskset = {name}"
     try:
-        from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
+        from verifiers.v1.configs.agent import agent_config_fields
+        from verifiers.v1.env import Env
+        from verifiers.v1.utils.loaders import import_taskset, load_environment, resolve_env_config
     except ImportError as error:
         install = pip_install("'polyrhythm[verifiers]'")
         raise MissingError(f"env.type = verifiers: {error}; run: {install}") from error
     try:
-        taskset = load_taskset(taskset_config_type(name).model_validate({**json.loads(options), "id": name}))
+        import_taskset(name)
+        config = resolve_env_config({"taskset": {**json.loads(options), "id": name}})
+        environment: Any = load_environment(config)
     except ImportError as error:
         raise MissingError(f"{what}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{what}: {type(error).__name__}: {error}; correct env.taskset or env.options") from error
+    taskset = environment.taskset
     found = list(islice(taskset, most))
     if not found:
         raise ConfigError(f"{what}: it has no tasks; correct env.options")
-    if lacking := _lacking(found[0]):
-        raise ConfigError(f"{what}: its tasks need {lacking}; only tasks of one message, scored without, can be used")
-    return found
 
+    def toolsets(task: Any) -> Sequence[Any]:
+        return [*type(taskset).toolsets(taskset.config), *type(task).toolsets(task.config)]
 
-def _lacking(task: Any) -> str:
-    """What a task needs that is not there, "" if nothing."""
-    if task.NEEDS_CONTAINER:
-        return "a container"
-    if type(task).toolsets(task.config):
-        return "tool servers"
-    if not task.data.prompt_text:
-        return "somebody who opens the conversation"
-    for reward in task.hooks("reward"):
-        runtime = inspect.signature(reward).parameters.get("runtime")
-        if runtime is not None and runtime.default is inspect.Parameter.empty:
-            return f"a runtime for the reward {reward.__name__}"
-    return ""
+    agents = list(agent_config_fields(config))
+    own = type(environment)
+    needs = lacking(found[0], toolsets(found[0]))
+    if len(agents) > 1:
+        needs = f"{len(agents)} agents ({', '.join(agents)})"
+    elif own.finalize is not Env.finalize or own.start is not Env.start:
+        needs = "a server of environments"
+    if needs:
+        raise ConfigError(f"{what}: its tasks need {needs}; use a taskset that does without")
+    return _Loaded(found, environment, agents[0], toolsets)

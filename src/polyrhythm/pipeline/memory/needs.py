@@ -109,14 +109,18 @@ def _generator(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, published: int
 ) -> list[Part]:
     """What a generator keeps: its module, that of the evaluation, on a device a version that is on its way, and, where
-    it streams, keys and values of all rows that may be under way."""
+    it streams, keys and values of all rows that may be under way, or what another engine keeps."""
     both = name == evaluator_name(config) and name in generator_names(config)
     stages = device != HOST and name in generator_names(config)
+    places = stream_places(config, spec)
+    engine = {"keys and values": form.row_cache * places}
+    if form.engine is not None:
+        engine = dict(form.engine) if places else {}
     return [
         Part(name, "weights", device, form.act_bytes),
         Part(name, "weights of the evaluation", device, form.act_bytes * both),
         Part(name, "staging", device, published * stages, stays=False),
-        Part(name, "keys and values", device, form.row_cache * stream_places(config, spec) * (1 + both), stays=False),
+        *(Part(name, purpose, device, kept * (1 + both), stays=False) for purpose, kept in engine.items()),
     ]
 
 

@@ -26,11 +26,13 @@ from polyrhythm.pipeline.memory.rows import (
 )
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
+from polyrhythm.policies.causal_lm.settings import VLLM_CACHE
 from polyrhythm.runtime.messages import station_of
 
 _MICRO, _TOKENS = "training.micro_batch_steps", "training.micro_batch_tokens"
 _ROWS, _SAMPLES = "batching.max_rows", "training.mini_batch_samples"
 _DEVICES, _RANKS, _STRATEGY = "placement.trainer.devices", "placement.trainer.ranks", "placement.trainer.strategy"
+_CACHE = "policy.engine.cache_gib"
 _SHARING, _LEASED = "placement.sharing", "placement.lease.devices"
 #: Most changes that are put together.
 _MOST = 12
@@ -144,6 +146,8 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
         yield lambda: _largest_micro_batch(search, start)
     if purposes & {"pass", "keys and values"} and isinstance(start.config.batching, LimitedBatching | StreamsBatching):
         yield lambda: _most_rows(search, start)
+    if VLLM_CACHE in purposes:
+        yield lambda: _largest_cache(search, start)
     done: set[str] = set()  # of the numbers of ranks the smallest that fits is enough
 
     def tried(settings: Settings) -> Remedy | None:
@@ -218,6 +222,13 @@ def _most_rows(search: _Search, variant: _Variant) -> Remedy | None:
     spec = search.planner.spec
     most = stream_places(variant.config, spec) or pass_rows(variant.config, spec)
     return search.largest(variant, _ROWS, _fewest_rows(search, variant), most)
+
+
+def _largest_cache(search: _Search, variant: _Variant) -> Remedy | None:
+    """Less of what vLLM takes for keys and values, in whole GiB, with room for a row."""
+    form = search.planner.form(variant.config)
+    own = (form.engine or {}).get(VLLM_CACHE, 0)
+    return search.largest(variant, _CACHE, max(1, -(-form.row_cache // 2**30)), -(-own // 2**30))
 
 
 def _most_samples(search: _Search, variant: _Variant) -> Remedy | None:

@@ -24,6 +24,7 @@ from polyrhythm.pipeline.validation.check import (
     check_form_first,
     check_memory,
     check_processes,
+    check_server,
     check_start,
     installed_env,
 )
@@ -135,6 +136,7 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
             "files and threads": lambda: check_processes(config, spec),
             "shared memory": lambda: check_memory(config, spec, form),
             "first weights": lambda: check_start(config, spec, policy),
+            "the engine's server": lambda: check_server(config, policy),
         },
     )
     yield from note_shortage("training", config, spec, form)

@@ -15,7 +15,7 @@ from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.gl_choice import set_simulator_count
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
@@ -35,7 +35,7 @@ from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.conformance import check_attributes
-from polyrhythm.policies.engine import Streams
+from polyrhythm.policies.engine import AsksServer, Streams
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.factories import Resources
@@ -83,6 +83,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     if form is None or spec != declared:
         form = _form_with_room(config, spec, trainer=trainer)
     policy = check_build(config, spec)
+    if trainer:
+        check_server(config, policy)
     tried, its_form = policy_to_try(config, spec, policy, form)
     learns = trainer and config.training.versions > 0
     try_on(rows, type_of(config.policy), tried, its_form, spec, learns=learns)
@@ -134,6 +136,18 @@ def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | Non
     if isinstance(config.batching, StreamsBatching) and not isinstance(policy, Streams):
         raise ConfigError(f"batching.type = streams: {what} answers in one pass; set batching.type to dynamic")
     return policy
+
+
+def check_server(config: RunConfig, policy: Policy) -> None:
+    """Raise StartError unless the server of the policy's engine, if it is at one, answers as it should. On a Ray
+    cluster the generator, which may be on another host, asks it."""
+    if config.launcher == "ray" or not isinstance(config.batching, StreamsBatching):
+        return
+    if isinstance(policy, AsksServer):
+        try:
+            policy.ask_server()
+        except RunHalted as error:
+            raise StartError(str(error)) from error
 
 
 def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> tuple[Policy, PolicyForm]:

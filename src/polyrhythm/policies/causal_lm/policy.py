@@ -22,7 +22,7 @@ from polyrhythm.policies.causal_lm.engine import NativeEngine
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
-from polyrhythm.policies.causal_lm.servers.build import engine_at_server
+from polyrhythm.policies.causal_lm.servers.build import ask_server, engine_at_server
 from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
 from polyrhythm.policies.causal_lm.vllm_model import VllmModel, VllmStart
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
@@ -113,6 +113,12 @@ class CausalLm(AdaptedPolicy):
             return VllmEngine(model, self.network, self._stops, capacity=capacity, length=length, refresh=self._refresh)
         return NativeEngine(*what, capacity=capacity, length=length, refresh=self._refresh)
 
+    def ask_server(self) -> None:
+        """Whether the engine's server is there (`policies.engine.AsksServer`)."""
+        if self._engine.type in ("sglang", "openai"):
+            what = (self.network, self._sampling, self._stops)
+            ask_server(self._engine, *what, self._prompt + self.chunk)
+
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
         """Prompt and the most new tokens for one row of observations (tensors [1,...])."""
         length = int(_lengths(obs)[0])
@@ -144,6 +150,12 @@ class CausalLm(AdaptedPolicy):
         first = torch.zeros(len(obs[LENGTH]), 1, dtype=torch.int64, device=obs[LENGTH].device)
         packed = pack(obs[TOKENS].long(), _lengths(obs), first, torch.ones_like(first[:, 0]))
         return self._values(self._features(packed), packed, first).expand(-1, self.chunk)
+
+    def late_values(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
+        """The values of `evaluate`, without logits."""
+        message = forward_inputs[MESSAGE].long()
+        packed = pack(obs[TOKENS].long(), _lengths(obs), message, self._counts(message))
+        return self._values(self._features(packed), packed, message)
 
     def _evaluation(self, packed: PackedMessages, message: Tensor) -> Evaluation:
         """Of messages [B,C] int64: log-probs, entropies and values [B,C] float32 (values [B] without a critic), 0

@@ -21,6 +21,9 @@ from polyrhythm.specs import ArraySpec, EnvSpec
 
 Count = Annotated[int, Field(ge=1)]
 
+#: Purpose of the memory of which `policy.engine.cache_gib` says how much it is.
+VLLM_CACHE = "vLLM's keys and values"
+
 
 class CausalLmSettings(BaseModel):
     """A causal language model for text environments: a local folder's, or a small Llama from a random start.
@@ -126,7 +129,17 @@ class CausalLmSettings(BaseModel):
         value: ValueKind = "action" if self.value_head else "chunk"
         form = describe(lambda role: self._empty(env_spec, config, role), answers, value)
         tokens = env_spec.observation[TOKENS].shape[0] + env_spec.chunk
-        return replace(form, row_tokens=tokens - 1, row_cache=tokens * cache_bytes(config))
+        cache, engine = tokens * cache_bytes(config), self._engine_bytes(form.act_bytes)
+        return replace(form, row_tokens=tokens - 1, row_cache=cache, engine=engine)
+
+    def _engine_bytes(self, weights: int) -> dict[str, int] | None:
+        """What an engine that is not the native one keeps in the generator's process. weights: bytes in float32."""
+        if self.engine.type == "native":
+            return None
+        if self.engine.type != "vllm":
+            return {}  # it is the server's
+        own = weights if self.engine.dtype == "float32" else weights // 2
+        return {"vLLM's weights": own, VLLM_CACHE: int(self.engine.cache_gib * 2**30)}
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> CausalLm:
         from polyrhythm.policies.causal_lm.network import loaded_network, random_network

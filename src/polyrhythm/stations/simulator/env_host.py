@@ -66,6 +66,7 @@ class EnvHost:
         self._together = len(info.slots) > 1 and (self._joint or not info.reset_rows)
         self._step_chunk = stepper(env.spec, settings.action_repeat)
         self._todo: deque[Slot] = deque()
+        self._queued: set[str] = set()  # names of those in `_todo`
         self._begins = env if self.env.begins_steps and isinstance(env, BeginsSteps) else None
         self._begun: dict[str, int] = {}  # request whose step was begun, by slot
         self._defers = False
@@ -125,13 +126,13 @@ class EnvHost:
         if unwanted := begun - self._begun_rows(slot):
             self.env.drop_step(sorted(unwanted))
         self._lanes.note_change(slot, time.monotonic())
-        self._queue_all()
+        self._queue_related(slot)
 
     def refuse(self, command: RefuseRequest) -> None:
         slot = self.slots[command.slot]
         slot.refuse(command.sequence, command.reason)
         self._lanes.note_change(slot, time.monotonic())
-        self._queue_all()
+        self._queue_related(slot)
 
     def deliver(self, reply: Reply) -> None:
         slot = self.slots[reply.slot]
@@ -141,8 +142,16 @@ class EnvHost:
             log.warning("slot %s: late answer to request %d ignored", reply.slot, reply.sequence)
 
     def _queue(self, slot: Slot) -> None:
-        if slot not in self._todo:
+        if slot.name not in self._queued:
+            self._queued.add(slot.name)
             self._todo.append(slot)
+
+    def _queue_related(self, slot: Slot) -> None:
+        """Queue the slot; where slots begin or step together also those that may have waited for it."""
+        if self._together:
+            self._queue_all()
+        else:
+            self._queue(slot)
 
     def _queue_all(self) -> None:
         for slot in self.slots.values():
@@ -164,7 +173,9 @@ class EnvHost:
                 self._begins.waits(())  # else an end that no slot asks for leaves the descriptor readable
             self._begin_steps()
         while self._todo:
-            if self._work_on(self._todo.popleft()):
+            slot = self._todo.popleft()
+            self._queued.remove(slot.name)
+            if self._work_on(slot):
                 self._lanes.note_unit()
                 return True
         return False
@@ -329,7 +340,7 @@ class EnvHost:
                     self.env.drop_step(sorted(self._begun_rows(slot)))
                     slot.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
                     self._lanes.note_change(slot, time.monotonic())
-                    self._queue_all()  # slots that step together may have waited for this one
+                    self._queue_related(slot)
 
     def _begun_rows(self, slot: Slot) -> set[int]:
         """The slot's rows whose step was begun and is still to be done."""

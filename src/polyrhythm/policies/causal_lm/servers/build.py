@@ -29,18 +29,28 @@ def engine_at_server(
     length: int,
 ) -> ServerEngine:
     """RunHalted: there is no such server."""
-    config: Any = network.model.config
-    what = (sampling, stops, range(sampling.choices, config.vocab_size), how.load_s)
-    protocol: ServerProtocol
-    if how.type == "sglang":
-        protocol = SglangProtocol(ServerClient(how.url, how.deadline_s, how.retries, "an sglang server"), *what)
-    else:
-        kind = "a server of OpenAI's protocol"
-        client = ServerClient(how.url, how.deadline_s, how.retries, kind, _headers(how.key_variable))
-        calls = WeightCalls(**dict(how.weights))
-        protocol = OpenAiProtocol(client, *what, model=how.model, calls=calls)
+    protocol = _protocol_of(how, network, sampling, stops)
     handling = ServerHandling(how.deadline_s, how.folder, how.tolerance)
     return ServerEngine(network, sampling, stops, handling, protocol, capacity=capacity, length=length)
+
+
+def ask_server(
+    how: SglangSettings | OpenAiSettings, network: CausalNetwork, sampling: Sampling, stops: Sequence[int], length: int
+) -> None:
+    """RunHalted: there is no such server, or it does not take sequences of so many tokens."""
+    _protocol_of(how, network, sampling, stops).begin(length)
+
+
+def _protocol_of(
+    how: SglangSettings | OpenAiSettings, network: CausalNetwork, sampling: Sampling, stops: Sequence[int]
+) -> ServerProtocol:
+    config: Any = network.model.config
+    what = (sampling, stops, range(sampling.choices, config.vocab_size), how.load_s)
+    if how.type == "sglang":
+        return SglangProtocol(ServerClient(how.url, how.deadline_s, how.retries, "an sglang server"), *what)
+    kind = "a server of OpenAI's protocol"
+    client = ServerClient(how.url, how.deadline_s, how.retries, kind, _headers(how.key_variable))
+    return OpenAiProtocol(client, *what, model=how.model, calls=WeightCalls(**dict(how.weights)))
 
 
 def _headers(variable: str) -> dict[str, str]:
