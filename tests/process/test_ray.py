@@ -1,4 +1,5 @@
-"""Runs on a Ray cluster: one of this machine's own, and three nodes that are hosts of their own."""
+"""Runs on a Ray cluster: one of this machine's own, and three nodes that are hosts of their own. What each change has
+to pass is in `test_on_one_ray.py`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.long import long
 from tests.process.networks import memory
 from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.process.test_hosts import VERSIONS, check_complete, running, ways
@@ -23,6 +25,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 
 RAY: dict[str, Any] = {"launcher": "ray"}
+LONG = long(30, "with a Ray of its own")
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +50,19 @@ def three_nodes(ray: Any, tmp_path: Path) -> Iterator[Any]:
         cluster.shutdown()
 
 
-@pytest.mark.slow
+@LONG
 def test_a_run_on_a_cluster_of_its_own_is_complete_and_leaves_nothing(ray: Any, tmp_path: Path) -> None:
     with running(tmp_path / "run", **RAY) as pipeline:
         pipeline.loop.train_until(VERSIONS)
         check_complete(pipeline)
         assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"host"}}
+        nice = {psutil.Process(pid).nice() for pid in pipeline.launcher.processes().values()}
+        assert nice == {psutil.Process().nice()}, "Ray's workers have 15 more"
     assert not ray.is_initialized()
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
 
 
-@pytest.mark.slow
+@LONG
 def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_nodes: Any, tmp_path: Path) -> None:
     changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}}
     pipeline = build_pipeline(config(**changes, training={"versions": 500}), folder=tmp_path / "run", record=True)
@@ -83,7 +88,7 @@ def raylet_of(pid: int) -> int:
     return next(process.pid for process in psutil.Process(pid).parents() if process.name() == "raylet")
 
 
-@pytest.mark.slow
+@LONG
 def test_a_lost_node_is_survived(three_nodes: Any, tmp_path: Path) -> None:
     """One with neither the trainer nor the head, while samples wait for the trainer."""
     changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}, "freshness": {"max_lag": 2}}
@@ -122,7 +127,7 @@ def worker_without_trainer(cluster: Any, pipeline: Pipeline) -> Any:
     )
 
 
-@pytest.mark.slow
+@LONG
 def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_nodes: Any, tmp_path: Path) -> None:
     """Three nodes of two CPUs, six stations: a lost node leaves no CPU free for the two that were on it."""
     settings = {"address": three_nodes.address, "strategy": "spread", "min_simulators": 1, "min_generators": 1}
@@ -177,7 +182,7 @@ def places_of(pipeline: Pipeline, before: dict[str, int]) -> set[int]:
     return found
 
 
-@pytest.mark.slow
+@LONG
 def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tmp_path: Path) -> None:
     from polyrhythm.runtime.ray.stations import ActorProcess, Watcher
 
@@ -203,7 +208,7 @@ def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tm
         ray.shutdown()
 
 
-@pytest.mark.slow
+@LONG
 def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_lost(ray: Any, tmp_path: Path) -> None:
     """Or after so long that a busy machine is no reason; or if the watching thread fails."""
     from polyrhythm.runtime.ray.stations import ActorProcess, Watcher, last_line
@@ -250,7 +255,7 @@ def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_
     assert last_line(ValueError()) == "ValueError"
 
 
-@pytest.mark.slow
+@LONG
 def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_found(ray: Any, tmp_path: Path) -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20)
     try:
@@ -275,7 +280,7 @@ def test_devices_are_refused_for_all_kinds_at_once() -> None:
         check_launcher(config(**RAY, placement=placement))
 
 
-@pytest.mark.slow
+@LONG
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])
 def test_a_trainer_of_two_ranks_on_a_cluster_gives_the_weights_of_one(ray: Any, strategy: str, tmp_path: Path) -> None:
     found = {}
@@ -291,7 +296,7 @@ def test_a_trainer_of_two_ranks_on_a_cluster_gives_the_weights_of_one(ray: Any, 
     assert logs == {"trainer.0.log", "trainer-rank1.0.log"}
 
 
-@pytest.mark.slow
+@LONG
 def test_a_killed_rank_on_a_cluster_is_one_loss_of_the_trainer(ray: Any, tmp_path: Path) -> None:
     placement = {"trainer": {"ranks": 2, "strategy": "shard"}}
     with running(tmp_path / "run", base=SEVERAL_STEPS, launcher="ray", placement=placement) as pipeline:

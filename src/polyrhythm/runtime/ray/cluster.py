@@ -106,7 +106,8 @@ class Cluster:
         more: dict[str, Any] = {}
         if address == LOCAL:
             self._temporary = tempfile.mkdtemp(prefix="ray-")
-            # Stations share the cores, as they do with launcher = local.
+            # Stations share the cores, as they do with launcher = local, and have the run's own priority.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
             more["_temp_dir"] = self._temporary
         elif address != "auto":
