@@ -229,7 +229,7 @@ class _Run:
             saver.wait()
             self._save_published(needed=whole)
         loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
-        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.totals.faults)
+        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
         counts = {
