@@ -3,10 +3,11 @@ to pass is in `test_on_one_ray.py`."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,24 @@ import pytest
 import torch
 from tests.long import long
 from tests.process.networks import memory
-from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
+from tests.process.runs import (
+    LOCKSTEP,
+    PATIENCE_S,
+    children,
+    config,
+    orphaned_folders,
+)
 from tests.process.test_hosts import VERSIONS, check_complete, running, ways
 from tests.process.test_ranks import ONE as SEVERAL_STEPS
 from tests.process.test_supervision import lost
 
-from polyrhythm.errors import ConfigError, MissingError, StartError
+from polyrhythm.config.load import load_config
+from polyrhythm.errors import ConfigError, HostLost, MissingError, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.callbacks import Callbacks
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 
 RAY: dict[str, Any] = {"launcher": "ray"}
@@ -36,18 +48,31 @@ def ray() -> Any:
 @pytest.fixture
 def three_nodes(ray: Any, tmp_path: Path) -> Iterator[Any]:
     """A cluster of three nodes, each of which has a memory of its own."""
+    yield from cluster_with(tmp_path, "one", "two")
+
+
+@pytest.fixture
+def two_nodes(ray: Any, tmp_path: Path) -> Iterator[Any]:
+    """The same, but no station has room on the head node."""
+    yield from cluster_with(tmp_path, "one", "two", head_cpus=0)
+
+
+def cluster_with(folder: Path, *names: str, head_cpus: int = 2) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    def node(name: str) -> dict[str, Any]:
-        return {"num_cpus": 2, "env_vars": memory(tmp_path, name), "object_store_memory": 80 * 2**20}
-
-    cluster = Cluster(initialize_head=True, head_node_args=node("head") | {"include_dashboard": False})
+    head = node(folder, "head") | {"num_cpus": head_cpus, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(**node("one"))
-        cluster.add_node(**node("two"))
+        for name in names:
+            cluster.add_node(**node(folder, name))
         yield cluster
     finally:
         cluster.shutdown()
+
+
+def node(folder: Path, name: str) -> dict[str, Any]:
+    """What a node is started with."""
+    return {"num_cpus": 2, "env_vars": memory(folder, name), "object_store_memory": 80 * 2**20}
 
 
 @LONG
@@ -141,7 +166,7 @@ def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_no
         version = train_until(pipeline, 2, lambda: bool(directory.waiting))
         version = train_until(pipeline, version + 3, lambda: len(working(pipeline)) == 6 - len(directory.waiting))
         assert directory.waiting, "nothing has come that has room"
-        three_nodes.add_node(num_cpus=2, env_vars=memory(tmp_path, "new"), object_store_memory=80 * 2**20)
+        three_nodes.add_node(**node(tmp_path, "new"))
         came = time.monotonic()
         train_until(pipeline, version + 1, lambda: len(working(pipeline)) == 6)
         assert time.monotonic() - came < 30.0
@@ -153,6 +178,59 @@ def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_no
     left = {folder.name for folder in tmp_path.glob("memory-*") if list(folder.iterdir())}
     assert left <= {"memory-one", "memory-two"}, "a node that is gone may keep what it had"
     assert len(left) <= 1
+
+
+@LONG
+def test_a_run_that_loses_the_trainers_node_is_resumed_without_it_or_on_a_new_one(
+    two_nodes: Any, tmp_path: Path
+) -> None:
+    """First on the node that is left, then, as that is lost too, on a new one. Lockstep: had a sample been lost, or
+    trained twice, the weights would be others than those of a run that loses nothing."""
+    settings = {"address": two_nodes.address, "strategy": "spread", "cpus_per_station": 0.25}
+    more = {"training": {"versions": 60}, "checkpoint": {"run_every_s": 0.1}, "supervision": {"heartbeat_s": 10.0}}
+    losses = iter((3, 30))
+    fails_at = next(losses)
+
+    def lose(metrics: Mapping[str, Any]) -> None:
+        nonlocal fails_at
+        if 0 < fails_at <= metrics["step"]:
+            fails_at = next(losses, -1)
+            two_nodes.remove_node(node_of_trainer(two_nodes), allow_graceful=False)
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    checked = validate_run(config(LOCKSTEP, **RAY, ray=settings, **more))
+    with pytest.raises(HostLost, match=r"host host-1 is lost .*; start again with resume, without its nodes"):
+        train(checked, folder, callbacks=Callbacks([lose]))
+    again = validate_run(load_config(folder / CONFIG_FILE))
+    with pytest.raises(HostLost, match=r"host host-3 is lost .*; start again with resume, without its nodes"):
+        train(again, folder, callbacks=Callbacks([lose]))
+    two_nodes.add_node(**node(tmp_path, "new"))
+    summary = train(validate_run(load_config(folder / CONFIG_FILE)), folder)
+
+    lost_with = [(f["station"], f["host"]) for f in summary["faults"] if f["reason"].endswith("which is lost")]
+    assert [each for each in lost_with if each[0] == "trainer"] == [("trainer", "host-1"), ("trainer", "host-3")]
+    assert {host for _, host in lost_with} == {"host-1", "host-3"}
+    assert summary["hosts"]["host-4"]["stations"] == ["simulator-0", "generator-0", "trainer"]
+    ledger = summary["ledger"]
+    assert ledger["trained"] == 60 * 10
+    assert not ledger["dropped"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(60))
+
+    (tmp_path / "inline").mkdir()
+    alone = validate_run(config(LOCKSTEP, launcher="inline", training={"versions": 60}))
+    train(alone, tmp_path / "inline")
+    expected, found = (torch.load(run / "policy.pt", weights_only=True) for run in (tmp_path / "inline", folder))
+    for name, tensor in expected["policy"].items():
+        assert torch.equal(found["policy"][name], tensor), name
+    assert not orphaned_folders()
+
+
+def node_of_trainer(cluster: Any) -> Any:
+    """The node that the trainer's process is on."""
+    (raylet,) = {raylet_of(p.pid) for p in children() if p.cmdline()[-1:] == ["trainer"]}
+    return next(node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid == raylet)
 
 
 def working(pipeline: Pipeline) -> list[str]:

@@ -44,10 +44,22 @@ class RunTotals(Observer):
             case records.StationLost() if is_move(event):
                 self.moves += 1
             case records.StationLost(station=station, reason=reason):
-                fault = {"station": station, "reason": reason, "transitions": self.transitions}
-                if self.places is not None and self.places.several:
-                    fault["host"] = self.places.of(station)
-                self.faults.append(fault)
+                self._note_fault(station, reason)
+
+    def note_lost_host(self, host: str, stations: Sequence[str]) -> None:
+        """The run ends because this host is lost, with these stations."""
+        for station in stations:
+            self._note_fault(station, f"is on host {host}, which is lost")
+
+    def _note_fault(self, station: str, reason: str) -> None:
+        fault = {"station": station, "reason": reason, "transitions": self.transitions}
+        if self.places is not None and self.places.several:
+            fault["host"] = self.places.of(station)
+        self.faults.append(fault)
+
+    def recall(self, faults: Sequence[dict[str, Any]]) -> None:
+        """Those of an earlier part of the run, which may have ended after it was saved."""
+        self.faults += [fault for fault in faults if fault not in self.faults]
 
     def faults_by_host(self) -> Counter[str]:
         """How many stations were lost on each host."""
