@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from tests.process.runs import (
     LOCKSTEP,
     PATIENCE_S,
     children,
+    command,
     config,
+    gone,
     orphaned_folders,
+    wait_for_updates,
+    wait_until,
 )
 from tests.process.test_hosts import VERSIONS, check_complete, running, ways
 from tests.process.test_ranks import ONE as SEVERAL_STEPS
@@ -35,8 +40,10 @@ from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
+from polyrhythm.runtime.memory.shared_folder import remove_orphans, shared_root
 
 RAY: dict[str, Any] = {"launcher": "ray"}
+TEMPORARY = Path(tempfile.gettempdir())
 LONG = long(30, "with a Ray of its own")
 
 
@@ -85,6 +92,48 @@ def test_a_run_on_a_cluster_of_its_own_is_complete_and_leaves_nothing(ray: Any, 
         assert nice == {psutil.Process().nice()}, "Ray's workers have 15 more"
     assert not ray.is_initialized()
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
+
+
+@LONG
+def test_a_killed_driver_leaves_no_process_and_no_memory_but_a_folder_that_the_next_run_removes(
+    ray: Any, tmp_path: Path
+) -> None:
+    """Ray's folder, in which Ray may still be writing when its processes are killed."""
+    with command(tmp_path, **RAY, ray={"cpus_per_station": 0.25}, training={"versions": 100_000}) as process:
+        wait_for_updates(tmp_path, 2, process)
+        (memory,), (temporary,) = folders_of(process.pid, shared_root()), folders_of(process.pid, TEMPORARY)
+        ours = of_runs(psutil.Process(process.pid).children(recursive=True))
+        assert len(ours) == 6, "five stations and the agent of their host"
+        process.kill()
+        assert gone(ours)
+    assert not memory.exists()
+    assert temporary in remove_orphans(TEMPORARY)
+    assert not temporary.exists()
+
+
+@LONG
+def test_a_killed_driver_leaves_nothing_on_the_nodes_of_a_cluster(three_nodes: Any, tmp_path: Path) -> None:
+    settings = {"address": three_nodes.address, "strategy": "spread"}
+    with command(tmp_path, **RAY, ray=settings, training={"versions": 100_000}) as process:
+        wait_for_updates(tmp_path, 2, process)
+        (own,) = folders_of(process.pid, shared_root())
+        ours = of_runs(children())
+        assert len(ours) > 8, "five stations, and an agent on each host"
+        process.kill()
+        assert gone(ours)
+    assert not own.exists()
+    wait_until(lambda: [list(folder.iterdir()) for folder in tmp_path.glob("memory-*")] == [[], [], []])
+
+
+def folders_of(pid: int, root: Path) -> list[Path]:
+    """What this run's main process has below the folder."""
+    return [owner.parent for owner in root.glob(f"polyrhythm-{os.getuid()}-*/owner") if owner.read_text() == str(pid)]
+
+
+def of_runs(processes: Sequence[psutil.Process]) -> list[int]:
+    """The ids of those that are stations or agents of a run, zombies left out."""
+    alive = [own for own in processes if own.status() != psutil.STATUS_ZOMBIE]
+    return [own.pid for own in alive if any(word.startswith("polyrhythm.runtime") for word in own.cmdline())]
 
 
 @LONG
