@@ -221,7 +221,7 @@ def is_agent(process: psutil.Process, host: str) -> bool:
 
 
 def test_a_killed_main_leaves_no_memory_on_any_host(tmp_path: Path) -> None:
-    """That of its own goes with its agent, as that of the others does; also if an agent is killed too."""
+    """Nor does an agent that is killed too."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     words = [sys.executable, "-c", MAIN, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as main:

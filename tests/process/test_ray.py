@@ -106,7 +106,7 @@ def test_a_killed_driver_leaves_no_process_and_no_memory_but_a_folder_that_the_n
         assert len(ours) == 6, "five stations and the agent of their host"
         process.kill()
         assert gone(ours)
-    assert not memory.exists()
+    wait_until(lambda: not memory.exists())
     assert temporary in remove_orphans(TEMPORARY)
     assert not temporary.exists()
 
@@ -121,7 +121,7 @@ def test_a_killed_driver_leaves_nothing_on_the_nodes_of_a_cluster(three_nodes: A
         assert len(ours) > 8, "five stations, and an agent on each host"
         process.kill()
         assert gone(ours)
-    assert not own.exists()
+    wait_until(lambda: not own.exists())
     wait_until(lambda: [list(folder.iterdir()) for folder in tmp_path.glob("memory-*")] == [[], [], []])
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.cleaner import removal_of_mains, start_cleaner
+from polyrhythm.runtime.hosts.cleaner import start_cleaner
 from polyrhythm.runtime.hosts.client import client_of
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, segment_sizes
@@ -96,9 +96,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, DataServer | None, 
         return Found(host.host, str(folder), host.token), None, None
     spec.weights.verify()
     folder, token = Path(spec.folder), ""
-    if spec.folder:
-        stack.push(removal_of_mains(folder))
-    else:
+    if not spec.folder:
         sizes = segment_sizes(spec.layout, spec.weights, spec.host, spec.publishers)
         made = SharedRunFolder(sizes)
         stack.enter_context(start_cleaner(made.folder))
@@ -128,7 +126,7 @@ def _say(found: Found) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    sys.exit(number != signal.SIGTERM)
+    sys.exit(0)
 
 
 def main() -> None:
@@ -137,9 +135,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGUSR1, _leave)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != spec.parent:
         sys.exit(1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)

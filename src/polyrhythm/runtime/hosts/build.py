@@ -14,6 +14,7 @@ from pathlib import Path
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.agent import Found
+from polyrhythm.runtime.hosts.cleaner import start_cleaner
 from polyrhythm.runtime.hosts.client import client_of
 from polyrhythm.runtime.hosts.clocks import HostClocks, ask_clock
 from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
@@ -85,6 +86,7 @@ def open_hosts(
         agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
+        agents.enter_context(start_cleaner(folder.folder))
         sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
         agents.callback(sockets.close)
         opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))

@@ -97,16 +97,13 @@ def open_segment(folder: Path, name: str) -> mmap.mmap:
 
 def remove_orphans(root: Path | None = None) -> list[Path]:
     """Remove this user's folders of runs that are over; returns these. StartError: there is no shared memory."""
-    return [folder for folder in sorted((root or shared_root()).glob(f"{_prefix()}*")) if remove_orphan(folder)]
-
-
-def remove_orphan(folder: Path) -> bool:
-    """Remove the folder of a run if it is over; whether it was."""
-    if not _is_orphan(folder):
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    log.info("removed %s, left by a run that had ended", folder)
-    return True
+    removed = []
+    for folder in sorted((root or shared_root()).glob(f"{_prefix()}*")):
+        if _is_orphan(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            log.info("removed %s, left by a run that had ended", folder)
+            removed.append(folder)
+    return removed
 
 
 def _prefix() -> str:
