@@ -24,6 +24,13 @@ def ray_version() -> str:
     return found
 
 
+def test_tests_run_with_the_ray_of_the_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = f"ray=={ray_version()}"
+    assert pinned in extras["dev"]
+    assert pinned in (ROOT / "constraints.txt").read_text().splitlines()
+
+
 def check_command(text: str, variables: dict[str, str]) -> list[str]:
     """The words of the command, whose settings fit."""
     for name, value in variables.items():

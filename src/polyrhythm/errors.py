@@ -6,6 +6,7 @@
     ├── RunFolderError       a run folder or checkpoint is missing, incomplete or of another run
     ├── StartError           this machine lacks a resource of the run: shared memory, an address, a folder
     └── RunHalted            the run cannot go on (too many failures, for example)
+        ├── HostLost         one of its hosts is lost that it cannot go on without
         └── RunDistrusted    the run violated a guarantee; resuming it would not help
 
 `scheduler` imports nothing of this package and raises `ValueError`.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 
 #: Most problems that the message of one ConfigError lists.
 _LISTED = 8
@@ -64,6 +66,14 @@ class RunHalted(PolyrhythmError):
     def __init__(self, message: str, station: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.station, self.reason = station, reason
+
+
+class HostLost(RunHalted):
+    """The run ended because a host is lost that it needs. host: its name; stations: that were there."""
+
+    def __init__(self, message: str, host: str, stations: Sequence[str]) -> None:
+        super().__init__(message)
+        self.host, self.stations = host, stations
 
 
 class RunDistrusted(RunHalted):

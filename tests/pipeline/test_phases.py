@@ -170,6 +170,18 @@ def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
     assert again.result("rl") is None
 
 
+def test_faults_that_no_saved_run_has_are_kept(tmp_path: Path) -> None:
+    fault = {"station": "trainer", "reason": "is on host host-1, which is lost", "transitions": 8}
+    progress = PhaseJournal(tmp_path)
+    progress.commit("warm_start", {})
+    assert "faults" not in json.loads((tmp_path / "progress.json").read_text())
+    progress.keep_faults([fault])
+    PhaseJournal(tmp_path).commit("rl", {})
+    assert PhaseJournal(tmp_path).faults == [fault]
+    (tmp_path / "progress.json").write_text('{"faults": ["trainer"]}')
+    assert PhaseJournal(tmp_path).faults == [], "it is damaged"
+
+
 def test_phases_that_are_opened_again_are_not_done(tmp_path: Path) -> None:
     progress = PhaseJournal(tmp_path)
     for phase in ("warm_start", "rl", "best"):

@@ -28,6 +28,42 @@ def test_an_account_goes_on_where_it_was_saved():
     ]
 
 
+def test_a_move_to_a_node_that_came_is_no_fault_but_what_is_done_again_for_it_is_no_clean_run():
+    moves = "moves to node 10.0.0.7 (5be1f3a2), which has room"
+    first = RunTotals()
+    first.on_decision(0.0, StationLost("simulator-0", 0, moves, blame=False), [])
+    assert (first.faults, first.undisturbed) == ([], False)
+    second = RunTotals(json.loads(json.dumps(first.as_dict())))
+    assert (second.faults, second.moves, second.undisturbed) == ([], 1, False)
+    for event in (
+        StationLost("simulator-0", 1, "is on host host-1, which is lost", blame=False),
+        StationLost("simulator-0", 2, moves),
+    ):
+        second.on_decision(0.0, event, [])
+    assert (len(second.faults), second.moves) == (2, 1)
+    assert RunTotals().undisturbed
+
+
+def test_what_was_lost_with_a_host_that_ended_the_run_is_told_once():
+    """Though the run was saved before it, or after it."""
+    earlier = RunTotals()
+    earlier.on_decision(0.0, StationLost("generator-0", 0, "hung"), [])
+    saved = json.loads(json.dumps(earlier.as_dict()))
+    earlier.on_decision(0.0, finish(0, 1.0, 8), [])
+    earlier.note_lost_host("host-1", ["trainer", "simulator-0"])
+    later = RunTotals(saved)
+    later.recall(earlier.faults)
+    again = RunTotals(json.loads(json.dumps(later.as_dict())))
+    again.recall(earlier.faults)
+    with_host = {"reason": "is on host host-1, which is lost", "transitions": 8}
+    expected = [
+        {"station": "generator-0", "reason": "hung", "transitions": 0},
+        *[{"station": name, **with_host} for name in ("trainer", "simulator-0")],
+    ]
+    assert later.faults == expected
+    assert again.faults == expected
+
+
 def test_a_live_run_is_counted_and_looked_at():
     pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
     account, stations = RunTotals(), StationActivity(pipeline.launcher)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.long import long
 from tests.process.networks import memory
 from tests.process.runs import children, config, orphaned_folders
 
+from polyrhythm.errors import HostLost
 from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
@@ -82,6 +84,43 @@ def test_a_run_on_two_hosts_says_by_host_what_was_where(tmp_path: Path) -> None:
     assert {"hosts/utilisation/host-1", "hosts/utilisation/host-2"} <= last.keys()
     assert "<h2>Hosts</h2>" in (folder / "report.html").read_text()
     check_timeline(folder / "trace.json", took_s, AHEAD_S if clock else 0)
+
+
+@long(20, "a run that loses its trainer's host")
+def test_the_loss_of_the_trainers_host_is_told_after_the_resume(tmp_path: Path) -> None:
+    """With what else has happened since the run was saved: here the generator, on the host that is left, was lost."""
+    first, second, third = (LocalNode(name, environment=memory(tmp_path, name)) for name in ("a", "b", "c"))
+    seen: list[int] = []
+
+    def disturb(metrics: object) -> None:
+        seen.append(len(seen))
+        if len(seen) == 2:
+            kill("generator-0")
+        if len(seen) == 4:
+            kill("host-1")  # its agent
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    changes = {"rollout": {"simulators": 1, "generators": 1}, "checkpoint": {"run_every_s": 3600}}
+    checked = validate_run(config(training={"versions": 8}, **changes))
+    with pytest.raises(HostLost, match=r"host host-1 is lost \(its agent has ended with status -9\), .* with resume,"):
+        train(checked, folder, callbacks=Callbacks([disturb]), nodes=[first, second])
+    assert not children()
+    summary = train(checked, folder, nodes=[second, third])
+    assert [(fault["station"], fault["host"], fault["reason"]) for fault in summary["faults"]] == [
+        ("generator-0", "host-2", "was ended by SIGKILL"),
+        ("simulator-0", "host-1", "is on host host-1, which is lost"),
+        ("trainer", "host-1", "is on host host-1, which is lost"),
+    ]
+    assert {host: own["faults"] for host, own in summary["hosts"].items()} == {
+        "host-1": 2,
+        "host-2": 1,
+        "host-3": 0,
+        "host-4": 0,
+    }
+    assert summary["ledger"]["trained"] == 64, "from the beginning, as nothing was saved"
+    assert not children()
+    assert not orphaned_folders()
 
 
 def check_timeline(path: Path, took_s: float, ahead_s: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long
 from tests.process.breaking import PERSON
 from tests.process.joined import Joining, attempts, joined, lost, opened
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, config
@@ -93,7 +94,7 @@ def test_in_processes_a_run_of_its_own_simulator_takes_another_one_in(
         assert (ledger.imbalance, ledger.running, pipeline.launcher.dropped()) == (0, 0, {})
 
 
-@pytest.mark.slow
+@long(20, "with a Ray of its own")
 def test_a_simulator_joins_a_run_on_a_ray_cluster(tmp_path: Path) -> None:
     """Its place is on the driver's machine, at the address that the run has named."""
     pytest.importorskip("ray", reason="the ray extra is not installed")

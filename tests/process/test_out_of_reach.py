@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -14,7 +15,7 @@ from typing import IO
 import psutil
 import pytest
 from tests.process.networks import apart_by_setting, behind_a_link
-from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
+from tests.process.runs import PATIENCE_S, ROOT, children, config, orphaned_folders, wait_until
 from tests.runtime.scripted import ScriptedFactory
 
 from polyrhythm.errors import RunHalted
@@ -198,6 +199,41 @@ def test_the_run_ends_with_the_agent_of_its_own_host(tmp_path: Path) -> None:
         with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\)"):
             hear(launcher, bool)
     assert not children()
+
+
+#: A main process with a station on each of two hosts, until it is killed.
+MAIN = """
+import sys, time
+from pathlib import Path
+from tests.runtime.test_hosting_conformance import hosts
+launcher = hosts(Path(sys.argv[1]))
+launcher.hosting.start()
+print(launcher.folder, flush=True)
+time.sleep(3600)
+"""
+
+
+def is_agent(process: psutil.Process, host: str) -> bool:
+    try:
+        return process.cmdline()[-2:] == ["polyrhythm.runtime.hosts.agent", host]
+    except psutil.Error:
+        return False
+
+
+def test_a_killed_main_leaves_no_memory_on_any_host(tmp_path: Path) -> None:
+    """Nor does an agent that is killed too."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    words = [sys.executable, "-c", MAIN, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as main:
+        assert main.stdout is not None
+        own = Path(main.stdout.readline().strip())
+        there = [folder for memory in tmp_path.glob("memory/*") for folder in memory.iterdir()]
+        assert len(there) == 2
+        assert all((folder / "arena").exists() for folder in (own, *there))
+        (agent,) = [process for process in children() if is_agent(process, "host-2")]
+        agent.kill()  # as Ray does it
+        main.kill()
+    wait_until(lambda: not any(folder.exists() for folder in (own, *there)))
 
 
 @pytest.mark.slow

@@ -1,28 +1,50 @@
-"""Runs on a Ray cluster: one of this machine's own, and three nodes that are hosts of their own."""
+"""Runs on a Ray cluster: one of this machine's own, and three nodes that are hosts of their own. What each change has
+to pass is in `test_on_one_ray.py`."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from tests.long import long
 from tests.process.networks import memory
-from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
+from tests.process.runs import (
+    LOCKSTEP,
+    PATIENCE_S,
+    children,
+    command,
+    config,
+    gone,
+    orphaned_folders,
+    wait_for_updates,
+    wait_until,
+)
 from tests.process.test_hosts import VERSIONS, check_complete, running, ways
 from tests.process.test_ranks import ONE as SEVERAL_STEPS
 from tests.process.test_supervision import lost
 
-from polyrhythm.errors import ConfigError, MissingError, StartError
+from polyrhythm.config.load import load_config
+from polyrhythm.errors import ConfigError, HostLost, MissingError, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.callbacks import Callbacks
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
+from polyrhythm.runtime.memory.shared_folder import remove_orphans, shared_root
 
 RAY: dict[str, Any] = {"launcher": "ray"}
+TEMPORARY = Path(tempfile.gettempdir())
+LONG = long(30, "with a Ray of its own")
 
 
 @pytest.fixture(scope="module")
@@ -33,31 +55,88 @@ def ray() -> Any:
 @pytest.fixture
 def three_nodes(ray: Any, tmp_path: Path) -> Iterator[Any]:
     """A cluster of three nodes, each of which has a memory of its own."""
+    yield from cluster_with(tmp_path, "one", "two")
+
+
+@pytest.fixture
+def two_nodes(ray: Any, tmp_path: Path) -> Iterator[Any]:
+    """The same, but no station has room on the head node."""
+    yield from cluster_with(tmp_path, "one", "two", head_cpus=0)
+
+
+def cluster_with(folder: Path, *names: str, head_cpus: int = 2) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    def node(name: str) -> dict[str, Any]:
-        return {"num_cpus": 2, "env_vars": memory(tmp_path, name), "object_store_memory": 80 * 2**20}
-
-    cluster = Cluster(initialize_head=True, head_node_args=node("head") | {"include_dashboard": False})
+    head = node(folder, "head") | {"num_cpus": head_cpus, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(**node("one"))
-        cluster.add_node(**node("two"))
+        for name in names:
+            cluster.add_node(**node(folder, name))
         yield cluster
     finally:
         cluster.shutdown()
 
 
-@pytest.mark.slow
+def node(folder: Path, name: str) -> dict[str, Any]:
+    """What a node is started with."""
+    return {"num_cpus": 2, "env_vars": memory(folder, name), "object_store_memory": 80 * 2**20}
+
+
+@LONG
 def test_a_run_on_a_cluster_of_its_own_is_complete_and_leaves_nothing(ray: Any, tmp_path: Path) -> None:
     with running(tmp_path / "run", **RAY) as pipeline:
         pipeline.loop.train_until(VERSIONS)
         check_complete(pipeline)
         assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"host"}}
+        nice = {psutil.Process(pid).nice() for pid in pipeline.launcher.processes().values()}
+        assert nice == {psutil.Process().nice()}, "Ray's workers have 15 more"
     assert not ray.is_initialized()
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
 
 
-@pytest.mark.slow
+@LONG
+def test_a_killed_driver_leaves_no_process_and_no_memory_but_a_folder_that_the_next_run_removes(
+    ray: Any, tmp_path: Path
+) -> None:
+    """Ray's folder, in which Ray may still be writing when its processes are killed."""
+    with command(tmp_path, **RAY, ray={"cpus_per_station": 0.25}, training={"versions": 100_000}) as process:
+        wait_for_updates(tmp_path, 2, process)
+        (memory,), (temporary,) = folders_of(process.pid, shared_root()), folders_of(process.pid, TEMPORARY)
+        ours = of_runs(psutil.Process(process.pid).children(recursive=True))
+        assert len(ours) == 6, "five stations and the agent of their host"
+        process.kill()
+        assert gone(ours)
+    wait_until(lambda: not memory.exists())
+    assert temporary in remove_orphans(TEMPORARY)
+    assert not temporary.exists()
+
+
+@LONG
+def test_a_killed_driver_leaves_nothing_on_the_nodes_of_a_cluster(three_nodes: Any, tmp_path: Path) -> None:
+    settings = {"address": three_nodes.address, "strategy": "spread"}
+    with command(tmp_path, **RAY, ray=settings, training={"versions": 100_000}) as process:
+        wait_for_updates(tmp_path, 2, process)
+        (own,) = folders_of(process.pid, shared_root())
+        ours = of_runs(children())
+        assert len(ours) > 8, "five stations, and an agent on each host"
+        process.kill()
+        assert gone(ours)
+    wait_until(lambda: not own.exists())
+    wait_until(lambda: [list(folder.iterdir()) for folder in tmp_path.glob("memory-*")] == [[], [], []])
+
+
+def folders_of(pid: int, root: Path) -> list[Path]:
+    """What this run's main process has below the folder."""
+    return [owner.parent for owner in root.glob(f"polyrhythm-{os.getuid()}-*/owner") if owner.read_text() == str(pid)]
+
+
+def of_runs(processes: Sequence[psutil.Process]) -> list[int]:
+    """The ids of those that are stations or agents of a run, zombies left out."""
+    alive = [own for own in processes if own.status() != psutil.STATUS_ZOMBIE]
+    return [own.pid for own in alive if any(word.startswith("polyrhythm.runtime") for word in own.cmdline())]
+
+
+@LONG
 def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_nodes: Any, tmp_path: Path) -> None:
     changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}}
     pipeline = build_pipeline(config(**changes, training={"versions": 500}), folder=tmp_path / "run", record=True)
@@ -83,7 +162,7 @@ def raylet_of(pid: int) -> int:
     return next(process.pid for process in psutil.Process(pid).parents() if process.name() == "raylet")
 
 
-@pytest.mark.slow
+@LONG
 def test_a_lost_node_is_survived(three_nodes: Any, tmp_path: Path) -> None:
     """One with neither the trainer nor the head, while samples wait for the trainer."""
     changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}, "freshness": {"max_lag": 2}}
@@ -122,7 +201,7 @@ def worker_without_trainer(cluster: Any, pipeline: Pipeline) -> Any:
     )
 
 
-@pytest.mark.slow
+@LONG
 def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_nodes: Any, tmp_path: Path) -> None:
     """Three nodes of two CPUs, six stations: a lost node leaves no CPU free for the two that were on it."""
     settings = {"address": three_nodes.address, "strategy": "spread", "min_simulators": 1, "min_generators": 1}
@@ -136,7 +215,7 @@ def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_no
         version = train_until(pipeline, 2, lambda: bool(directory.waiting))
         version = train_until(pipeline, version + 3, lambda: len(working(pipeline)) == 6 - len(directory.waiting))
         assert directory.waiting, "nothing has come that has room"
-        three_nodes.add_node(num_cpus=2, env_vars=memory(tmp_path, "new"), object_store_memory=80 * 2**20)
+        three_nodes.add_node(**node(tmp_path, "new"))
         came = time.monotonic()
         train_until(pipeline, version + 1, lambda: len(working(pipeline)) == 6)
         assert time.monotonic() - came < 30.0
@@ -148,6 +227,59 @@ def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_no
     left = {folder.name for folder in tmp_path.glob("memory-*") if list(folder.iterdir())}
     assert left <= {"memory-one", "memory-two"}, "a node that is gone may keep what it had"
     assert len(left) <= 1
+
+
+@LONG
+def test_a_run_that_loses_the_trainers_node_is_resumed_without_it_or_on_a_new_one(
+    two_nodes: Any, tmp_path: Path
+) -> None:
+    """First on the node that is left, then, as that is lost too, on a new one. Lockstep: had a sample been lost, or
+    trained twice, the weights would be others than those of a run that loses nothing."""
+    settings = {"address": two_nodes.address, "strategy": "spread", "cpus_per_station": 0.25}
+    more = {"training": {"versions": 60}, "checkpoint": {"run_every_s": 0.1}, "supervision": {"heartbeat_s": 10.0}}
+    losses = iter((3, 30))
+    fails_at = next(losses)
+
+    def lose(metrics: Mapping[str, Any]) -> None:
+        nonlocal fails_at
+        if 0 < fails_at <= metrics["step"]:
+            fails_at = next(losses, -1)
+            two_nodes.remove_node(node_of_trainer(two_nodes), allow_graceful=False)
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    checked = validate_run(config(LOCKSTEP, **RAY, ray=settings, **more))
+    with pytest.raises(HostLost, match=r"host host-1 is lost .*; start again with resume, without its nodes"):
+        train(checked, folder, callbacks=Callbacks([lose]))
+    again = validate_run(load_config(folder / CONFIG_FILE))
+    with pytest.raises(HostLost, match=r"host host-3 is lost .*; start again with resume, without its nodes"):
+        train(again, folder, callbacks=Callbacks([lose]))
+    two_nodes.add_node(**node(tmp_path, "new"))
+    summary = train(validate_run(load_config(folder / CONFIG_FILE)), folder)
+
+    lost_with = [(f["station"], f["host"]) for f in summary["faults"] if f["reason"].endswith("which is lost")]
+    assert [each for each in lost_with if each[0] == "trainer"] == [("trainer", "host-1"), ("trainer", "host-3")]
+    assert {host for _, host in lost_with} == {"host-1", "host-3"}
+    assert summary["hosts"]["host-4"]["stations"] == ["simulator-0", "generator-0", "trainer"]
+    ledger = summary["ledger"]
+    assert ledger["trained"] == 60 * 10
+    assert not ledger["dropped"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(60))
+
+    (tmp_path / "inline").mkdir()
+    alone = validate_run(config(LOCKSTEP, launcher="inline", training={"versions": 60}))
+    train(alone, tmp_path / "inline")
+    expected, found = (torch.load(run / "policy.pt", weights_only=True) for run in (tmp_path / "inline", folder))
+    for name, tensor in expected["policy"].items():
+        assert torch.equal(found["policy"][name], tensor), name
+    assert not orphaned_folders()
+
+
+def node_of_trainer(cluster: Any) -> Any:
+    """The node that the trainer's process is on."""
+    (raylet,) = {raylet_of(p.pid) for p in children() if p.cmdline()[-1:] == ["trainer"]}
+    return next(node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid == raylet)
 
 
 def working(pipeline: Pipeline) -> list[str]:
@@ -177,7 +309,7 @@ def places_of(pipeline: Pipeline, before: dict[str, int]) -> set[int]:
     return found
 
 
-@pytest.mark.slow
+@LONG
 def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tmp_path: Path) -> None:
     from polyrhythm.runtime.ray.stations import ActorProcess, Watcher
 
@@ -203,7 +335,7 @@ def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tm
         ray.shutdown()
 
 
-@pytest.mark.slow
+@LONG
 def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_lost(ray: Any, tmp_path: Path) -> None:
     """Or after so long that a busy machine is no reason; or if the watching thread fails."""
     from polyrhythm.runtime.ray.stations import ActorProcess, Watcher, last_line
@@ -250,7 +382,7 @@ def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_
     assert last_line(ValueError()) == "ValueError"
 
 
-@pytest.mark.slow
+@LONG
 def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_found(ray: Any, tmp_path: Path) -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20)
     try:
@@ -275,7 +407,7 @@ def test_devices_are_refused_for_all_kinds_at_once() -> None:
         check_launcher(config(**RAY, placement=placement))
 
 
-@pytest.mark.slow
+@LONG
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])
 def test_a_trainer_of_two_ranks_on_a_cluster_gives_the_weights_of_one(ray: Any, strategy: str, tmp_path: Path) -> None:
     found = {}
@@ -291,7 +423,7 @@ def test_a_trainer_of_two_ranks_on_a_cluster_gives_the_weights_of_one(ray: Any, 
     assert logs == {"trainer.0.log", "trainer-rank1.0.log"}
 
 
-@pytest.mark.slow
+@LONG
 def test_a_killed_rank_on_a_cluster_is_one_loss_of_the_trainer(ray: Any, tmp_path: Path) -> None:
     placement = {"trainer": {"ranks": 2, "strategy": "shard"}}
     with running(tmp_path / "run", base=SEVERAL_STEPS, launcher="ray", placement=placement) as pipeline:

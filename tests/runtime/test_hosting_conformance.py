@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.long import long
 from tests.process.networks import apart_by_setting
 from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.runtime.scripted import (
@@ -98,7 +99,7 @@ ISOLATED = [
     "local-tcp",
     "local-ranks",
     pytest.param("hosts", marks=pytest.mark.slow),
-    pytest.param("ray", marks=pytest.mark.slow),
+    pytest.param("ray", marks=long(15, "with a Ray of its own")),
 ]
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process.networks import apart_by_setting
+from tests.runtime.scripted import ScriptedFactory
 from tests.runtime.served import blank_arena
-from tests.runtime.test_hosting_conformance import LAYOUT, NO_WEIGHTS
+from tests.runtime.test_hosting_conformance import LAYOUT, NO_WEIGHTS, STATIONS, limits_of
 
 from polyrhythm.errors import StartError
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
+from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.nodes import LocalNode
-from polyrhythm.runtime.hosts.opening import HostOpener, in_rounds
+from polyrhythm.runtime.hosts.opening import HostOpener, in_rounds, next_number
 from polyrhythm.runtime.hosts.server import DataServer
 from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.sockets import LOOPBACK
 
 
 class Machine:
@@ -82,6 +88,27 @@ def test_agents_start_at_once_and_nodes_that_share_memory_are_one_host(tmp_path:
     assert all(node.spec.publishers == ("host-1", "main") for node in nodes)
     later: Any = Machine(said, "e", tmp_path / "three")
     assert hosts.open(later).host == "host-3"
+
+
+def test_a_later_part_of_a_run_gives_its_hosts_names_that_no_earlier_one_had(tmp_path: Path) -> None:
+    """Or logs, faults and utilisation of two machines would be mixed under one name."""
+    logs, found = tmp_path / "logs", []
+    for part in ("first", "second"):
+        nodes = dict(zip(STATIONS, apart_by_setting(tmp_path / part, 2), strict=True))
+        stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
+        places = Places(LOOPBACK, nodes, {})
+        with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits_of(), logs, places))) as run:
+            run.start()
+            found.append(list(run.hosts().values()))
+    assert found == [["host-1", "host-2"], ["host-3", "host-4"]]
+    assert {path.name for path in logs.iterdir()} == {name for names in found for name in names}
+
+
+def test_only_hosts_count_among_logs(tmp_path: Path) -> None:
+    assert next_number(tmp_path / "none") == 1
+    for name in ("host-2", "host-10", "host-x", "host-", "main", "other-11"):
+        (tmp_path / name).mkdir()
+    assert next_number(tmp_path) == 11
 
 
 def test_a_node_that_cannot_start_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.process.runs import wait_until
 
-from polyrhythm.errors import RunHalted, StartError
+from polyrhythm.errors import HostLost, RunHalted, StartError
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import Found
 from polyrhythm.runtime.hosts.client import HostSilent
@@ -111,10 +111,11 @@ def test_stations_of_a_lost_host_go_to_what_is_left() -> None:
 
 def test_the_loss_of_the_trainers_host_ends_the_run() -> None:
     with pytest.raises(
-        RunHalted,
+        HostLost,
         match=r"host a is lost \(it does not answer\), and the run needs it; start again with resume, without its",
-    ):
+    ) as lost:
         advanced(directory(a=Watched(SILENT_S), b=Watched()), "t")
+    assert (lost.value.host, lost.value.stations) == ("a", ["trainer", "s"])
 
 
 RESERVED = {"trainer": "a", "s": "a", "t": "b", "u": "b"}

@@ -64,7 +64,7 @@ def test_forks_are_children_with_their_own_names_sessions_and_random_numbers(
         assert first["draw"] != second["draw"]
         assert first["path"] == sys.path
         assert first["setting"] == "before"
-        assert first["open"] == second["open"], "no descriptor of another fork stays open"
+        assert first["specs"] == second["specs"] == 1, "its own alone, on standard input"
         monkeypatch.setenv("A_SETTING", "now")
         launcher.hosting.send("s0", PublishWeights("s0", DIES))
         lost = launcher.receive(PATIENCE_S)

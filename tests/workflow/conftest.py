@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.process.networks import apart_by_setting
 from tests.process.runs import children, orphaned_folders
 
@@ -42,12 +43,9 @@ MAKERS: dict[str, Callable[..., Workflow]] = {
     "hosts": OnHosts,
     "ray": make_ray,
 }
-every = pytest.mark.parametrize(
-    "make", ["inline", "local", "local-tcp", "hosts", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
-)
-isolated = pytest.mark.parametrize(
-    "make", ["local", "hosts", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
-)
+RAY = pytest.param("ray", marks=long(15, "with a Ray of its own"))
+every = pytest.mark.parametrize("make", ["inline", "local", "local-tcp", "hosts", RAY], indirect=True)
+isolated = pytest.mark.parametrize("make", ["local", "hosts", RAY], indirect=True)
 
 
 @pytest.fixture

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.process.runs import ROOT, children, orphaned_folders
 
 FOLDER = ROOT / "examples" / "own_workflow"
-LAUNCHERS = ["inline", "local", pytest.param("ray", marks=pytest.mark.slow)]
+#: `tests/process/test_on_one_ray.py` has them with Ray by default.
+LAUNCHERS = ["inline", "local", pytest.param("ray", marks=long(15, "an example with a Ray of its own"))]
 
 
 def load(name: str, launcher: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -26,21 +29,34 @@ def settings(launcher: str) -> dict[str, Any]:
     return {"ray": {"cpus_per_station": 0.25, "working_dir": str(FOLDER)}} if launcher == "ray" else {}
 
 
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    assert not children()
+    assert not orphaned_folders()
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_pipeline_learns_and_equally_everywhere(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_pipeline(launcher, monkeypatch)
+
+
+def check_pipeline(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example = load("pipeline", launcher, monkeypatch)
     history = example.run(launcher, **settings(launcher))
     assert len(history) == example.ROUNDS
     assert history == pytest.approx(example.run("inline"))
     assert history[-1] > history[0] + 1.5
-    assert not children()
-    assert not orphaned_folders()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_reward_model_scores_every_answer_and_equally_everywhere(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    check_reward_model(launcher, monkeypatch, capsys)
+
+
+def check_reward_model(launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example = load("reward_model", launcher, monkeypatch)
     advantages = example.run(launcher, **settings(launcher))
     told = capsys.readouterr().out
@@ -52,8 +68,6 @@ def test_the_reward_model_scores_every_answer_and_equally_everywhere(
         assert len(own) == example.ANSWERS
         assert own == pytest.approx(expected[prompt])
         assert sum(own) == pytest.approx(0.0, abs=1e-5)
-    assert not children()
-    assert not orphaned_folders()
 
 
 def words(told: str) -> list[str]:

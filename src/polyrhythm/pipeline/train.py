@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunDistrusted, RunHalted
+from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
@@ -34,7 +35,7 @@ from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, 
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
 from polyrhythm.pipeline.observers.stations_now import StationsNow
 from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.pipeline.observers.totals import StationActivity
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
@@ -207,7 +208,7 @@ class _Run:
             self.start()
             saver.start(loop.clock())
         try:
-            with interrupts.defer_first(), progress.phase("rl"):
+            with interrupts.defer_first(), progress.phase("rl"), self._faults_kept(saver.totals):
                 if self._live is not None:
                     self._live.train(self._updates, episodes, saver.totals, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
@@ -229,7 +230,7 @@ class _Run:
             saver.wait()
             self._save_published(needed=whole)
         loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
-        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=not saver.totals.faults)
+        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)
         ledger = self._balanced()
         _warn_of_dropped(ledger)
         counts = {
@@ -241,6 +242,16 @@ class _Run:
         }
         counts["set_aside"] = [{**one, "task": pipeline.spec.tasks[one["task"]].name} for one in counts["set_aside"]]
         progress.commit("rl", {**totals, **counts})
+
+    @contextmanager
+    def _faults_kept(self, totals: RunTotals) -> Iterator[None]:
+        """Keep the faults where the loss of a host ends the run: it cannot be saved then."""
+        try:
+            yield
+        except HostLost as lost:
+            totals.note_lost_host(lost.host, lost.stations)
+            self._progress.keep_faults(totals.faults)
+            raise
 
     def _observe(self, trace: TraceWriter, saved: SavedRun | None) -> _TrainingObservers:
         """Attach the observers of training, each before those that read it; return those that are read afterwards."""
@@ -254,6 +265,7 @@ class _Run:
             *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
             deadline_s=config.supervision.update_s,
         )
+        saver.totals.recall(self._progress.faults)
         idle, passes = IdleMeter(loop.conductor, began), PassMeter(loop.conductor.settings.buckets)
         stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
         placed = pipeline.placed

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import StationPlaces
+from polyrhythm.pipeline.observers.hosts import StationPlaces, is_move
 from polyrhythm.runtime.hosts.questions import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
@@ -22,7 +22,7 @@ _LOOK_S = 0.5
 
 class RunTotals(Observer):
     """Counts that go on over an interruption. transitions: of all finished samples, evaluations left out; faults: each
-    station that was lost.
+    station that was lost; moves: stations that were ended because a node that came has room for them.
 
     A fault is {station, reason, transitions: so far when it happened}, with `host` where the run has several.
     """
@@ -35,20 +35,40 @@ class RunTotals(Observer):
         self.places = places
         self.transitions: int = counts["transitions"] if counts else 0
         self.faults: list[dict[str, Any]] = list(counts["faults"]) if counts else []
+        self.moves: int = counts.get("moves", 0) if counts else 0  # runs saved by earlier versions have none
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         match event:
             case records.SampleFinished(ticket=ticket, env_steps=env_steps) if ticket >= 0:
                 self.transitions += env_steps
+            case records.StationLost() if is_move(event):
+                self.moves += 1
             case records.StationLost(station=station, reason=reason):
-                fault = {"station": station, "reason": reason, "transitions": self.transitions}
-                if self.places is not None and self.places.several:
-                    fault["host"] = self.places.of(station)
-                self.faults.append(fault)
+                self._note_fault(station, reason)
+
+    def note_lost_host(self, host: str, stations: Sequence[str]) -> None:
+        """The run ends because this host is lost, with these stations."""
+        for station in stations:
+            self._note_fault(station, f"is on host {host}, which is lost")
+
+    def _note_fault(self, station: str, reason: str) -> None:
+        fault = {"station": station, "reason": reason, "transitions": self.transitions}
+        if self.places is not None and self.places.several:
+            fault["host"] = self.places.of(station)
+        self.faults.append(fault)
+
+    def recall(self, faults: Sequence[dict[str, Any]]) -> None:
+        """Those of an earlier part of the run, which may have ended after it was saved."""
+        self.faults += [fault for fault in faults if fault not in self.faults]
 
     def faults_by_host(self) -> Counter[str]:
         """How many stations were lost on each host."""
         return Counter(fault.get("host", MAIN) for fault in self.faults)
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether every station has worked all the time."""
+        return not self.faults and not self.moves
 
     def refuse_faults(self) -> None:
         """Raise RunHalted if a station was lost: what was measured meanwhile says nothing."""
@@ -58,7 +78,7 @@ class RunTotals(Observer):
 
     def as_dict(self) -> dict[str, Any]:
         """For the saved run."""
-        return {"transitions": self.transitions, "faults": list(self.faults)}
+        return {"transitions": self.transitions, "faults": list(self.faults), "moves": self.moves}
 
 
 class StationActivity(Observer):

@@ -1,7 +1,8 @@
 """How far a run has come: each phase commits its result, and a resumed run begins behind the last one.
 
 progress.json      {"command": train or sft, "began_in": working folder, "wall_s": {phase: seconds so far},
-                    "done": {phase: result}, "crc32": of the rest}
+                    "done": {phase: result}, "faults": [those that it had when a host was lost that it needs],
+                    "crc32": of the rest}
 
 Where that file is damaged or gone, the run's other files say what is done (`pipeline.persistence.salvage`).
 """
@@ -13,7 +14,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json
 
 
 class PhaseJournal:
-    """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run.
+    """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run; faults: of the part that has
+    ended with the loss of a host, since it could not be saved.
 
     began: when the run would have begun had it never paused. A phase that was killed leaves no time here, so it lies
     before the latest metrics too: their `time_s` goes on where it ended.
@@ -45,6 +47,7 @@ class PhaseJournal:
         self._origin = {"command": said.get("command", command), "began_in": said.get("began_in", str(Path.cwd()))}
         self.wall_s: dict[str, float] = said.get("wall_s", {})
         self._done: dict[str, Any] = said.get("done", {})
+        self.faults: list[dict[str, Any]] = said.get("faults", [])
         self.began = time.monotonic() - max(sum(self.wall_s.values()), last_time_s(folder))
 
     def result(self, phase: str) -> Any:
@@ -78,8 +81,14 @@ class PhaseJournal:
         self._done = {phase: result for phase, result in self._done.items() if phase not in phases}
         self._write()
 
+    def keep_faults(self, faults: Sequence[dict[str, Any]]) -> None:
+        self.faults = list(faults)
+        self._write()
+
     def _write(self) -> None:
         said = {**self._origin, "wall_s": self.wall_s, "done": self._done}
+        if self.faults:
+            said["faults"] = self.faults
         with atomic_write(self._path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
             json.dump({**said, "crc32": _crc32(said)}, file)
             file.flush()
@@ -124,6 +133,8 @@ def _is_progress(said: Any) -> bool:
         and all(type(seconds) in (int, float) for seconds in wall_s.values())
         and isinstance(done, dict)
         and all(isinstance(result, dict) for result in done.values())
+        and isinstance(said.get("faults", []), list)
+        and all(isinstance(fault, dict) for fault in said.get("faults", []))
         and all(isinstance(said.get(key, ""), str) for key in ("command", "began_in"))
     )
 

@@ -22,6 +22,7 @@ import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.runtime.hosts import questions as q
+from polyrhythm.runtime.hosts.cleaner import start_cleaner
 from polyrhythm.runtime.hosts.client import client_of
 from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, segment_sizes
@@ -101,6 +102,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
     if not spec.folder:
         sizes = segment_sizes(spec.layout, spec.weights, spec.host, spec.publishers)
         made = SharedRunFolder(sizes)
+        stack.enter_context(start_cleaner(made.folder))
         stack.callback(made.remove)
         folder, token = made.folder, write_identity(made.folder)
     drops = DropCounter("the host's server")

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.agent import Found
+from polyrhythm.runtime.hosts.cleaner import start_cleaner
 from polyrhythm.runtime.hosts.client import client_of
 from polyrhythm.runtime.hosts.clocks import HostClocks, ask_clock
 from polyrhythm.runtime.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
 from polyrhythm.runtime.hosts.identity import write_identity
 from polyrhythm.runtime.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.runtime.hosts.nodes import LocalNode, Node
-from polyrhythm.runtime.hosts.opening import Connect, HostOpener, in_rounds
+from polyrhythm.runtime.hosts.opening import Connect, HostOpener, in_rounds, next_number
 from polyrhythm.runtime.hosts.payloads import HostedPayloads
 from polyrhythm.runtime.hosts.questions import ANSWER_S, MAIN, HostView
 from polyrhythm.runtime.hosts.survey import Cluster, Place, Survey
@@ -87,9 +88,10 @@ def open_hosts(
         agents.callback(places.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
+        agents.enter_context(start_cleaner(folder.folder))
         sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
         agents.callback(sockets.close)
-        opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s))
+        opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))
         connect = partial(client_of, sockets)
         directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
         clocks = HostClocks(directory.lost)

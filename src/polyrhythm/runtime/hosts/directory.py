@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from polyrhythm.errors import RunHalted
+from polyrhythm.errors import HostLost, RunHalted
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.survey import Place, Sight, Survey
 from polyrhythm.runtime.hosts.watch import HostWatch
@@ -138,7 +138,7 @@ class HostDirectory:
 
     def advance(self, now: float, heard: Collection[str]) -> q.Changes:
         """Take note of nodes that came and hosts that are lost, and find places. heard: the stations whose heartbeats
-        come. RunHalted: the trainer's host is lost, or main's."""
+        come. HostLost: the trainer's host is, or main's."""
         hosts = self._take_new()
         leaving = self._lose({self._places[station].host for station in heard})
         answered = min((watch.answered for watch in self._watches.values()), default=now)
@@ -180,8 +180,10 @@ class HostDirectory:
             del self._servers[host]
             if host in self._publishers:
                 without = "" if host == q.MAIN else ", without its nodes"
-                raise RunHalted(
-                    f"host {host} is lost ({reason}), and the run needs it; start again with resume{without}"
+                raise HostLost(
+                    f"host {host} is lost ({reason}), and the run needs it; start again with resume{without}",
+                    host,
+                    [name for name, place in self._places.items() if place.host == host],
                 )
             if (watch := self._watches.pop(host, None)) is not None:
                 watch.stop()

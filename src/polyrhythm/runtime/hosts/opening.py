@@ -23,21 +23,25 @@ from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.specs import WeightsLayout
 
+#: How the names of all hosts begin but main's; a number follows.
+_HOST = "host-"
 #: Makes a client of a host's server: its name, the endpoint.
 Connect = Callable[[str, str], DataClient]
 
 
 class HostOpener:
-    """silence_s: after which the processes of a host end that cannot reach main's. lost: hosts that are not to be found
-    again."""
+    """silence_s: after which the processes of a host end that cannot reach main's; first: the number of the first host
+    that is found. lost: hosts that are not to be found again."""
 
-    def __init__(self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys, silence_s: float) -> None:
+    def __init__(
+        self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys, silence_s: float, first: int = 1
+    ) -> None:
         self._layout, self._weights, self._keys, self._silence_s = layout, weights, keys, silence_s
         self.lost: AbstractSet[str] = frozenset()
         self.publishers: tuple[str, ...] = (MAIN,)
         self.known: list[Known] = []
         self.servers: dict[str, str] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first)
 
     @property
     def mirror_nbytes(self) -> int:
@@ -50,7 +54,7 @@ class HostOpener:
 
     def open(self, node: Node, *, publishes: bool = False) -> Found:
         """The host of a node. publishes: the trainer works there. StartError: its agent does not start."""
-        host = f"host-{next(self._numbers)}"
+        host = self._next_name()
         publishers = (host, MAIN) if publishes else self.publishers
         found = self._begin(node, host, publishers)()
         if found.endpoint:
@@ -59,7 +63,7 @@ class HostOpener:
 
     def open_together(self, nodes: Sequence[Node], connect: Connect) -> list[Found]:
         """The hosts of several nodes, whose agents start at once. connect: to their servers."""
-        begun = [self._begin(node, f"host-{next(self._numbers)}", self.publishers) for node in nodes]
+        begun = [self._begin(node, self._next_name(), self.publishers) for node in nodes]
         opened: list[Known] = []
         settled = []
         for node, wait in zip(nodes, begun, strict=True):
@@ -73,6 +77,9 @@ class HostOpener:
                     opened.append(_known(found))
             settled.append(self._settle(found))
         return settled
+
+    def _next_name(self) -> str:
+        return f"{_HOST}{next(self._numbers)}"
 
     def _begin(self, node: Node, host: str, publishers: tuple[str, ...], folder: str = "") -> Callable[[], Found]:
         """Start the agent of a node; what waits for what it finds."""
@@ -104,6 +111,13 @@ class HostOpener:
             self.servers[found.host] = found.endpoint
             self.known.append(_known(found, token))
         return found
+
+
+def next_number(logs: Path) -> int:
+    """The number after those of the hosts that have logged there, in earlier parts of the run: their memory is gone,
+    and a host of this part may be another machine."""
+    found = (folder.name.removeprefix(_HOST) for folder in logs.glob(f"{_HOST}*"))
+    return max((int(number) for number in found if number.isdecimal()), default=0) + 1
 
 
 def in_rounds(nodes: Sequence[Node]) -> list[list[Node]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from polyrhythm.errors import StartError
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.nodes import FOUND_S, Node
 from polyrhythm.runtime.hosts.survey import Sight
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor
@@ -81,7 +81,7 @@ class Cluster:
         self._settings, self._folder = settings, folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         self._own = not ray.is_initialized()
-        self._temporary: str | None = None
+        self._temporary: SharedRunFolder | None = None
         if self._own:
             self._connect(sum(stations.values()) * settings.cpus_per_station)
         self._watcher: Watcher | None = None
@@ -107,10 +107,12 @@ class Cluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         more: dict[str, Any] = {}
         if address == LOCAL:
-            self._temporary = tempfile.mkdtemp(prefix="ray-")
-            # Stations share the cores, as they do with launcher = local.
+            # Like a run's in shared memory: if this process is killed, the next such run removes it.
+            self._temporary = SharedRunFolder({}, Path(tempfile.gettempdir()))
+            # Stations share the cores, as they do with launcher = local, and have the run's own priority.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-            more["_temp_dir"] = self._temporary
+            more["_temp_dir"] = str(self._temporary.folder)
         elif address != "auto":
             check_reachable(address)
         if self._settings.working_dir:
@@ -220,7 +222,7 @@ class Cluster:
 
     def _remove_temporary(self) -> None:
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.remove()
             self._temporary = None
 
 

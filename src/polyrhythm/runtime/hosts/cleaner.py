@@ -1,0 +1,18 @@
+"""Removes a folder of shared memory after the process that made it, also one that is killed.
+
+Ray kills the children of an actor that it ends, so an agent has no time to remove what it made.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+#: Its input ends when the process does that has the other end of it.
+_SCRIPT = 'trap "" HUP INT TERM; cat > /dev/null; rm -rf -- "$1"'
+
+
+def start_cleaner(folder: Path) -> subprocess.Popen[bytes]:
+    """A shell that removes the folder once this process has ended. As a context it ends with that, the folder too."""
+    words = ["/bin/sh", "-c", _SCRIPT, "sh", str(folder)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
