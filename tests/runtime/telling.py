@@ -43,7 +43,7 @@ class TellingFactory(ScriptedFactory):
             "draw": float(np.random.random()),
             "setting": os.environ.get("A_SETTING", ""),
             "path": sys.path,
-            "open": len(list(Path("/proc/self/fd").iterdir())),
+            "specs": _open_files().count("/memfd:spec (deleted)"),
         }
         Path(f"{self.name}.{incarnation}.json").write_text(json.dumps(said))
         return [(f"{self.name}.{incarnation}.0", lambda: Scripted(self.name, incarnation, context))]
