@@ -24,6 +24,7 @@ from tests.process.runs import (
     wait_for_file,
     wait_for_output,
     wait_for_updates,
+    wait_until,
 )
 
 from polyrhythm.cli.main import main
@@ -114,10 +115,19 @@ def test_a_run_in_a_shells_background_ignores_sigint_and_stops_in_order_at_sigte
     assert IN_GOOD_ORDER.search(output(tmp_path))
 
 
+def slow_second_update(folder):
+    """Settings with which the second update hangs; it makes the file `second`."""
+    policy = {"type": "tests.process.policies:SlowSettings", "seconds": 3600.0, "quick": 2}
+    # Two evaluations per update, for the targets and for its one step.
+    return {
+        "policy": policy | {"marker": str(folder / "second")},
+        "training": {"epochs": 1, "minibatch_steps": 0},
+    }
+
+
 def test_the_second_signal_stops_at_once(tmp_path):
-    slow = {"policy": {"type": "tests.process.policies:SlowSettings", "seconds": 3600.0}}
-    with command(tmp_path, merge(ENDLESS, slow)) as process:
-        wait_for_output(tmp_path, "rl …", process)
+    with command(tmp_path, merge(ENDLESS, slow_second_update(tmp_path))) as process:
+        wait_for_file(tmp_path / "second", tmp_path, process)
         stations = list(stations_of(process.pid).values())
         os.kill(process.pid, signal.SIGINT)
         wait_for_output(tmp_path, "shutting down", process)
@@ -127,13 +137,18 @@ def test_the_second_signal_stops_at_once(tmp_path):
     assert not orphaned_folders()
 
 
+def test_a_signal_while_stations_are_being_ended_leaves_nothing(tmp_path):
+    with command(tmp_path, ENDLESS) as process:
+        wait_for_updates(tmp_path, 1, process)
+        os.kill(process.pid, signal.SIGINT)
+        wait_until(lambda: IN_GOOD_ORDER.search(output(tmp_path)))
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    assert not orphaned_folders()
+
+
 def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path, capsys):
-    policy = {"type": "tests.process.policies:SlowSettings", "seconds": 3600.0, "quick": 2}
-    policy |= {"marker": str(tmp_path / "second")}
-    # Two evaluations per update, for the targets and for its one step: the second update is the slow one.
-    one_step = {"epochs": 1, "minibatch_steps": 0}
-    slow = {"policy": policy, "shutdown_s": 0.5, "training": one_step}
-    with command(tmp_path, merge(ENDLESS, slow)) as process:
+    with command(tmp_path, merge(ENDLESS, slow_second_update(tmp_path)), shutdown_s=0.5) as process:
         wait_for_updates(tmp_path, 1, process)
         wait_for_file(tmp_path / "second", tmp_path, process)
         os.kill(process.pid, signal.SIGINT)

@@ -93,7 +93,7 @@ def test_whatever_comes_to_the_port_ends_one_connection(count: int) -> None:
     kinds = drops.counts()
     assert kinds.keys() == {"stranger", "undecodable"}
     assert count / 2 < sum(kinds.values()) <= count
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sealed")]
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("sealed")])
 
 
 @pytest.mark.parametrize("count", ANSWERS)

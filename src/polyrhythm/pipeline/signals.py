@@ -25,6 +25,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.deferring = False
         self._noted = False
+        self._held, self._late = False, False
 
     def requested(self) -> bool:
         """Whether the run is asked to stop."""
@@ -53,7 +54,22 @@ class Interrupts:
         finally:
             self.deferring = False
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """A signal within this block, which takes seconds at most, ends the run at the block's end."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._late:
+            raise KeyboardInterrupt
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self._held:
+            self._late = True
+            log.info("%s: the stations are being ended; this takes some seconds", signal.Signals(number).name)
+            return
         if self.deferring and not self._noted:
             self._noted = True
             log.info("%s: shutting down; send it again to stop now", signal.Signals(number).name)

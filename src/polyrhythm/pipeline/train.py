@@ -156,7 +156,8 @@ def _phases(
                 run.evaluations.evaluate(pipeline, "after")
             progress.commit("best", run.evaluations.best())
     finally:
-        pipeline.close()
+        with interrupts.hold():
+            pipeline.close()
 
 
 class _TrainingObservers(NamedTuple):

@@ -140,10 +140,12 @@ class Launcher:
         """End all stations and remove what they shared; a second call does nothing."""
         try:
             self.hosting.close()
-        finally:
-            self._undo.close()
-            if self._folder is not None:
-                self._folder.remove()
+        finally:  # a signal may interrupt any of it
+            try:
+                self._undo.close()
+            finally:
+                if self._folder is not None:
+                    self._folder.remove()
 
 
 def build_inline_launcher(

@@ -42,8 +42,8 @@ from polyrhythm.runtime.processes.process import (
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the template may take to import and to answer; that a fork may take to be adopted; to leave.
-_ANSWER_S, _ADOPT_S, _LEAVE_S = 120.0, 5.0, 5.0
+#: Seconds that the template may take to import and to answer, and a fork to be adopted.
+_ANSWER_S, _ADOPT_S = 120.0, 5.0
 #: Seconds between two looks at a process that is waited for.
 _LOOK_S = 0.005
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -165,12 +165,9 @@ class Template:
         process, self._process = self._process, None
         if process is None:
             return
+        process.kill()
+        process.wait()
         self._line.close()
-        try:
-            process.wait(_LEAVE_S)  # it may be importing
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextlib.contextmanager
