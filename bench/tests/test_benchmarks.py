@@ -23,6 +23,7 @@ def result(capsys):
     return run
 
 
+@long(6, "bench roundtrip, short")
 def test_roundtrip(result):
     found = result("roundtrip", "--steps", "64", "--repeats", "1")
     assert found["round_trips"] == 64
@@ -32,6 +33,7 @@ def test_roundtrip(result):
     assert found["within_limit"] == (found["ratio"] <= 4.0)
 
 
+@long(10, "bench weights, short")
 def test_weights(result, tmp_path):
     found = result("weights", "--megabytes", "4", "--repeats", "2")
     ways = {name: mode["way"] for name, mode in found["modes"].items()}
@@ -63,6 +65,7 @@ def test_switch(result):
     assert len(found["left_out"]) == (device is None)
 
 
+@long(14, "bench throughput, short")
 def test_throughput_beside_a_plain_loop_that_does_the_same():
     found = throughput._measure(16, updates=2, repeats=1)
     for way in ("plain", "inline", "local"):
@@ -88,7 +91,8 @@ def test_conductor_charges_every_request_and_says_whether_it_is_within_the_limit
     assert [drain["generators"] for drain in found["drain"]] == [1]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(8, "bench ranks with replicas")), "shard"])
+@long(9, "bench ranks, short")
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
 def test_ranks_do_the_same_maths_as_plain_torch(strategy):
     found = ranks.measure("mlp", 2, strategy, repeats=1)
     assert found["ratio"] == pytest.approx(found["ours_ms"] / found["plain_ms"])

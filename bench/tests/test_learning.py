@@ -231,6 +231,7 @@ def measured(kept):
     return learning.run({"tiny": TINY}, seeds=2, folder=kept)
 
 
+@long(10, "bench learning, begun again")
 def test_finished_trainings_are_not_repeated_unless_settings_changed(measured, kept):
     files = sorted(kept.iterdir())
     assert len(files) == 3 * 2
@@ -321,6 +322,7 @@ def test_an_unknown_part_is_refused(capsys):
     assert "--tasks drawr: it is not one of wall_clock, cartpole, drawer, reach, quickstart" in capsys.readouterr().err
 
 
+@long(7, "bench learning, short")
 def test_the_command_measures_the_parts_that_it_is_told(monkeypatch, capsys):
     assert set(PARTS) == {"wall_clock", *TASKS}
     monkeypatch.setitem(TASKS, "cartpole", TINY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.long import long
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.scheduler.records import Batch, BatchDone, Grant, Request, RequestArrived, Serve, StartRows, Ticket
@@ -106,6 +107,7 @@ def test_the_stopwatch_leaves_out_what_begins_an_episode():
     assert (watch.passes, watch.steps) == ([(0.5, 4)], [0.25])
 
 
+@long(10, "bench overlap, one scene live")
 def test_a_live_scene_beside_its_simulation(monkeypatch):
     small = SMALL.model_copy(update={"simulators": 1, "env_batches": 2})
     monkeypatch.setattr(fidelity, "_CALIBRATION", small)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.long import long
 
 from polyrhythm.envs.appearance import Appearance, AppearanceSettings
 from polyrhythm.envs.libero.env import LiberoSettings
@@ -117,6 +118,7 @@ def test_an_environment_in_another_python_has_its_variants_too() -> None:
     assert apart.variants() == MetaWorldSettings(tasks=TASKS).variants()
 
 
+@long(13, "pictures of Meta-World's variants")
 @needs_metaworld
 def test_metaworlds_pictures_differ_and_the_state_does_not() -> None:
     usual = MetaWorldSettings(tasks=TASKS, image_size=32)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.pipeline.test_language import AGENT, SINGLE, SMALL, run
 from tests.pipeline.test_scoring import LEARNED, VERIFIED
 
@@ -117,6 +118,7 @@ def test_a_function_evaluates_as_the_command_does(tmp_path: Path) -> None:
         pr.evaluate(tmp_path, conversations=-1)
 
 
+@long(15, "conversations of processes")
 def test_a_score_counts_and_processes_say_their_texts_too(tmp_path: Path) -> None:
     own = ("evaluation.conversations=3", "evaluation.every=1", "evaluation.rows=2", "launcher=local")
     run(tmp_path, *SINGLE, *LEARNED, *VERIFIED, *own, "training.versions=1")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import long
 from tests.pipeline.runs import config
 from tests.pipeline.test_checkpoints import save, stopped, waiting
 from tests.pipeline.test_language import SINGLE, run
@@ -43,6 +44,7 @@ def test_a_verifier_gives_the_same_run_as_the_environments_own_rewards(tmp_path:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@long(15, "scorers in processes; tests/process has shorter runs of them")
 def test_processes_score_beside_generation_and_evaluations_are_scored_too(tmp_path: Path) -> None:
     more = ("scoring.processes=2", "scoring.at_a_time=3", "evaluation.every=1", "evaluation.rows=2")
     summary, updates = run(tmp_path, *SINGLE, *LEARNED, *VERIFIED, *more, "launcher=local")

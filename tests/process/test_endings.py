@@ -139,10 +139,15 @@ def test_the_second_signal_stops_at_once(tmp_path):
 
 def test_a_signal_that_is_held_ends_the_run_when_all_is_removed():
     done = []
-    with pytest.raises(KeyboardInterrupt), Interrupts().handle_signals() as interrupts, interrupts.hold():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)  # Python calls handlers between two instructions
-        done.append("removed")
+
+    def end():
+        with Interrupts().handle_signals() as interrupts, interrupts.hold():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)  # Python calls handlers between two instructions
+            done.append("removed")
+
+    with pytest.raises(KeyboardInterrupt):
+        end()
     assert done == ["removed"]
 
 
@@ -207,7 +212,7 @@ def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(
 @pytest.mark.parametrize(
     "signals",
     [
-        [(signal.SIGINT, 5)],
+        pytest.param([(signal.SIGINT, 5)], marks=long(15, "an asynchronous run cut once")),
         pytest.param([(signal.SIGINT, 2), (signal.SIGINT, 5)], marks=long(15, "an asynchronous run cut twice")),
     ],
     ids=["once", "twice"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.long import long
 from tests.process.runs import ROOT, children, orphaned_folders
 
 #: Runs the command line under a limit on descriptors.
@@ -38,6 +39,7 @@ def train(folder: Path, descriptors: int, simulators: int, env_batches: int) -> 
     return subprocess.run(words, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
 
 
+@long(17, "2048 env batches")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_2048_env_batches_train_with_1024_descriptors_for_each_process(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_ranks_that_wait_for_one_in_a_collective_are_the_loss_of_the_trainer(tmp
 LONG = long(20, "ranks that end as they are built or save")
 
 
-@pytest.mark.parametrize("phase", [pytest.param("save", marks=LONG), "publish_weights"])
+@pytest.mark.parametrize("phase", [pytest.param("save", marks=LONG), pytest.param("publish_weights", marks=LONG)])
 def test_a_rank_that_ends_between_updates_is_one_loss_of_the_trainer(phase: str, tmp_path: Path) -> None:
     """As its ranks save their parts, and as they publish, tensor by tensor."""
     marker = tmp_path / "ended"
