@@ -122,7 +122,7 @@ def test_ranks_that_wait_for_one_in_a_collective_are_the_loss_of_the_trainer(tmp
 
 
 #: Each starts a trainer of two ranks twice.
-LONG = long(20, "ranks that end as they are built or save")
+LONG = long(20, "ranks that end as they are built, save or publish")
 
 
 @pytest.mark.parametrize("phase", [pytest.param("save", marks=LONG), pytest.param("publish_weights", marks=LONG)])
