@@ -44,8 +44,7 @@ class TrainerFactory:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """With what torch imports at the first step of an optimizer."""
-        return (__name__, "torch._dynamo", *self.policy.preload)
+        return (__name__, *self.policy.preload)
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         return [(f"{self.name}.{incarnation}", lambda: self._make(context, incarnation))]
