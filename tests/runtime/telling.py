@@ -1,11 +1,18 @@
-"""A station that says, in a file of the folder where the run works, how its process was started."""
+"""A station that says, in a file of the folder where the run works, how its process was started.
+
+A template that has imported this has a root logger of its own; and while there is a file named `LATE`, its forks come
+late, and write their process ids there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +27,20 @@ from polyrhythm.runtime.messages import Station
 
 #: The process that has imported this.
 IMPORTED_BY = os.getpid()
+LATE, LATE_S = "late", 1.0
+_forks = itertools.count(1)
+
+
+def _come_late() -> None:
+    """In the second of two forks, which is the station's process; its parent has ended by now."""
+    if next(_forks) == 2 and (late := Path(LATE)).exists():
+        time.sleep(LATE_S)
+        late.write_text(str(os.getpid()))
+
+
+if Path(sys.argv[0]).name == "template.py":
+    os.register_at_fork(after_in_child=_come_late)
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _open_files() -> list[str]:
@@ -43,6 +64,9 @@ class TellingFactory(ScriptedFactory):
             "draw": float(np.random.random()),
             "setting": os.environ.get("A_SETTING", ""),
             "path": sys.path,
+            "argv": sys.argv[1:],
+            "logs": logging.getLogger().isEnabledFor(logging.INFO),
+            "files": len(_open_files()),
             "specs": _open_files().count("/memfd:spec (deleted)"),
         }
         Path(f"{self.name}.{incarnation}.json").write_text(json.dumps(said))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.runtime.served import blank_arena, served
 
+from polyrhythm.runtime.hosts import agent
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import AgentSpec
 from polyrhythm.runtime.hosts.client import DataClient, HostSilent, client_of
@@ -131,6 +132,30 @@ def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_no
     assert client._connection is not first
 
 
+def test_requests_of_thousands_of_slots_come_in_several_answers(tmp_path: Path) -> None:
+    slots = [f"s{number}" for number in range(3000)]
+    layout = ArenaLayout(1, 1, 1, {"x": ArraySpec((1,), "float32")}, {}, dict.fromkeys(slots, 1))
+    far = in_memory(layout)
+    far.obs["x"][1] = 5.0
+    for number, slot in enumerate(slots):
+        far.post(slot, RequestView(np.array([1]), np.array([number]), np.array([False])))
+    others = OtherHosts(layout, "a", dict.fromkeys(slots, "b"), {"b": served(tmp_path, far)})
+    found = others.requests([(slot, 1) for slot in slots])
+    assert [int(view.noise_key[0]) for view in found.values()] == list(range(3000))
+    assert all(view.obs is not None and view.obs["x"][0, 0] == 5.0 for view in found.values())
+
+
+def test_a_second_piece_of_a_question_is_refused_before_it_comes(tmp_path: Path) -> None:
+    client = served(tmp_path, filled())
+    with closing(client.connect()) as connection:
+        assert isinstance(connection, SealedConnection)
+        connection._out.add(memoryview(np.array([5, q.LARGEST_QUESTION])).cast("B"))
+        connection._out.add(memoryview(b"first"))
+        connection._out.flush()
+        with pytest.raises(ConnectionResetError):
+            connection.receive(5)
+
+
 def test_answers_that_were_on_their_way_are_not_taken_for_later_ones() -> None:
     link = SlowLink(filled(), 1e6)
     client = DataClient("b", lambda: link)
@@ -165,17 +190,34 @@ def test_a_version_is_received_whole_or_it_is_gone(kind: type[PublishedMemory], 
             other.copy(gone, memoryview(room))
 
 
+def test_an_agent_that_cannot_begin_leaves_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(f"no process for {folder}")
+
+    monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(agent, "start_cleaner", fail)
+    agent.serve(AgentSpec("host-1", (), "", LAYOUT, WeightsLayout.of({}), ("main",), LOOPBACK, make_keys()))
+    assert b"no process for" in capsysbinary.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_agent_ends_at_once_and_its_connections_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path))
     keys = make_keys()
     with (
-        closing(LocalNode("there")) as node,
+        closing(LocalNode("there", prefix=["/bin/sh", "-c", 'ulimit -Sn 32; exec "$@"', "sh"])) as node,
         closing(Sockets("tcp", str(tmp_path), keys, lambda: None, q.LARGEST_QUESTION)) as sockets,
+        ExitStack() as others,
     ):
         spec = AgentSpec("host-1", (), "", LAYOUT, WeightsLayout.of({}), ("main",), LOOPBACK, keys)
         found = node.start_agent(spec)()
-        with closing(client_of(sockets, "host-1", found.endpoint)) as client:
+        with closing(client_of(sockets, "host-1", found.endpoint, 2.0)) as client:
             assert client.ask(q.Clock())
+            for _ in range(12):
+                other = others.enter_context(closing(client_of(sockets, "host-1", found.endpoint)))
+                assert other.ask(q.Clock()), "there may be more of them than files by default"
             begin = time.monotonic()
             node.close()
             assert time.monotonic() - begin < 3

@@ -6,14 +6,16 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.hosts.build import open_hosts
 from polyrhythm.runtime.transport import sealed
-from polyrhythm.runtime.transport.sealed import RECORD, BrokenSeal, SealedConnection, check_sealing, new_ticket
+from polyrhythm.runtime.transport.sealed import RECORD, BrokenSeal, SealedConnection, Ticket, check_sealing, new_ticket
 
 TICKET = new_ticket(1)
 LARGEST = 4 * RECORD
@@ -153,6 +155,13 @@ def test_bounds_are_checked_before_memory_is_taken() -> None:
             answering = SealedConnection(far, b"x" * 32, TICKET.asking, LARGEST)
             with closing(answering), pytest.raises(BrokenSeal, match=words):
                 answering.receive(10)
+
+
+@pytest.mark.parametrize("port", [0, 2**16, -1])
+def test_a_ticket_for_no_port_is_none(port: int) -> None:
+    content = msgspec.msgpack.encode(replace(TICKET, port=port))
+    with pytest.raises(msgspec.ValidationError, match=r"\$.port"):
+        msgspec.msgpack.decode(content, type=Ticket)
 
 
 def test_half_a_message_is_waited_for_as_long_as_it_may_take() -> None:

@@ -141,6 +141,20 @@ def test_one_that_does_not_read_holds_nobody_up_and_is_given_up(port: Port) -> N
         assert ask(reads) == b"word"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_port_whose_thread_has_ended_says_so(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(connection: socket.socket, *_: object) -> SealedConnection:
+        connection.close()
+        raise MemoryError
+
+    monkeypatch.setattr(sealed_port, "SealedConnection", out_of_memory)
+    port.check()
+    with closing(port.connect()):
+        wait_until(lambda: not port._thread.is_alive())
+    with pytest.raises(RuntimeError, match="the thread that accepts connections has ended"):
+        port.check()
+
+
 def test_half_a_question_is_waited_for_only_so_long(port: Port) -> None:
     port.patience_s = 0.1
     with closing(port.connect()) as end:

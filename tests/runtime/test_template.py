@@ -13,13 +13,14 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
+from tests.process.runs import PATIENCE_S, children, config, gone, orphaned_folders, wait_until
 from tests.runtime.scripted import DIES
-from tests.runtime.telling import TellingFactory
+from tests.runtime.telling import LATE, LATE_S, TellingFactory
 
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.launcher import Launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.processes import template as template_module
 from polyrhythm.scheduler.records import PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
 
@@ -57,6 +58,8 @@ def test_forks_are_children_with_their_own_names_sessions_and_random_numbers(
         pids = launcher.processes()
         first, second = told("s0.0"), told("s1.0")
         assert [first["session"], second["session"]] == [pids["s0"], pids["s1"]]
+        assert first["argv"] == ["s0"]
+        assert first["logs"], "as a process that begins"
         assert first["command"] == [sys.executable, "-m", "polyrhythm.runtime.processes.child", "s0"]
         assert first["forked"]
         assert second["forked"]
@@ -86,10 +89,27 @@ def test_without_its_template_a_station_is_started_all_the_same(
 
 
 def test_what_has_another_seat_is_started_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seats = (Resources(), Resources(), Resources(threads=2), Resources(environment={"A_SETTING": "own"}))
-    with started(tmp_path, monkeypatch, *seats) as (_, told):
-        assert [told(f"s{i}.0")["forked"] for i in range(4)] == [True, True, False, False]
-        assert told("s3.0")["setting"] == "own"
+    own, two = Resources(environment={"A_SETTING": "own"}), Resources(threads=2)
+    with started(tmp_path, monkeypatch, two, two, own, Resources(), Resources()) as (_, told):
+        said = [told(f"s{i}.0") for i in range(5)]
+        assert [each["forked"] for each in said] == [False, False, False, True, True]
+        assert said[2]["setting"] == "own"
+        assert len({each["files"] for each in said}) == 1, "a fork has no more open"
+
+
+def test_a_fork_that_comes_late_does_not_work_beside_the_process_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path, monkeypatch, Resources(), Resources()) as (launcher, told):
+        monkeypatch.setattr(template_module, "_ANSWER_S", LATE_S / 3)
+        late = tmp_path / LATE
+        late.touch()
+        launcher.hosting.send("s1", PublishWeights("s1", DIES))
+        assert isinstance(launcher.receive(PATIENCE_S), StationLost)
+        assert launcher.receive(PATIENCE_S) == TrainerJoined("s1", 1, 0)
+        wait_until(lambda: bool(late.read_text()))
+        assert gone([int(late.read_text())], 5.0)
+        assert not told("s1.1")["forked"]
 
 
 def test_one_station_alone_needs_no_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import ctypes
 import logging
 import math
 import os
+import resource
 import signal
 import sys
 from contextlib import ExitStack
@@ -102,8 +103,8 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
     if not spec.folder:
         sizes = segment_sizes(spec.layout, spec.weights, spec.host, spec.publishers)
         made = SharedRunFolder(sizes)
-        stack.enter_context(start_cleaner(made.folder))
         stack.callback(made.remove)
+        stack.enter_context(start_cleaner(made.folder))
         folder, token = made.folder, write_identity(made.folder)
     drops = DropCounter("the host's server")
     sockets = Sockets("tcp", str(folder), spec.keys, drops.stranger, q.LARGEST_QUESTION, address=spec.address)
@@ -138,6 +139,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file
     if os.getppid() != spec.parent:
         sys.exit(1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)

@@ -18,6 +18,7 @@ from polyrhythm.runtime.hosts.client import DataClient
 from polyrhythm.runtime.hosts.pieces import entries_at_a_time, request_of, write_part
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.runtime.transport.sealed import MOST_PIECES
 
 
 class OtherHosts:
@@ -40,7 +41,8 @@ class OtherHosts:
             raise UnfitMessage("impossible", f"there is no host {host}")
 
     def requests(self, posted: Sequence[tuple[str, int]]) -> dict[str, RequestView]:
-        """Those of these requests (slot, rows) that lie on other hosts, by slot; one question to each host.
+        """Those of these requests (slot, rows) that lie on other hosts, by slot; one question to each host, or
+        several where the answer would have too many pieces.
         LookupError: one of these hosts is lost."""
         by_host: dict[str, list[tuple[str, int]]] = {}
         for slot, rows in posted:
@@ -48,12 +50,15 @@ class OtherHosts:
                 by_host.setdefault(self._slots[slot], []).append((slot, rows))
         found = {}
         each = 2 + len(self._layout.obs)
+        most = (MOST_PIECES - 1) // each
         for host, asked in by_host.items():
             if host not in self._clients:
                 raise LookupError(f"slot {asked[0][0]} lies on host {host}, which is lost")
-            pieces = self._clients[host].ask(q.Posted(asked))
-            for place, (slot, rows) in enumerate(asked):
-                found[slot] = request_of(self._layout, rows, pieces[place * each : (place + 1) * each])
+            for begin in range(0, len(asked), most):
+                part = asked[begin : begin + most]
+                pieces = self._clients[host].ask(q.Posted(part))
+                for place, (slot, rows) in enumerate(part):
+                    found[slot] = request_of(self._layout, rows, pieces[place * each : (place + 1) * each])
         return found
 
     def bring(self, arena: Arena, host: str, blocks: Sequence[int]) -> None:

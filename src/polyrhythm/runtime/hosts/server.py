@@ -7,7 +7,7 @@ It only reads, but a parcel is given once. Who has proven the run's keys gets a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,12 @@ class DataServer:
             yield lambda: b"1" if weights.has(version, number) else b"0"
 
 
+def _one_piece(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
+    """A question in memory of its own. BrokenSeal: another piece follows it."""
+    if before:
+        raise BrokenSeal("a question of several pieces")
+
+
 class HostServer:
     """Who may ask is asked for at `endpoint`, which is authenticated; each connection is answered in a thread of its
     own. StartError: there is no address. OSError: there is no port."""
@@ -112,7 +118,8 @@ class HostServer:
         self.endpoint = self._end.endpoint
 
     def serve(self, seconds: float) -> None:
-        """Give one ticket, if somebody asks for one in time."""
+        """Give one ticket, if somebody asks for one in time. RuntimeError: tickets are of no use any more."""
+        self._port.check()
         received = self._end.receive(seconds)
         if received is None:
             return
@@ -124,10 +131,8 @@ class HostServer:
 
     def _converse(self, connection: SealedConnection) -> None:
         while connection.wait():
-            question = connection.receive(_PATIENCE_S)
-            if len(question) != 1:
-                raise BrokenSeal(f"a question of {len(question)} pieces")
-            connection.send(self._server.answer(question[0]), _PATIENCE_S)
+            (question,) = connection.receive(_PATIENCE_S, _one_piece)
+            connection.send(self._server.answer(question), _PATIENCE_S)
 
     def close(self) -> None:
         """End all connections."""

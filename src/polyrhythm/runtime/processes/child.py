@@ -271,7 +271,13 @@ def main() -> None:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
     die_with(spec.parent)
     keep_freed_memory()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+        force=True,  # a module that the template has imported may have set it up
+    )
     status = StationProcess(spec).run()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -6,6 +6,9 @@ child of the process that asked for it, as one that was started the usual way wo
 while it asks, and the template's direct child ends at once (prctl(2), PR_SET_CHILD_SUBREAPER).
 
 Where anything of this is not possible, `start_child` starts the process.
+
+Invariant: a fork begins its work only when told to by who asked, who then knows its process id; without that it ends.
+So a fork that comes late does not work beside the process that was started in its place.
 """
 
 from __future__ import annotations
@@ -42,8 +45,9 @@ from polyrhythm.runtime.processes.process import (
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the template may take to import and to answer, and a fork to be adopted.
-_ANSWER_S, _ADOPT_S = 120.0, 5.0
+#: Seconds that the template may take to import; that a fork may take to answer, and to be adopted; that the template
+#: may take to end once it is killed.
+_IMPORT_S, _ANSWER_S, _ADOPT_S, _LEAVE_S = 120.0, 10.0, 5.0, 5.0
 #: Seconds between two looks at a process that is waited for.
 _LOOK_S = 0.005
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -97,28 +101,23 @@ class ForkedProcess:
 
 
 class Template:
-    """Forks the stations that name modules to import (`preload` of their factory) and work on the CPU, two at least, if
-    they have the same seat; others are started as usual."""
+    """Forks the stations that name modules to import (`preload` of their factory) and work on the CPU with one thread,
+    if they are two at least; others are started as usual. With more threads numpy starts some when it is imported."""
 
     def __init__(self, stations: StationList) -> None:
         preload = {factory.name: getattr(factory, "preload", ()) for factory, *_ in stations}
-        seats = [
-            (factory.name, seat)
-            for factory, *seats in stations
-            for seat in seats
-            if preload[factory.name] and seat.device == "cpu" and not seat.environment
-        ]
-        self._threads = seats[0][1].threads if seats else 0
-        fitting = [name for name, seat in seats if seat.threads == self._threads]
+        seats = [(factory.name, seat) for factory, *seats in stations for seat in seats]
+        fitting = [name for name, seat in seats if preload[name] and _fits(seat)]
         self._names = set(fitting)
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
         if len(fitting) > 1 and sys.platform == "linux":
             self._start(sorted({module for name in fitting for module in preload[name]}))
 
     def _start(self, modules: Sequence[str]) -> None:
         words = [sys.executable, "-m", __name__, str(os.getpid()), *modules, " " * _TITLE_BYTES]
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.settimeout(_ANSWER_S)
+        self._line.settimeout(_IMPORT_S)
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603
@@ -126,7 +125,7 @@ class Template:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env=environment_of(Resources("cpu", self._threads)),
+                    env=environment_of(Resources()),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -135,29 +134,35 @@ class Template:
 
     def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> Handle:
         """Start the station's process."""
-        seat = spec.resources
-        same = seat.threads == self._threads and seat.device == "cpu" and not seat.environment
-        if self._process is not None and same and spec.station in self._names:
+        if self._process is not None and _fits(spec.resources) and spec.station in self._names:
             try:
                 return ForkedProcess(self._fork(spec, log_file))
             except OSError as error:
-                log.debug("stations are started one by one: %s", error or "the template has ended")
+                log.debug("stations are started one by one: %s", error)
                 self.close()
         return start_child(spec, log_file)
 
     def _fork(self, spec: ChildSpec, log_file: IO[bytes]) -> int:
-        """The process id of a fork that works on the spec. OSError: there is none."""
+        """The process id of a fork that works on the spec. OSError: there is none, nor will be."""
+        self._ready = self._ready or bool(self._line.recv(1))
         command = station_command(spec)
         request = Request(os.getpid(), environment_of(spec.resources), sys.path, str(Path.cwd()), command)
+        ours, theirs = socket.socketpair()
         with (
+            ours,
+            theirs,
             in_memory(msgspec.msgpack.encode(request), spec.folder) as what,
             in_memory(msgspec.msgpack.encode(spec), spec.folder) as content,
             _adopting(),
         ):
-            socket.send_fds(self._line, [b"fork"], [what.fileno(), content.fileno(), log_file.fileno()])
-            pid = int.from_bytes(self._line.recv(_PID_BYTES), "little")
-        if not pid:
-            raise ChildProcessError("the template has ended, or its fork has not been adopted")
+            files = [what.fileno(), content.fileno(), log_file.fileno(), theirs.fileno()]
+            socket.send_fds(self._line, [b"fork"], files)
+            theirs.close()  # so that what comes ends with the fork, or with the template
+            ours.settimeout(_ANSWER_S)
+            pid = int.from_bytes(ours.recv(_PID_BYTES), "little")
+            if not pid:
+                raise ChildProcessError("the template has ended, or its fork has not been adopted")
+            ours.send(b"1")
         return pid
 
     def close(self) -> None:
@@ -166,8 +171,14 @@ class Template:
         if process is None:
             return
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # from a file system that hangs
+            process.wait(_LEAVE_S)
         self._line.close()
+
+
+def _fits(seat: Resources) -> bool:
+    """Whether a fork has what a process with this seat has."""
+    return seat.device == "cpu" and seat.threads == 1 and not seat.environment
 
 
 @contextlib.contextmanager
@@ -197,46 +208,49 @@ def main() -> None:
             return  # a fork would lack the other threads
         gc.collect()
         gc.freeze()
-        while True:
-            _, (what, *rest) = socket.recv_fds(line, 16, 3)[:2]
-            with os.fdopen(what, "rb") as file:
-                request = msgspec.msgpack.decode(file.read(), type=Request)
-            line.send(_fork(request, line, *rest).to_bytes(_PID_BYTES, "little"))
+        line.send(b"1")
+        while files := socket.recv_fds(line, 16, 4)[1]:
+            _fork(line, *files)
+            for file in files:
+                os.close(file)
 
 
-def _fork(request: Request, line: socket.socket, spec: int, log_file: int) -> int:
-    """The process id of the fork, once it is a child of who asks; 0 if it is not."""
-    read, write = os.pipe()
+def _fork(line: socket.socket, what: int, spec: int, log_file: int, asker: int) -> None:
+    """Make a fork, whose parent has ended when this returns."""
     middle = os.fork()
-    if not middle:
-        middle = os.getpid()
-        if os.fork():
-            os._exit(0)
-        line.close()
-        os.close(read)
-        _become(request, middle, write, spec, log_file)
-    os.waitpid(middle, 0)
-    for descriptor in (write, spec, log_file):
-        os.close(descriptor)
-    with os.fdopen(read, "rb") as told:
-        return int.from_bytes(told.read(), "little")
-
-
-def _become(request: Request, middle: int, write: int, spec: int, log_file: int) -> NoReturn:
-    """Be the station's process, once this is a child of who asks."""
+    if middle:
+        os.waitpid(middle, 0)
+        return
+    middle = os.getpid()
     try:
+        if not os.fork():
+            line.close()
+            _become(middle, what, spec, log_file, asker)
+    finally:
+        os._exit(0)
+
+
+def _become(middle: int, what: int, spec: int, log_file: int, asker: int) -> NoReturn:
+    """Be the station's process, once this is a child of who asks and has been told to."""
+    try:
+        with os.fdopen(what, "rb") as asked:
+            request = msgspec.msgpack.decode(asked.read(), type=Request)
         until = time.monotonic() + _ADOPT_S
         while os.getppid() == middle and time.monotonic() < until:
             time.sleep(_LOOK_S / 10)
         if os.getppid() != request.parent:
             os._exit(1)
+        with socket.socket(fileno=asker) as answer:
+            answer.send(os.getpid().to_bytes(_PID_BYTES, "little"))
+            if not answer.recv(1):
+                os._exit(1)
         os.setsid()
         for source, target in ((spec, 0), (log_file, 1), (log_file, 2)):
             os.dup2(source, target)
-        os.write(write, os.getpid().to_bytes(_PID_BYTES, "little"))
-        for descriptor in (write, spec, log_file):
-            os.close(descriptor)
+        for file in (spec, log_file):
+            os.close(file)
         sys.stdin = os.fdopen(0, closefd=False)
+        sys.argv[1:] = request.command[3:]
         os.environ.clear()
         os.environ.update(request.environment)
         sys.path[:] = request.path

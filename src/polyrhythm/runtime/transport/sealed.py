@@ -72,7 +72,7 @@ class Ticket:
     """Admits one connection to a port. name: says which ticket it is; asking, answering: the keys of who connects and
     of the port's end."""
 
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=1, lt=2**16)]
     name: Annotated[bytes, msgspec.Meta(min_length=NAME, max_length=NAME)] = field(repr=False)
     asking: _Key = field(repr=False)
     answering: _Key = field(repr=False)

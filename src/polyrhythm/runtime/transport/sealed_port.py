@@ -60,6 +60,11 @@ class SealedPort:
             self._tickets[ticket.name] = now + _GOOD_S, ticket
         return ticket
 
+    def check(self) -> None:
+        """RuntimeError: its thread has ended, by an error, and no connection is accepted."""
+        if not self._thread.is_alive() and not self._over.is_set():
+            raise RuntimeError("the thread that accepts connections has ended")
+
     def close(self) -> None:
         """End all connections and their threads."""
         self._over.set()
