@@ -95,6 +95,8 @@ def test_a_run_keeps_the_first_conversations_of_each_evaluation(
     assert lines[1].split() == ["prompt", after[0]["prompt"]]
     assert lines[-1].split()[:2] == ["answer", *after[0]["turns"][-1]["message"].split()[:1]]
     assert len(lines) <= 2 + 2 * len(after[0]["turns"])
+    assert main(["eval", str(tmp_path), "--conversations", "0", "--conversations-file", f"{file}2"]) == 2
+    assert "--conversations = 0: --conversations-file would have nothing" in capsys.readouterr().err
 
 
 def test_a_file_of_an_evaluation_has_those_of_its_variants_too() -> None:
