@@ -5,6 +5,7 @@ Nothing here prints: runs write to `logging` and to their folder.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     video: str | Path | None = None,
     video_episodes: int = 9,
     conversations: int | None = None,
-    overrides: Sequence[str] = (),
+    overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
 ) -> EvaluationResult:
     """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
 
@@ -113,19 +114,27 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     `all`, in which the same episodes are played too; video: a .gif or .mp4 file to write with
     the first `video_episodes` episodes; conversations: so many of the first episodes of a text environment have what
     was said in the result (default: as many as in the run); overrides: where the released folders of the run are now,
-    "policy.checkpoint=FOLDER", or another engine of a language model, "policy.engine.type=vllm". ConfigError: one of
-    another setting.
+    "policy.checkpoint=FOLDER", or another engine of a language model, {"policy.engine.type": "vllm"}. ConfigError: one
+    of another setting.
     """
-    if isinstance(overrides, str):
-        overrides = (overrides,)
     if conversations is not None and conversations < 0:
         raise ConfigError(f"conversations = {conversations}: it must be at least 0")
     if video_episodes < 1:
         raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
     shown = None if video is None else evaluating.Video(Path(video), video_episodes)
     conditions = evaluating.Conditions(swap_instructions, tuple(variants), conversations)
-    found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown, overrides=tuple(overrides))
+    words = _words(overrides)
+    found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown, overrides=words)
     return EvaluationResult.of("evaluation", found)
+
+
+def _words(overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
+    """Overrides as the command has them."""
+    if isinstance(overrides, str):
+        return (overrides,)
+    if isinstance(overrides, Mapping):
+        return tuple(f"{name}={json.dumps(value, default=str)}" for name, value in overrides.items())
+    return tuple(word for one in overrides for word in _words(one))
 
 
 def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> StandalonePolicy:

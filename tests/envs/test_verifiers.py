@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ import verifiers.v1 as vf
 from types import SimpleNamespace
 
 
+closed = []
+
+
 class Tools(vf.ToolsetConfig):
     add: int = 1
 
@@ -27,6 +31,7 @@ class Tools(vf.ToolsetConfig):
 class Counter(vf.Toolset[Tools]):
     async def setup_task(self, task):
         self.count = task.start
+        self._exit_stack.callback(lambda: closed.append(self.count))
 
     @vf.tool
     async def more(self, by: int) -> int:
@@ -67,6 +72,7 @@ __all__ = ["Counts"]
 """
 
 GAME = """
+import threading
 import verifiers.v1 as vf
 
 
@@ -79,6 +85,10 @@ class GuessTask(vf.Task[Data]):
     async def turns(self, trace: vf.Trace) -> float:
         return float(trace.num_turns)
 
+    @vf.stop
+    async def bored(self, trace: vf.Trace) -> bool:
+        return trace.last_reply == "99"
+
 
 class GuessConfig(vf.EnvConfig):
     player: vf.AgentConfig = vf.AgentConfig()
@@ -86,20 +96,26 @@ class GuessConfig(vf.EnvConfig):
 
 
 class GuessEnv(vf.Env[GuessConfig]):
+    threads = set()
+
     async def run(self, task, agents):
+        self.threads.add(threading.get_ident())
         async with agents.player.interaction(task) as interaction:
             segment = await interaction.turn()
             for _ in range(5):
                 if segment.last_reply == str(task.data.secret):
                     break
-                segment = await interaction.turn("higher" if int(segment.last_reply) < task.data.secret else "lower")
+                way = "higher" if int(segment.last_reply) < task.data.secret else "lower"
+                segment = await interaction.turn([{{"role": "user", "content": way}}])
+                while segment.terminated:  # it does not notice
+                    segment = await interaction.turn("go on")
         interaction.trace.record_reward("found", float(segment.last_reply == str(task.data.secret)), 2.0)
 
 
 class Guesses(vf.Taskset[GuessTask]):
     def load(self):
         for i in range(100):
-            yield GuessTask(Data(prompt=f"Guess ({{i}}).", secret=i))
+            yield GuessTask(Data(idx=i, prompt=f"{prompt}", secret=i % 50))
 
 
 __all__ = ["Guesses", "GuessEnv"]
@@ -134,19 +150,32 @@ class Sums(vf.Taskset[SumTask]):
 __all__ = ["Sums"]
 """
 
+JUDGED = """def plugged_judges(self):
+        class Judge:
+            reward_name = "style"
+
+            async def score(self, task, trace, runtime): ...
+
+        return [Judge()]
+"""
+
 
 @pytest.fixture
 def taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("verifiers")
     (tmp_path / "sum_tasks.py").write_text(TASKSET.format(container=""))
     (tmp_path / "boxed_tasks.py").write_text(TASKSET.format(container="NEEDS_CONTAINER = True"))
+    (tmp_path / "judged_tasks.py").write_text(TASKSET.format(container=JUDGED))
     (tmp_path / "count_tasks.py").write_text(COUNTS)
-    (tmp_path / "guess_tasks.py").write_text(GAME.format(second=""))
-    (tmp_path / "pair_tasks.py").write_text(GAME.format(second="other: vf.AgentConfig = vf.AgentConfig()"))
+    (tmp_path / "away_tasks.py").write_text(COUNTS.replace("add=2", "add=2, runtime=vf.DockerConfig()"))
+    numbered, second = "Guess ({i}).", "other: vf.AgentConfig = vf.AgentConfig()"
+    (tmp_path / "guess_tasks.py").write_text(GAME.format(second="", prompt=numbered))
+    (tmp_path / "alike_tasks.py").write_text(GAME.format(second="", prompt="Guess."))
+    (tmp_path / "pair_tasks.py").write_text(GAME.format(second=second, prompt=numbered))
     monkeypatch.syspath_prepend(tmp_path)
     yield "sum_tasks"
-    for name in ("sum_tasks", "boxed_tasks", "count_tasks", "guess_tasks", "pair_tasks"):
-        sys.modules.pop(name, None)
+    for path in tmp_path.glob("*_tasks.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def test_without_the_package_the_extra_is_named() -> None:
@@ -200,7 +229,12 @@ def test_tools_are_called_between_messages() -> None:
         assert "out of order" in task.reply('<tool_call>{"name": "counter_broken"}</tool_call>').text
         assert "no tool ''; there are counter_broken, counter_more" in task.reply("<tool_call>more</tool_call>").text
         assert f"\n{start + 2}\n" in task.reply(said(1)).text, "tools are new in each episode"
+        closed = sys.modules["count_tasks"].closed
+        assert closed == [start + 10], "those of the episode that has ended"
         assert task.reply(said(1)) == Reply(), "the task's own rule ends it"
+        task.begin(0, 3)
+        assert "no tool ''" in task.reply(f"<tool_call>{'[' * 100_000}</tool_call>").text
+    assert closed == [start + 10, start + 2, start], "also where the episode is given up"
     findings = list(check_contract(env, 2, lambda _: None))
     assert [finding for finding in findings if finding.state not in ("ok", "note")] == []
 
@@ -209,7 +243,7 @@ def test_tools_are_called_between_messages() -> None:
 def test_the_tasksets_own_environment_answers_turn_by_turn() -> None:
     with closing(VerifiersSettings(taskset="guess_tasks", max_turns=8).conversation()) as task:
         prompt = task.begin(0, 5)
-        secret = int(prompt.partition("(")[2].partition(")")[0])
+        secret = int(prompt.partition("(")[2].partition(")")[0]) % 50
         assert task.reply(str(secret - 1)) == Reply("higher\n", done=False)
         assert task.reply(str(secret + 1)) == Reply("lower\n", done=False)
         task.begin(0, 6)  # in the middle of the other
@@ -217,13 +251,52 @@ def test_the_tasksets_own_environment_answers_turn_by_turn() -> None:
         assert task.reply(f"{secret}") == Reply(reward=2.0, success=True)
         task.begin(0, 5)
         assert [task.reply("-1").done for _ in range(6)] == [False] * 5 + [True]
+        task.begin(0, 5)
+        with pytest.raises(RuntimeError, match="the exchange is over"):  # as in verifiers; else it never ends
+            task.reply("99")
+
+
+@pytest.mark.usefixtures("taskset")
+def test_games_with_one_prompt_are_apart_by_what_they_begin_from() -> None:
+    env = VerifiersSettings(taskset="alike_tasks", max_turns=8)
+    secrets: dict[bool, set[int]] = {False: set(), True: set()}
+    with closing(env.conversation()) as game:
+        for held_out, found in secrets.items():
+            for i in range(60):
+                assert game.begin(0, split_seed(env.spec(), i, held_out=held_out)) == "Guess.\n"
+                assert game._agent is not None
+                found.add(game._agent.trace.task.data.secret)
+    assert all(secrets.values())
+    assert not secrets[False] & secrets[True], "two tasks have each secret"
+
+
+@pytest.mark.usefixtures("taskset")
+def test_all_conversations_of_a_process_are_in_one_thread_whoever_asks_them() -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(4) as threads:
+        games = [
+            stack.enter_context(closing(VerifiersSettings(taskset="guess_tasks", max_turns=8).conversation()))
+            for _ in range(8)
+        ]
+        games[0].begin(0, 5)
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        prompts = list(threads.map(lambda game: game.begin(0, 5), games))
+        assert len(list(Path("/proc/self/fd").iterdir())) == files, "none of them has descriptors"
+        secret = prompts[0].partition("(")[2].partition(")")[0]
+        assert prompts == [prompts[0]] * 8
+        replies = list(threads.map(lambda game: game.reply(str(int(secret) % 50)), games))
+        assert replies == [Reply(reward=2.0, success=True)] * 8
+    assert len(games[0]._loaded.environment.threads) == 1
 
 
 def test_tasksets_that_cannot_be_used_are_told(taskset: str) -> None:
+    with pytest.raises(ConfigError, match=r"its tasks need a tool server in a runtime of type docker \(Counter\)"):
+        VerifiersSettings(taskset="away_tasks").conversation()
     with pytest.raises(ConfigError, match=r"env\.taskset = pair_tasks: its tasks need 2 agents \(player, other\)"):
         VerifiersSettings(taskset="pair_tasks").conversation()
     with pytest.raises(ConfigError, match=r"env\.taskset = boxed_tasks: its tasks need a container; use a taskset"):
         VerifiersSettings(taskset="boxed_tasks").conversation()
+    with pytest.raises(ConfigError, match=r"its tasks need a runtime for the reward style; use a taskset"):
+        VerifiersSettings(taskset="judged_tasks").conversation()
     with pytest.raises(MissingError, match=r"env\.taskset = no_such_tasks: taskset 'no_such_tasks' not found"):
         VerifiersSettings(taskset="no_such_tasks").conversation()
     with pytest.raises(ConfigError, match=r"(?s)env\.taskset = sum_tasks: .*levels.*; correct env\.taskset"):

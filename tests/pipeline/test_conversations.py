@@ -96,6 +96,8 @@ def test_a_run_keeps_the_first_conversations_of_each_evaluation(
     assert lines[1].split() == ["prompt", after[0]["prompt"]]
     assert lines[-1].split()[:2] == ["answer", *after[0]["turns"][-1]["message"].split()[:1]]
     assert len(lines) <= 2 + 2 * len(after[0]["turns"])
+    assert main(["eval", str(tmp_path), "--conversations", "0", "--conversations-file", f"{file}2"]) == 2
+    assert "--conversations = 0: --conversations-file would have nothing" in capsys.readouterr().err
 
 
 def test_a_file_of_an_evaluation_has_those_of_its_variants_too() -> None:
@@ -109,11 +111,13 @@ def test_a_file_of_an_evaluation_has_those_of_its_variants_too() -> None:
 
 def test_a_function_evaluates_as_the_command_does(tmp_path: Path) -> None:
     run(tmp_path, *SINGLE, "launcher=inline", "training.versions=1")
-    found = pr.evaluate(tmp_path, episodes=8, conversations=2, overrides="policy.engine={type: native}")
+    found = pr.evaluate(tmp_path, episodes=8, conversations=2, overrides={"policy.engine": {"type": "native"}})
     assert [entry["index"] for entry in found.conversations] == [0, 1]
     assert not pr.evaluate(tmp_path, episodes=8, conversations=0).conversations
     with pytest.raises(ConfigError, match=r"policy\.temperature=2: the run has its own policy.temperature"):
-        pr.evaluate(tmp_path, overrides=["policy.temperature=2"])
+        pr.evaluate(tmp_path, overrides="policy.temperature=2")
+    with pytest.raises(ConfigError, match=r"policy\.temperature=2: the run has its own policy.temperature"):
+        pr.evaluate(tmp_path, overrides=["policy.engine.type=native", {"policy.temperature": 2}])
     with pytest.raises(ConfigError, match="conversations = -1"):
         pr.evaluate(tmp_path, conversations=-1)
 

@@ -287,7 +287,7 @@ def trained(
         if i and shift:
             moved = {name: x + shift * torch.arange(x.numel()).sin().view_as(x) for name, x in learner.publishable()}
             learner.load_weights(moved)
-        metrics.append(finish(learner.update(data, start + i, version=start + i + 1)))
+        metrics.append(finish(learner.update(data, start + i, version=start + i + 1, own_version=start + i)))
         if offload:
             freed = store.suspend(learner.kept_tensors())
             store.resume()

@@ -299,19 +299,22 @@ def test_a_language_models_packed_passes_have_the_gradient_of_one_rank(pool: Ran
     logits are made some at a time."""
     grpo: dict[str, Any] = {"advantage": "grpo", "value": {"coef": 0.0}, "proximal": "recompute"}
     train = {"micro_batch_tokens": 60, "optimizer": {"lr": 1e-9, "grad_clip": None}}
+    late: dict[str, Any] = {"advantage": "gae", "reward_level": "action", "value": {"coef": 0.5}}
     cases = [
         {"kind": "lm", "changes": changes, "settings": grpo | more, "train": train}
         | {"trajectories": [lm_trajectories(critic="value_head" in changes)] * (2 if more else 1), "shift": 0.02}
         for changes, more in (
             ({"logits_mib": 0.0005, "gradient_checkpointing": True}, {}),
             ({"train": "lora"}, {"kl": {"coef": 0.1}}),
-            ({"value_head": True}, {"advantage": "gae", "reward_level": "action", "value": {"coef": 0.5}}),
+            ({"value_head": True}, late),
+            ({"value_head": True}, {**late, "proximal": "behavior"}),
         )
     ]
     answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
     for case, *found in zip(cases, *answers, strict=True):
         one = trained(ONE_RANK, **case)
         assert found[0]["metrics"][0]["train/actor/padded_fraction"] > 0, "passes differ in number"
+        assert ("train/actor/mismatch_kl" in one["metrics"][0]) == (case["settings"]["proximal"] == "recompute")
         compare(one, found)
         assert distance(found[0]["gradient"], one["gradient"]) <= 1e-5
 

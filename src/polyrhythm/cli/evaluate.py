@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 
 from polyrhythm.cli import conversations, show
 from polyrhythm.cli.numbers import count, whole
+
+log = logging.getLogger(__name__)
 
 #: Not in the text: the first line says whether success is reported; variants and conversations have lines of their own.
 _LEFT_OUT = frozenset({"reports_success", "per_episode", "conversations", "variants", "kinds"})
@@ -75,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     if (filmed := arguments.video_episodes) and not arguments.video:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
     if file := arguments.conversations_file:
+        if arguments.conversations == 0:
+            raise ConfigError("--conversations = 0: --conversations-file would have nothing; leave one of them out")
         take_file(file)
     variants = tuple(filter(None, arguments.variants.split(",")))
     with live_terminal(sys.stderr) as live:
@@ -88,8 +93,14 @@ def run(arguments: argparse.Namespace) -> int:
             Video(arguments.video, filmed or 9) if arguments.video else None,
             arguments.policy,
         )
-    if file:
-        append_conversations(file, conversations_of(result))
+    if file and not (kept := conversations_of(result)):
+        log.warning(
+            "%s is not written: no conversation was kept, since the environment is none of text, or the run has "
+            "evaluation.conversations = 0 (then give --conversations N)",
+            file,
+        )
+    elif file:
+        append_conversations(file, kept)
     if result["reports_success"] is False:
         result = without_success(result)
     if arguments.json:

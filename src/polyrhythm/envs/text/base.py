@@ -206,7 +206,12 @@ def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
     held_out, random = bool(seed & HELD_OUT), Random(seed)
     for _ in range(_DRAWS):
         found = draw(random)
-        if (zlib.crc32(found.prompt.encode()) % _APART == 0) == held_out:
+        if is_held_out(found.prompt) == held_out:
             return found
     side = "evaluations" if held_out else "training"
     raise ConfigError(f"env: none of {_DRAWS} prompts is on the side of {side}; give the task more prompts")
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether a prompt belongs to evaluations."""
+    return zlib.crc32(prompt.encode()) % _APART == 0

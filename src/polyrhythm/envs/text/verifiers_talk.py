@@ -13,75 +13,20 @@ and the result is the reply, between <tool_response> and </tool_response>; a mes
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+
+from polyrhythm.envs.text.talk import Talk
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _HOW = (
     'Tools, one a line:\n{tools}\nCall one by <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>; its result '
     "is shown. A message without a call is your answer.\n"
 )
-
-
-class Talk:
-    """Runs one coroutine at a time, which asks for messages, in an event loop of its own."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._asked: asyncio.Future[str] | None = None
-        self._answer: asyncio.Future[str] | None = None
-
-    def begin(self, run: Coroutine[Any, Any, None]) -> str | None:
-        """What the coroutine says before it asks for a message; None: it has ended. One that runs is ended first."""
-        self.drop()
-        self._loop = asyncio.new_event_loop()
-        self._running = self._loop.create_task(run)
-        return self._go_on(self._loop, self._running)
-
-    def answer(self, message: str) -> str | None:
-        """The same, after it got this message."""
-        assert self._loop is not None
-        assert self._running is not None
-        assert self._answer is not None
-        self._answer.set_result(message)
-        return self._go_on(self._loop, self._running)
-
-    async def ask(self, said: str) -> str:
-        """Called by the coroutine: the message that follows what it says."""
-        self._answer = asyncio.get_running_loop().create_future()
-        assert self._asked is not None
-        self._asked.set_result(said)
-        return await self._answer
-
-    def drop(self) -> None:
-        """End the coroutine, if one runs."""
-        loop, running, self._loop, self._running = self._loop, self._running, None, None
-        if loop is None or running is None:
-            return
-        try:
-            if not running.done():
-                running.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    loop.run_until_complete(running)
-        finally:
-            loop.close()
-
-    def _go_on(self, loop: asyncio.AbstractEventLoop, running: asyncio.Task[None]) -> str | None:
-        asked: asyncio.Future[str] = loop.create_future()
-        self._asked = asked
-        both: set[asyncio.Future[Any]] = {running, asked}
-        loop.run_until_complete(asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED))
-        if asked.done():
-            return asked.result()
-        self.drop()
-        running.result()
-        return None
 
 
 class PolicyAgent:
@@ -103,13 +48,14 @@ class PolicyAgent:
         """An exchange, turn by turn; at its end the task's own rewards are given."""
         if self.trace is not None:
             raise RuntimeError("the environment opened a second interaction in one episode")
-        tools = _Tools()
-        await tools.open(self._toolsets(task), task)
-        found = _Interaction(self._talk, task, tools)
-        self.trace = found.trace
-        yield found
-        found.trace.is_completed = found.trace.ok = True
-        await task.score(found.trace)
+        async with AsyncExitStack() as open_tools:
+            tools = _Tools()
+            await tools.open(self._toolsets(task), task, open_tools)
+            found = _Interaction(self._talk, task, tools)
+            self.trace = found.trace
+            yield found
+            found.trace.is_completed = found.trace.ok = True
+            await task.score(found.trace)
 
 
 class _Interaction:
@@ -121,6 +67,7 @@ class _Interaction:
         from verifiers.v1.types import SystemMessage, UserMessage
 
         self._talk, self._tools, self._stops = talk, tools, task.hooks("stop")
+        self._over = False
         self.trace: Any = vf.Trace(
             task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
             agent=vf.AgentInfo(config=vf.AgentConfig()),
@@ -132,14 +79,21 @@ class _Interaction:
                 self._add(made(content=text))
 
     async def turn(self, message: Any = None) -> Any:
-        """Say this; the segment with what the policy says, and tools in between, until a message without a call."""
+        """Say this; the segment with what the policy says, and tools in between, until a message without a call. Once
+        the exchange is over one segment says so; RuntimeError: it did, and the environment goes on."""
         from verifiers.v1.agent import Segment
+        from verifiers.v1.dialects import parse_message
         from verifiers.v1.types import AssistantMessage, ToolCall, ToolMessage, UserMessage, content_text
 
+        if self._over:
+            raise RuntimeError("the exchange is over, as a terminated segment has said; read interaction.trace")
         if self.trace.stop_condition is not None:
+            self._over = True
             return Segment(messages=[], terminated=True)
         if message is not None:
-            texts = [message] if isinstance(message, str) else [content_text(one.content) for one in message]
+            parts = [message] if isinstance(message, str) else message
+            typed = [parse_message(part) if isinstance(part, dict) else part for part in parts]
+            texts = [part if isinstance(part, str) else content_text(part.content) for part in typed]
             self._say += "".join(f"{text}\n" for text in texts)
             self._add(UserMessage(content="\n".join(texts)))
         first = len(self.trace.nodes)
@@ -190,14 +144,15 @@ class _Tools:
     def __bool__(self) -> bool:
         return bool(self._servers)
 
-    async def open(self, toolsets: Sequence[Any], task: Any) -> None:
-        """Set them up for a task."""
+    async def open(self, toolsets: Sequence[Any], task: Any, stack: AsyncExitStack) -> None:
+        """Set them up for a task. stack: closes what they open."""
         if not toolsets:
             return
         from mcp.server.mcpserver import MCPServer
 
         listed = []
         for toolset in toolsets:
+            await stack.enter_async_context(toolset._exit_stack)
             await toolset.setup()
             await toolset.setup_task(task.data)
             server: Any = MCPServer(toolset.server_name or type(toolset).__name__)
@@ -230,7 +185,7 @@ def _read(call: str) -> tuple[str, Any]:
     """Name and arguments of a call; "" for what is none."""
     try:
         found = json.loads(call)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", {}
     if not isinstance(found, dict):
         return "", {}
@@ -247,10 +202,11 @@ def lacking(task: Any, toolsets: Sequence[Any]) -> str:
     for hook in ("setup", "finalize"):
         if getattr(type(task), hook) is not getattr(vf.Task, hook):
             return f"a runtime for its {hook}"
-    for reward in task.hooks("reward"):
+    rewards = {reward.__name__: reward for reward in task.hooks("reward")}
+    for name, reward in (rewards | {judge.reward_name: judge.score for judge in task.plugged_judges()}).items():
         runtime = inspect.signature(reward).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:
-            return f"a runtime for the reward {reward.__name__}"
+            return f"a runtime for the reward {name}"
     for rule in task.hooks("stop"):
         if hook_boundary(rule, allow_trace=True) is not vf.Trace:
             return f"the requests of a model server for its rule {rule.__name__}"
@@ -265,4 +221,7 @@ def _server_of(toolset: Any) -> str:
         return f"a tool server that shares its state with the task ({type(toolset).__name__})"
     if url := getattr(toolset.config, "url", None):
         return f"a tool server at {url} ({type(toolset).__name__})"
+    where = toolset.config.runtime.type
+    if where != "subprocess":
+        return f"a tool server in a runtime of type {where} ({type(toolset).__name__}), and tools run in this process"
     return ""

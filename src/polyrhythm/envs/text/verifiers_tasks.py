@@ -17,8 +17,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart
-from polyrhythm.envs.text.verifiers_talk import PolicyAgent, Talk, lacking
+from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart, is_held_out
+from polyrhythm.envs.text.talk import Talk
+from polyrhythm.envs.text.verifiers_talk import PolicyAgent, lacking
 from polyrhythm.errors import ConfigError, MissingError, pip_install
 
 
@@ -46,6 +47,8 @@ class VerifiersSettings(TextSettings):
 
 
 class _Drawn(NamedTuple):
+    """prompt: by which training's tasks and those of evaluations are apart."""
+
     prompt: str
     task: Any
 
@@ -69,8 +72,7 @@ class VerifiersTask:
 
     def _draw(self, random: Random) -> _Drawn:
         task = random.choice(self._loaded.tasks)
-        parts = [task.data.system_prompt or "", task.data.prompt_text]
-        return _Drawn("".join(f"{part}\n" for part in parts if part), task)
+        return _Drawn(self._loaded.apart_by(task), task)
 
     def reply(self, message: str) -> Reply:
         said = self._talk.answer(message)
@@ -85,12 +87,24 @@ class VerifiersTask:
 
 
 class _Loaded(NamedTuple):
-    """A taskset: its tasks, its environment, the name of the environment's agent, and what makes a task's tools."""
+    """A taskset: its tasks, its environment, the name of the environment's agent, what makes a task's tools, and a
+    text by which tasks of training and of evaluations are apart."""
 
     tasks: list[Any]
     environment: Any
     agent: str
     toolsets: Callable[[Any], Sequence[Any]]
+    apart_by: Callable[[Any], str]
+
+
+def _prompt(task: Any) -> str:
+    parts = [task.data.system_prompt or "", task.data.prompt_text]
+    return "".join(f"{part}\n" for part in parts if part)
+
+
+def _data(task: Any) -> str:
+    """Of a game whose prompt is always the same: what it begins from."""
+    return str(task.data.model_dump_json(exclude={"idx", "id", "name"}))
 
 
 @lru_cache(maxsize=8)
@@ -130,4 +144,5 @@ def _load(name: str, options: str, most: int) -> _Loaded:
         needs = "a server of environments"
     if needs:
         raise ConfigError(f"{what}: its tasks need {needs}; use a taskset that does without")
-    return _Loaded(found, environment, agents[0], toolsets)
+    sides = {is_held_out(_prompt(task)) for task in found}
+    return _Loaded(found, environment, agents[0], toolsets, _prompt if len(sides) == 2 else _data)
