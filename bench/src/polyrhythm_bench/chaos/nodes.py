@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -145,7 +146,8 @@ class RayNodes:
         self, prefix: list[str], address: str, memory: Path | None, *, head: bool = False
     ) -> subprocess.Popen[bytes]:
         port = 6379 + os.getpid() % 1000
-        words = [*prefix, shutil.which("ray") or "ray", "start", "--block", "--node-ip-address", address]
+        program = str(Path(sys.executable).with_name("ray"))  # of this Python, whatever the shell finds
+        words = [*prefix, program, "start", "--block", "--node-ip-address", address]
         words += ["--num-cpus", str(self._cpus), "--object-store-memory", str(_STORE_BYTES), "--disable-usage-stats"]
         if head:
             words += ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", str(self.folder)]
