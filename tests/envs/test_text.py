@@ -66,6 +66,20 @@ def echo(seed: int = 0, rows: int = 1) -> TextBatch:
     return batch
 
 
+def test_a_conversation_that_becomes_too_long_ends_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    batch = echo(seed=3, rows=2)  # prompts of 8 tokens, and room for 12
+    for _ in range(2):
+        batch.reset(range(2), [0, 0], [3, 3])
+        result = batch.step(np.arange(2), messages(batch, "ab;", "ab;"))
+        assert result.terminated.all()
+        assert result.reward.tolist() == [2.0, 2.0], "with what it has earned"
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "env.max_prompt_tokens = 12: a conversation has 14 tokens after message 1, so it ends there; raise it if this "
+        "is not meant"
+    ]
+
+
 def messages(batch: TextBatch, *texts: str) -> Any:
     """Actions of these messages, with garbage behind their ends."""
     tokenizer = EchoSettings().text_tokenizer()

@@ -69,8 +69,10 @@ def test_every_second_episode_is_executed_with_noise_and_labelled_without():
 def test_an_expert_that_never_succeeds_is_an_error():
     env = Demonstrable(2)
     env.length = MAX_STEPS + 5
-    with pytest.raises(RunHalted, match=r"never succeeded at a .*noise_std"):
+    with pytest.raises(RunHalted, match=r"never succeeded at a .*; correct the environment or its expert$"):
         demonstrate(env, settings(), StepSettings(chunk=1))
+    with pytest.raises(RunHalted, match=r"its expert, or lower demonstrations.noise_std \(0.5\)$"):
+        demonstrate(env, settings(noise_std=0.5), StepSettings(chunk=1))
 
 
 def test_an_environment_without_an_expert_is_refused():

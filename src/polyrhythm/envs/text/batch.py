@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from polyrhythm.errors import ConfigError, PolyrhythmError
 
 if TYPE_CHECKING:
     from polyrhythm.envs.text.base import TextSettings
+
+log = logging.getLogger(__name__)
 
 
 class TextBatch:
@@ -30,6 +33,7 @@ class TextBatch:
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
         self._stops = np.array(self.spec.action.stops)
+        self._overflowed = False
         self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # prompt, messages' ids and replies
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
@@ -70,6 +74,18 @@ class TextBatch:
         self._tokens[row, first : first + len(ids)] = ids
         self._length[row] += len(ids)
         return True
+
+    def _tell_overflow(self, row: int, more: int) -> None:
+        """Say once that a conversation has become too long."""
+        if not self._overflowed:
+            self._overflowed = True
+            log.warning(
+                "env.max_prompt_tokens = %d: a conversation has %d tokens after message %d, so it ends there; raise it "
+                "if this is not meant",
+                self._settings.max_prompt_tokens,
+                self._length[row] + more,
+                self._turn[row],
+            )
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
         """Have the conversations that prepare begin their replies."""
@@ -116,7 +132,10 @@ class TextBatch:
                 self._said[row] += (message.copy(), reply.text)
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
                 if not reply.done:
-                    fits = whole[i] and self._append(row, [*message.tolist(), *self._tokenizer.encode(reply.text)])
+                    said_ids = [*message.tolist(), *self._tokenizer.encode(reply.text)]
+                    fits = whole[i] and self._append(row, said_ids)
+                    if whole[i] and not fits:
+                        self._tell_overflow(row, len(said_ids))
                     terminated[i] = not fits  # with what it has earned: what is observed next has no part of it
                     truncated[i] = fits and self._turn[row] >= self.spec.max_steps
             except PolyrhythmError:

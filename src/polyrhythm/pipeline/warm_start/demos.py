@@ -43,6 +43,13 @@ class ShowsEpisodes(Protocol):
     def count_episodes(self, done: int, of: int) -> None: ...
 
 
+def _lower(noise_std: float, action_repeat: int) -> str:
+    """What may keep an expert from its goal, if it is set."""
+    found = [f"demonstrations.noise_std ({noise_std:g})"] if noise_std else []
+    found += [f"rollout.action_repeat ({action_repeat})"] if action_repeat > 1 else []
+    return f", or lower {' or '.join(found)}" if found else ""
+
+
 def _ignore(_done: int, _of: int) -> None:
     """Nobody watches."""
 
@@ -135,9 +142,8 @@ def demonstrate(
         if not any(episode.task == task for episode in good):
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
-                f"{dropped and dropped + '; correct the environment or its expert, or '}"
-                f"lower demonstrations.noise_std ({settings.noise_std:g}) or rollout.action_repeat "
-                f"({step.action_repeat})"
+                f"{dropped and dropped + '; '}correct the environment or its expert"
+                f"{_lower(settings.noise_std, step.action_repeat)}"
             )
     kept = [episode for episode in episodes if episode.kept]
     observed = [obs for episode in kept for obs in episode.obs]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from torch import nn
 
 from polyrhythm.errors import ConfigError, MissingError, pip_install
@@ -71,6 +71,12 @@ class CausalLmSettings(BaseModel):
     """Largest difference of log-probs between generation and training in float32."""
     engine: EngineSettings = NativeSettings()
     """What generates where batching is streams: native or vllm, in the generator; sglang or openai, at a server."""
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _named(cls, engine: Any) -> Any:
+        """A name alone, as `policy.engine=vllm` says it."""
+        return {"type": engine} if isinstance(engine, str) else engine
 
     @model_validator(mode="after")
     def _engine_can(self) -> CausalLmSettings:
