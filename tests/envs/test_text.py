@@ -73,11 +73,8 @@ def test_a_conversation_that_becomes_too_long_ends_and_is_told_once(caplog: pyte
         result = batch.step(np.arange(2), messages(batch, "ab;", "ab;"))
         assert result.terminated.all()
         assert result.reward.tolist() == [2.0, 2.0], "with what it has earned"
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
-        "env.max_prompt_tokens = 12: a conversation has 14 tokens after message 1, so it ends there; raise it if this "
-        "is not meant"
-    ]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("env.max_prompt_tokens = 12: a conversation has 14 tokens after message 1, so it ends there")
 
 
 def messages(batch: TextBatch, *texts: str) -> Any:

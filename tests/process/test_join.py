@@ -306,10 +306,12 @@ def test_a_reset_that_waits_for_a_person_parks_the_simulator_until_it_is_done(tm
 
 
 @pytest.mark.slow
-def test_a_simulator_that_is_killed_is_lost_and_the_run_goes_on_with_its_own(tmp_path: Path) -> None:
+def test_a_simulator_that_is_killed_is_lost_and_the_run_goes_on_with_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """`polyrhythm join` in a process of its own; it is killed in the middle, and comes back."""
     base = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "env_batches": 1}, "training": {"versions": 400}})
-    with opened(tmp_path, base, join={"simulators": 1, "min_simulators": 2, "reconnect_s": 2.0}) as (pipeline, port):
+    with opened(tmp_path, base, join={"simulators": 1, "min_simulators": 2, "reconnect_s": 5.0}) as (pipeline, port):
         processes = [joining_process(tmp_path, port)]
         try:
             pipeline.loop.start()
@@ -322,6 +324,7 @@ def test_a_simulator_that_is_killed_is_lost_and_the_run_goes_on_with_its_own(tmp
             pipeline.loop.submit(records.TrainUntil(400))
             run_until(pipeline, lambda: joins.count <= 0)
             assert [(one.station, one.blame) for one in lost(pipeline)] == [(STATION, True)]
+            assert caplog.text.count(f"{STATION}: its connection is silent; the run waits") == 1
             processes[1].send_signal(signal.SIGINT)
             run_until(pipeline, lambda: len(lost(pipeline)) == 2)
             assert lost(pipeline)[1].reason == "left: interrupted"

@@ -36,7 +36,7 @@ from polyrhythm.runtime.processes.manager import ProcessManager
 from polyrhythm.runtime.processes.process import Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
 from polyrhythm.runtime.processes.replacement import Replacements
-from polyrhythm.runtime.processes.supervision import SupervisionLimits
+from polyrhythm.runtime.processes.supervision import RECONNECTING, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
@@ -87,6 +87,7 @@ class LocalHosting:
         self._alignment = SpanAlignment(clocks)
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
+        self._broken: set[str] = set()  # stations whose joined simulator is not heard
         self._joinable = joining.stations
         with ExitStack() as undo:
             self._sockets = Sockets(transport, str(folder), keys, self._drops.stranger, wire.LARGEST, address=address)
@@ -227,6 +228,7 @@ class LocalHosting:
             case wire.Heartbeat():
                 self._manager.note_heartbeat(message, time.monotonic())
                 self._note_drops(message)
+                self._note_link(message)
             case wire.Hello():
                 self._greet(message)
             case wire.Failed(station=station):
@@ -293,6 +295,23 @@ class LocalHosting:
                 file = self._manager.groups[beat.station].rank(beat.rank).log_file
                 kind = name.removeprefix(DROPPED)
                 log.warning("%s dropped a message (%s); its log says why: %s", process, kind, file)
+
+    def _note_link(self, beat: wire.Heartbeat) -> None:
+        """Say once that who has joined is not heard, and that it is heard again."""
+        broken = beat.doing == RECONNECTING
+        if broken == (beat.station in self._broken):
+            return
+        if broken:
+            self._broken.add(beat.station)
+            log.warning(
+                "%s: its connection is silent; the run waits for its episodes for join.reconnect_s at most, then they "
+                "run again elsewhere",
+                beat.station,
+            )
+        else:
+            self._broken.discard(beat.station)
+            if self._manager.groups[beat.station].present:
+                log.info("%s: its connection is back", beat.station)
 
     def _note_refusal(self, refused: wire.Refused) -> None:
         """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""

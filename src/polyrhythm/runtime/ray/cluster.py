@@ -123,7 +123,6 @@ class Cluster:
                 address=address, log_to_driver=False, configure_logging=False, logging_level=logging.WARNING, **more
             )
         except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
-            self._remove_temporary()
             if differs := ray_differs(str(error)):
                 raise StartError(f"ray.address = {address}: {differs}") from error
             line = (str(error).splitlines() or ["no reason given"])[0]
@@ -132,7 +131,12 @@ class Cluster:
                 "prints (if it wants a token, set RAY_AUTH_MODE=token and copy ~/.ray/auth_token from its head node), "
                 f"or set ray.address to {LOCAL} for a cluster on this machine"
             ) from error
+        except KeyboardInterrupt:
+            ray.shutdown()
+            raise
         finally:
+            if not ray.is_initialized():
+                self._remove_temporary()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
