@@ -34,13 +34,13 @@ def entry_weights(
     """
     weight = mask.to(torch.float32)
     if aggregation == "trajectory_mean":
-        return weight * _per_row(_total(weight, trajectory).reciprocal()[trajectory], weight)
+        return weight * per_row_like(_total(weight, trajectory).reciprocal()[trajectory], weight)
     if aggregation == "episode_mean":
         executed = _total(valid.to(torch.float32), trajectory)
         entries = max(weight[:1].numel(), 1)
         steps, trajectories = counts or (len(trajectory), len(executed))
         scale = steps / trajectories * valid.shape[1] / entries
-        return weight * _per_row(scale * executed.reciprocal()[trajectory], weight)
+        return weight * per_row_like(scale * executed.reciprocal()[trajectory], weight)
     return weight
 
 
@@ -66,6 +66,6 @@ def _total(x: Tensor, trajectory: Tensor) -> Tensor:
     return per_row.new_zeros(int(trajectory.max()) + 1).index_add_(0, trajectory, per_row).clamp_min(1.0)
 
 
-def _per_row(x: Tensor, like: Tensor) -> Tensor:
+def per_row_like(x: Tensor, like: Tensor) -> Tensor:
     """x [N] shaped to broadcast against `like` [N,...]."""
     return x.reshape(-1, *(1,) * (like.dim() - 1))

@@ -186,8 +186,9 @@ def build_local_launcher(
         undo.callback(folder.remove)
         payloads = ArenaPayloads(layout, memoryview(folder.segment("arena")))
         channel = SharedWeights(weights, memoryview(folder.segment("weights")), folder.folder)
+        rest = undo.enter_context(ExitStack())
         template = Template(stations)
-        undo.callback(template.close)
+        rest.callback(template.close)
         hosting = LocalHosting(
             stations,
             layout,
@@ -201,6 +202,4 @@ def build_local_launcher(
             joining=joining,
         )
         undo.pop_all()
-    rest = ExitStack()
-    rest.callback(template.close)
     return Launcher(hosting, payloads, channel, folder=folder, undo=rest)

@@ -86,7 +86,7 @@ def compute_targets(
         algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
     )
     if recomputed is not None and inputs.own_version is not None:
-        own = mask & _rows_like(packed.version == inputs.own_version, mask)
+        own = mask & aggregation.per_row_like(packed.version == inputs.own_version, mask)
         metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
     batch = TrainingBatch(
         obs=packed.obs,
@@ -247,11 +247,6 @@ def _correct(
         "train/actor/rejected_fraction": float(total((mask & ~correction.kept).sum()) / count),
     }
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
-
-
-def _rows_like(rows: Tensor, entries: Tensor) -> Tensor:
-    """[N] in the shape of entries [N,...]."""
-    return rows.view(-1, *[1] * (entries.dim() - 1))
 
 
 def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:

@@ -19,6 +19,7 @@ from polyrhythm.policies import distributions
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.engine import NativeEngine
+from polyrhythm.policies.causal_lm.engine_settings import ServerSettings
 from polyrhythm.policies.causal_lm.network import CausalNetwork
 from polyrhythm.policies.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
 from polyrhythm.policies.causal_lm.sampling import Sampling, entropy, process_logits
@@ -105,7 +106,7 @@ class CausalLm(AdaptedPolicy):
         (`policies.engine.Streams`)."""
         length, how = self._prompt + self.chunk, self._engine
         what = (self.network, self._sampling, self._stops)
-        if how.type in ("sglang", "openai"):
+        if isinstance(how, ServerSettings):
             return engine_at_server(how, *what, capacity=capacity, length=length)
         if how.type == "vllm":
             start = VllmStart(how.cache_gib, how.compile, how.dtype, how.tolerance)
@@ -115,7 +116,7 @@ class CausalLm(AdaptedPolicy):
 
     def ask_server(self) -> None:
         """Whether the engine's server is there (`policies.engine.AsksServer`)."""
-        if self._engine.type in ("sglang", "openai"):
+        if isinstance(self._engine, ServerSettings):
             what = (self.network, self._sampling, self._stops)
             ask_server(self._engine, *what, self._prompt + self.chunk)
 

@@ -51,22 +51,27 @@ class PublishedMemory:
     def find_part(self, version: int, number: int, part: slice) -> memoryview | None:
         """These bytes of a publication where they lie; None if it is gone. They are its bytes if `has` says so after
         they were read."""
-        for index, held in enumerate(self.versions()):
-            if held == version and int(self.numbers[index]) == number:
-                return self.buffers[index][part]
-        return None
+        index = self._index_of(version, number)
+        return self.buffers[index][part] if index is not None else None
 
     def has(self, version: int, number: int) -> bool:
         """Whether this publication is there, and nobody is about to overwrite it."""
+        index = self._index_of(version, number)
+        if index is None:
+            return False
+        try:
+            file = self.lock(index, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with file:
+            return self._index_of(version, number) == index
+
+    def _index_of(self, version: int, number: int) -> int | None:
+        """The buffer that holds this publication; None if none does."""
         for index, held in enumerate(self.versions()):
             if held == version and int(self.numbers[index]) == number:
-                try:
-                    file = self.lock(index, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-                with file:
-                    return self.versions()[index] == version and int(self.numbers[index]) == number
-        return False
+                return index
+        return None
 
 
 def lock_file(path: Path, operation: int) -> BinaryIO:
