@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
+import time
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from tests.pipeline.memory.micro_batch import resident
 from tests.policies.flow_case import SPEC as FLOW_SPEC
 from tests.policies.flow_case import SmallFlowSettings, observations
 from tests.policies.test_causal_lm import ENV as LM_ENV
@@ -20,6 +20,7 @@ from tests.training.adapted_run import plain, small
 from tests.training.test_micro_batches import CountingPolicy
 from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
@@ -119,18 +120,27 @@ class BallastPolicy(ToyPolicy):
 
 
 def growth_by_step(ranks: Ranks, train: dict[str, Any], trajectories: list[Trajectory]) -> list[float]:
-    """By how many times the bytes of a policy's weights the process grew at most in each optimizer step."""
-    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: pages of large tensors go when these do
-    learner = Learner(BallastPolicy(), algorithm(), training(**train), total_updates=1, seed=0, ranks=ranks)
-    steps, growth = learner.update(trajectories, 0, version=1), []
-    while True:
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-        before = resident("VmRSS")
-        try:
-            next(steps)
-        except StopIteration:
-            return growth
-        growth.append((resident("VmHWM") - before) / BallastPolicy.BYTES)
+    """By how many times the bytes of a policy's weights what torch has allocated grew at most in each optimizer step.
+
+    Torch's own account: what a process of the pool has resident depends on the cases that it executed before.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as account:
+        learner = Learner(BallastPolicy(), algorithm(), training(**train), total_updates=1, seed=0, ranks=ranks)
+        steps, times = learner.update(trajectories, 0, version=1), []
+        while True:
+            begin = time.time_ns()
+            try:
+                next(steps)
+            except StopIteration:
+                break
+            times.append((begin, time.time_ns()))
+    events = sorted(account.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    growth = []
+    for begin, end in times:
+        of_step = accumulate(size for when, size in changes if begin <= when < end)
+        growth.append(max(of_step) / BallastPolicy.BYTES)
+    return growth
 
 
 def sums_beside_gradients(ranks: Ranks, kind: str, trajectories: list[Trajectory]) -> list[int]:
