@@ -33,6 +33,7 @@ _QUIET = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends actors where other programs fill the machine's memory
+    "RAY_worker_niceness": "0",  # Ray gives its workers 15, which starves stations beside anything else
 }
 
 
