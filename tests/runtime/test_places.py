@@ -130,11 +130,12 @@ def test_a_run_goes_on_with_less_where_no_node_has_room_and_uses_one_that_comes(
     assert not any(hosts.advance(NOW, ()))
     seen.found, seen.sight = [(C, "tcp://c")], Sight({"a": 0.0, "c": 2.0}, seen.sight.reserved)
     assert hosts.advance(NOW, ()) == ([("c", "tcp://c")], {}, ["u"])
-    assert hosts.advance(NOW + 20.0, ()) == ([], {"t": "moves to c, which has room"}, [])
+    assert not any(hosts.advance(NOW + 20.0, ["trainer", "s", "t"])), "u is not ready yet"
+    assert hosts.advance(NOW + 20.0, ["trainer", "s", "t", "u"]) == ([], {"t": "moves to c, which has room"}, [])
     assert (hosts.host_of("u"), hosts.view("u").servers["c"], seen.usable) == ("c", "tcp://c", {"a", "c"})
     assert advanced(hosts, "t").placed == ["t"]
     assert hosts.host_of("t") == "c"
-    assert not any(hosts.advance(NOW, ())), "it has what it needs"
+    assert not any(hosts.advance(NOW + 40.0, ["trainer", "s", "t", "u"])), "it has what it needs"
 
 
 def test_room_is_what_nobody_has_reserved_and_none_of_ours_has_taken() -> None:

@@ -147,8 +147,8 @@ class HostDirectory:
             del self._sought[station]
             self._waiting.append(station)
         placed = [station for station in list(self._waiting) if self._place(station, now)]
-        if not self._sought and not self._waiting and not leaving:
-            leaving |= self._move(now)
+        if not self._sought and not self._waiting and not leaving and self._places.keys() <= set(heard):
+            leaving |= self._move(now)  # one after another: each is idle until it is ready at its new place
         return q.Changes(hosts, leaving, placed)
 
     def _take_new(self) -> list[tuple[str, str]]:
