@@ -23,6 +23,7 @@ from polyrhythm.envs.gl_choice import (
 )
 from polyrhythm.envs.metaworld.env import MetaWorldSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.validation.check import check_env_installed
@@ -85,7 +86,7 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "fake"
     folder.mkdir()
     (folder / "mujoco.py").write_text(MUJOCO)
-    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.delenv(RUN_FOLDER, raising=False)
     return folder
 
@@ -133,8 +134,7 @@ def test_where_the_next_process_cannot_start_the_others_are_ended() -> None:
         "try: print(os.waitpid(-1, os.WNOHANG))\n"
         "except ChildProcessError: print('none left')"
     )
-    path = os.pathsep.join((os.environ["PYTHONPATH"], *sys.path))
-    variables = os.environ | {"PYTHONPATH": path}
+    variables = os.environ | same_imports()
     done = subprocess.run(
         [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60, check=False
     )

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import IO
+
+from polyrhythm.imports import same_imports
 
 #: Longest time of one backend's measurement with the start of its processes, and how long they draw, in seconds.
 _LIMIT_S, _DRAW_S = 60.0, 1.0
@@ -52,15 +53,13 @@ def frames_per_s(backend: str, processes: int) -> float:
 
 
 def _start(backend: str) -> subprocess.Popen[bytes]:
-    source = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
     return subprocess.Popen(
         [sys.executable, "-m", "polyrhythm.envs.gl_probe"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        env={**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": path},
+        env={**os.environ, **same_imports(), "MUJOCO_GL": backend},
     )
 
 

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, pip_install
+from polyrhythm.imports import same_imports
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.plain import as_plain, from_plain
 
@@ -56,7 +56,6 @@ def _machine() -> tuple[str | None, ...]:
 def _probe(kind: type[ManiSkillSettings], given: str, machine: object) -> Probed:  # noqa: ARG001
     settings = kind.model_validate_json(given)
     what = _tasks(settings)
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)])
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             [sys.executable, "-m", "polyrhythm.envs.maniskill.probe", given],
@@ -65,7 +64,7 @@ def _probe(kind: type[ManiSkillSettings], given: str, machine: object) -> Probed
             timeout=_PATIENCE_S,
             check=False,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **same_imports()},
         )
     except subprocess.TimeoutExpired as error:
         raise MissingError(

@@ -15,10 +15,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.imports import same_imports
 
 RECIPE = "quickstart"
 #: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.
@@ -244,8 +244,6 @@ def _backends() -> dict[str, bool]:
 
 
 def _rendering(backend: str, *, needed: bool) -> Finding:
-    source = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
     bad: Literal["note", "missing"] = "missing" if needed else "note"
     try:
         done = subprocess.run(  # noqa: S603 - our own module
@@ -255,7 +253,7 @@ def _rendering(backend: str, *, needed: bool) -> Finding:
             timeout=_RENDER_S,
             check=False,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "MUJOCO_GL": backend, "PYTHONPATH": path},
+            env={**os.environ, **same_imports(), "MUJOCO_GL": backend},
         )
     except subprocess.TimeoutExpired:
         return Finding("", bad, f"no frame of {_TASK} within {_RENDER_S:.0f} s", _render_fix(backend))

@@ -31,6 +31,7 @@ from polyrhythm.conformance import Finding, place
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
+from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
 from polyrhythm.specs import EnvSpec
 
@@ -212,7 +213,7 @@ def _start(
 ) -> tuple[subprocess.Popen[bytes], _LineReader]:
     """Start the process in a new session, so that only main receives the terminal's signals."""
     ours, theirs = os.pipe()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = os.environ | same_imports()
     popen = subprocess.Popen(
         [sys.executable, "-m", "polyrhythm.pipeline.validation.env_trial_process"],
         stdin=subprocess.PIPE,

@@ -14,6 +14,7 @@ from typing import IO, Protocol
 import msgspec
 
 from polyrhythm.errors import StartError
+from polyrhythm.imports import same_imports
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle, in_memory, start_child
@@ -72,8 +73,7 @@ class AgentProcess:
         self, spec: AgentSpec, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> None:
         words = [*prefix, sys.executable, "-m", "polyrhythm.runtime.hosts.agent", spec.host]
-        path = os.pathsep.join(path for path in sys.path if path)
-        own = os.environ | {"PYTHONPATH": path} | dict(environment or {})
+        own = os.environ | same_imports() | dict(environment or {})
         with in_memory(msgspec.msgpack.encode(replace(spec, parent=os.getpid())), "") as content:
             self._process = subprocess.Popen(  # noqa: S603
                 words, stdin=content, stdout=subprocess.PIPE, env=own, start_new_session=True

@@ -13,6 +13,7 @@ from typing import IO, Protocol
 
 import msgspec
 
+from polyrhythm.imports import same_imports
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -174,7 +175,7 @@ def environment_of(seat: Resources) -> dict[str, str]:
     """The environment of a process with this seat."""
     threads = str(seat.threads)
     own = {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        **same_imports(),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
