@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from select import select
 
 import numpy as np
 import pytest
+from tests.process.runs import wait_until
 from tests.runtime.served import blank_arena, served
 
 from polyrhythm.runtime.hosts import agent
@@ -188,6 +195,27 @@ def test_a_version_is_received_whole_or_it_is_gone(kind: type[PublishedMemory], 
     for gone in (Publication(5, 3),) if kind is Overwritten else (Publication(5, 2), Publication(4, 3)):
         with pytest.raises(LookupError, match=f"version {gone.version} is gone"):
             other.copy(gone, memoryview(room))
+
+
+def test_a_cleaner_keeps_nobody_waiting_who_reads_what_its_process_prints(tmp_path: Path) -> None:
+    """Such as `tee`: who starts one may have ended long before it."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    start = "import sys, time; from pathlib import Path; from polyrhythm.runtime.hosts.cleaner import start_cleaner\n"
+    start += "print(start_cleaner(Path(sys.argv[1])).pid, flush=True); time.sleep(3600)"
+    words = [sys.executable, "-c", start, str(folder)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        cleaner = int(process.stdout.readline())
+        os.kill(cleaner, signal.SIGSTOP)
+        process.kill()
+        try:
+            assert select([process.stdout], [], [], 10.0)[0], "the end of the output"
+            assert process.stdout.read() == ""
+            assert folder.exists()
+        finally:
+            os.kill(cleaner, signal.SIGCONT)
+    wait_until(lambda: not folder.exists())
 
 
 def test_an_agent_that_cannot_begin_leaves_no_memory(
