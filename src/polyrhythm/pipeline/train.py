@@ -101,7 +101,7 @@ def train(
         if not finished:
             if callbacks.ended is None:
                 _deliver_remaining(callbacks)
-                raise KeyboardInterrupt
+                raise interrupts.interruption()
             raise callbacks.ended
         summary = _summarise(checked, folder, progress)
         _write_report(folder)
