@@ -79,7 +79,6 @@ class Cluster:
     def __init__(self, settings: RaySection, stations: dict[str, int], folder: Path) -> None:
         check_sealing()
         self._settings, self._folder = settings, folder.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
         self._own = not ray.is_initialized()
         self._temporary: SharedRunFolder | None = None
         if self._own:
@@ -89,6 +88,7 @@ class Cluster:
         try:
             self._names = list(stations)
             self._place(stations)
+            folder.mkdir(parents=True, exist_ok=True)
             self._watcher = Watcher()
             self.address: str = ray.util.get_node_ip_address()
             self._reserved: dict[str, str] = {}
