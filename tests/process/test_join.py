@@ -165,14 +165,33 @@ def test_where_nobody_answers_it_gives_up(tmp_path: Path) -> None:
     assert "no run answers at tcp://127.0.0.1:9 for 0.5 s; it is over, or has not begun" in str(late.wait())
 
 
+def test_who_finds_all_places_taken_says_once_that_it_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as (pipeline, port):
+        first = Joining(tmp_path, port)
+        pipeline.loop.start()
+        caplog.set_level("INFO", "polyrhythm.stations.simulator.joiner")
+        second = Joining(tmp_path, port, patience_s=3.0)
+        taken = f"tcp://127.0.0.1:{port}: the only place of the run is taken"
+        waits = "gymnasium CartPole-v1 waits for one to be free, 3 s at most (--patience)"
+        run_until(pipeline, lambda: f"{taken}; {waits}" in caplog.messages)
+        first.joiner.leave()
+        run_until(pipeline, lambda: f"joined tcp://127.0.0.1:{port} as {STATION}" in caplog.text)
+        assert sum("taken" in message for message in caplog.messages) == 1
+        second.joiner.leave()
+        run_until(pipeline, lambda: second.ended is not None)
+
+
 @pytest.mark.slow
-def test_a_second_simulator_finds_the_other_place_and_a_third_none(tmp_path: Path) -> None:
+def test_a_second_simulator_finds_the_other_place_and_a_third_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(tmp_path, join={"simulators": 2, "min_simulators": 2}) as (pipeline, first):
         two = [Joining(tmp_path, first) for _ in range(2)]
         pipeline.loop.start()
         third = Joining(tmp_path, first, patience_s=3.0)
         run_until(pipeline, lambda: third.ended is not None)
         assert "the run has no room for this simulator: a simulator has joined here already" in str(third.ended)
+        assert [message for message in caplog.messages if ": all 2 places of the run are taken; gymnasium" in message]
         assert {STATION, "simulator-joined-1"} <= pipeline.loop.conductor.stations.incarnations.keys()
     assert [one.wait() for one in two] == ["the run is over"] * 2
 
