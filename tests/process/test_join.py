@@ -17,7 +17,7 @@ import torch
 from tests.long import long
 from tests.process.breaking import PERSON
 from tests.process.joined import Joining, attempts, joined, lost, opened
-from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, config
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, ROOT, config, wait_until
 from tests.runtime.links import link_to
 
 from polyrhythm.cli.main import main
@@ -106,10 +106,35 @@ def test_a_simulator_joins_a_run_on_a_ray_cluster(tmp_path: Path) -> None:
 
 
 def test_without_a_setting_no_port_is_opened(tmp_path: Path) -> None:
+    write_token(tmp_path / "join.token", make_keys())  # as a resumed run finds it after its machine went down
     pipeline = build_pipeline(config(ASYNCHRONOUS, launcher="inline"), folder=tmp_path)
     pipeline.close()
     assert pipeline.places is None
     assert not [*tmp_path.glob("join*")]
+
+
+#: A process with the places of a run, until it is killed.
+OPENS = """
+import sys, time
+from pathlib import Path
+from tests.process.joined import ALONE
+from tests.process.runs import config
+from polyrhythm.pipeline.joins import open_places
+places = open_places(config(ALONE), Path(sys.argv[1]))
+print(oct(places.token.stat().st_mode), flush=True)
+time.sleep(3600)
+"""
+
+
+def test_the_token_goes_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    words = [sys.executable, "-c", OPENS, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline().strip() == "0o100600"
+        assert (tmp_path / "join.token").exists()
+        run.kill()
+    wait_until(lambda: not [*tmp_path.iterdir()])
 
 
 def test_an_evaluation_afterwards_waits_for_nobody() -> None:
