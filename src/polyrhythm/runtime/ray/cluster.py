@@ -113,7 +113,7 @@ class Cluster:
             os.environ.setdefault("RAY_worker_niceness", "0")
             more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
             more["_temp_dir"] = str(self._temporary.folder)
-        elif address != "auto":
+        else:
             check_reachable(address)
         if self._settings.working_dir:
             more["runtime_env"] = {"working_dir": self._settings.working_dir}
