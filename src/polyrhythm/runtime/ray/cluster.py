@@ -32,7 +32,7 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor
-from polyrhythm.runtime.ray.reach import LOCAL, check_reachable
+from polyrhythm.runtime.ray.reach import AUTO, LOCAL, check_reachable
 from polyrhythm.runtime.ray.room import check_room, describe_wanted
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
 from polyrhythm.runtime.ray.versions import own_versions, ray_differs
@@ -81,11 +81,13 @@ class Cluster:
         self._settings, self._folder = settings, folder.resolve()
         self._own = not ray.is_initialized()
         self._temporary: SharedRunFolder | None = None
-        if self._own:
-            self._connect(sum(stations.values()) * settings.cpus_per_station)
         self._watcher: Watcher | None = None
         self._group: Any = None
+        if self._own:
+            self._connect(sum(stations.values()) * settings.cpus_per_station)
         try:
+            if self._own and settings.address == AUTO:
+                check_reachable(ray.get_runtime_context().gcs_address)  # whether it takes the token, or its absence
             self._names = list(stations)
             self._place(stations)
             folder.mkdir(parents=True, exist_ok=True)

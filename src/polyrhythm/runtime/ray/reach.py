@@ -18,7 +18,7 @@ _REACH_S = 5.0
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 #: The kind of HTTP/2's frames of settings, which are a server's first, and of TLS's alerts.
 _SETTINGS, _ALERT = b"\x04", b"\x15"
-LOCAL, _AUTO = "local", "auto"
+LOCAL, AUTO = "local", "auto"
 #: What Ray itself asks first, and the word in the answer of a cluster that does not take the token.
 _QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuthToken"
 #: The word that ends an answer, and the bytes that are read at once and at most.
@@ -31,7 +31,7 @@ def check_reachable(address: str) -> None:
     """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT within 5 s: with a frame of
     settings or, where it wants TLS, with an alert or nothing; or if it does not take the token here, or the absence of
     one, or takes what has none though RAY_AUTH_MODE is token. `local` and `auto` are not looked for."""
-    if address == _AUTO:
+    if address == AUTO:
         _check_token(address)
     if not address.rpartition(":")[0]:
         return
