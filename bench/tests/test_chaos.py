@@ -212,7 +212,7 @@ def test_a_node_is_recovered_from_once_all_its_stations_are_somewhere():
     assert (fault.noticed_at, fault.over_at, fault.recovered_at) == (14.0, None, None)
     seen.on_decision(23.0, records.GeneratorJoined("h", 1), [])
     assert fault.recovered_at == 23.0
-    seen.on_decision(45.0, records.StationLost("g", 1, "moves to node b, which has room", False), [])
+    seen.on_decision(45.0, records.StationLost("g", 1, "moves to node b, which has room", False, moves=True), [])
     assert seen.violations == list(fault.complaints()) == []
     seen.on_decision(46.0, records.StationLost("h", 1, "sent no heartbeat"), [])
     assert len(seen.violations) == 1

@@ -14,6 +14,7 @@ set -euo pipefail
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1
 
 source .venv/bin/activate   # with polyrhythm[ray]
+export RAY_worker_niceness=0    # else stations have a nice value of 15
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(getent ahostsv4 "$head" | awk 'NR == 1 {print $1}'):6390

@@ -202,7 +202,7 @@ def test_our_own_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         main(["train"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_termination_ends_a_command_as_ctrl_c_does(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,8 +216,10 @@ def test_a_termination_ends_a_command_as_ctrl_c_does(
         return 0
 
     before = signal.getsignal(number)
+    if before == signal.SIG_IGN:
+        pytest.skip("whoever started the tests has this signal ignored, as nohup does")
     monkeypatch.setattr(cli, "_dispatch", work)
-    assert main(["eval"]) == 130
+    assert main(["eval"]) == 128 + number
     assert cleaned == [number]
     assert capsys.readouterr().err == "polyrhythm: interrupted\n"
     assert signal.getsignal(number) is before

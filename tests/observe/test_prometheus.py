@@ -96,7 +96,7 @@ def test_a_station_is_labelled_with_its_host_and_its_faults_are_counted(endpoint
     observer = StationsNow(endpoint, Launcher())
     observer.on_decision(0.0, GeneratorJoined("generator-0", 0, host="host-1"), [])
     observer.on_decision(0.0, StationLost("trainer", 0, "killed"), [])
-    observer.on_decision(0.0, StationLost("trainer", 1, "moves to node 3, which has room", blame=False), [])
+    observer.on_decision(0.0, StationLost("trainer", 1, "gives way", blame=False, moves=True), [])
     observer.on_tick(1.0)
     found = scrape(endpoint.port)
     assert found['polyrhythm_station_passes_total{host="host-1",station="generator-0"}'] == 3

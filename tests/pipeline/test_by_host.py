@@ -134,7 +134,7 @@ def test_the_terminal_shows_each_host() -> None:
     live = LiveDisplay(Terminal(io.StringIO(), lambda: 100))
     live.watch(cast("Any", pipeline))
     live.on_decision(1.0, StationLost("trainer", 0, "died"), [])
-    live.on_decision(1.0, StationLost("generator-0", 0, "moves to node 3, which has room", blame=False), [])
+    live.on_decision(1.0, StationLost("generator-0", 0, "gives way", blame=False, moves=True), [])
     live.on_tick(0.0)
     pipeline.launcher.busy["trainer"] = 8.0
     live.on_tick(10.0)

@@ -13,7 +13,7 @@ from tests.built import built
 from tests.pipeline.runs import config
 
 from polyrhythm.config.load import save_config
-from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, StartError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.persistence.phases import (
@@ -22,6 +22,7 @@ from polyrhythm.pipeline.persistence.phases import (
     PhaseJournal,
     command_of,
 )
+from polyrhythm.pipeline.persistence.resume import removed_if_refused
 from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, run_to_resume
 
 
@@ -168,6 +169,27 @@ def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
     again = PhaseJournal(tmp_path)
     assert again.wall_s["rl"] > 0
     assert again.result("rl") is None
+
+
+@pytest.mark.parametrize("way", ["before", "after", "resumed", "halted"])
+def test_a_run_that_is_refused_before_its_first_phase_leaves_no_folder(way: str, tmp_path: Path) -> None:
+    folder, kind = tmp_path / "run", RunHalted if way == "halted" else StartError
+    folder.mkdir()
+    if way == "resumed":
+        save_config(config(), folder / CONFIG_FILE)
+
+    def start() -> None:
+        progress = PhaseJournal(folder)
+        save_config(config(), folder / CONFIG_FILE)
+        if way == "after":
+            with progress.phase("demonstrations"):
+                pass
+        progress.commit("warm_start", {})
+        raise kind("too few CPUs")
+
+    with pytest.raises(kind), removed_if_refused(folder):
+        start()
+    assert folder.exists() == (way != "before")
 
 
 def test_faults_that_no_saved_run_has_are_kept(tmp_path: Path) -> None:

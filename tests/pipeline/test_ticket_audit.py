@@ -140,7 +140,7 @@ def test_many_violations_are_counted():
 def test_a_sample_of_a_lost_host_runs_again_without_another_attempt():
     """So does what a station had that only moved; a sample that is not lost may not."""
     gone = records.PayloadsLost("host-2", ("0",))
-    moved = records.StationLost("s", 0, "moves to node b, which has room", False)
+    moved = records.StationLost("s", 0, "moves to node b, which has room", False, moves=True)
     audit = audited(
         (WAKE, [grant(ticket(0), ticket(1))]),
         finished(0),

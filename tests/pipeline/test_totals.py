@@ -29,15 +29,15 @@ def test_an_account_goes_on_where_it_was_saved():
 
 
 def test_a_move_to_a_node_that_came_is_no_fault_but_what_is_done_again_for_it_is_no_clean_run():
-    moves = "moves to node 10.0.0.7 (5be1f3a2), which has room"
+    why = "moves to node 10.0.0.7 (5be1f3a2), which has room"
     first = RunTotals()
-    first.on_decision(0.0, StationLost("simulator-0", 0, moves, blame=False), [])
+    first.on_decision(0.0, StationLost("simulator-0", 0, why, blame=False, moves=True), [])
     assert (first.faults, first.undisturbed) == ([], False)
     second = RunTotals(json.loads(json.dumps(first.as_dict())))
     assert (second.faults, second.moves, second.undisturbed) == ([], 1, False)
     for event in (
         StationLost("simulator-0", 1, "is on host host-1, which is lost", blame=False),
-        StationLost("simulator-0", 2, moves),
+        StationLost("simulator-0", 2, why, blame=False),
     ):
         second.on_decision(0.0, event, [])
     assert (len(second.faults), second.moves) == (2, 1)

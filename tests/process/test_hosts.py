@@ -21,6 +21,8 @@ from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.hosts.nodes import LocalNode
 from polyrhythm.runtime.memory.traffic import read_traffic
 from polyrhythm.scheduler import records
@@ -285,7 +287,10 @@ def test_a_run_crosses_a_link_between_network_namespaces(quality: tuple[str, ...
 
 def test_a_host_without_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
     nodes = [LocalNode("far", environment={"POLYRHYTHM_SHARED_MEMORY": str(tmp_path / "nowhere")})]
+    checked, folder = validate_run(config()), tmp_path / "run"
+    folder.mkdir()
     with pytest.raises(StartError, match=r"far: POLYRHYTHM_SHARED_MEMORY = .*nowhere is no folder"):
-        build_pipeline(config(), folder=tmp_path / "run", nodes=nodes)
+        train(checked, folder, nodes=nodes)
     assert not children()
     assert not orphaned_folders()
+    assert not folder.exists(), "nothing of the run was made"

@@ -17,7 +17,7 @@ import torch
 from tests.long import long
 from tests.process.breaking import PERSON
 from tests.process.joined import Joining, attempts, joined, lost, opened
-from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, config
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, ROOT, config, wait_until
 from tests.runtime.links import link_to
 
 from polyrhythm.cli.main import main
@@ -106,10 +106,35 @@ def test_a_simulator_joins_a_run_on_a_ray_cluster(tmp_path: Path) -> None:
 
 
 def test_without_a_setting_no_port_is_opened(tmp_path: Path) -> None:
+    write_token(tmp_path / "join.token", make_keys())  # as a resumed run finds it after its machine went down
     pipeline = build_pipeline(config(ASYNCHRONOUS, launcher="inline"), folder=tmp_path)
     pipeline.close()
     assert pipeline.places is None
     assert not [*tmp_path.glob("join*")]
+
+
+#: A process with the places of a run, until it is killed.
+OPENS = """
+import sys, time
+from pathlib import Path
+from tests.process.joined import ALONE
+from tests.process.runs import config
+from polyrhythm.pipeline.joins import open_places
+places = open_places(config(ALONE), Path(sys.argv[1]))
+print(oct(places.token.stat().st_mode), flush=True)
+time.sleep(3600)
+"""
+
+
+def test_the_token_goes_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    words = [sys.executable, "-c", OPENS, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline().strip() == "0o100600"
+        assert (tmp_path / "join.token").exists()
+        run.kill()
+    wait_until(lambda: not [*tmp_path.iterdir()])
 
 
 def test_an_evaluation_afterwards_waits_for_nobody() -> None:
@@ -165,14 +190,33 @@ def test_where_nobody_answers_it_gives_up(tmp_path: Path) -> None:
     assert "no run answers at tcp://127.0.0.1:9 for 0.5 s; it is over, or has not begun" in str(late.wait())
 
 
+def test_who_finds_all_places_taken_says_once_that_it_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as (pipeline, port):
+        first = Joining(tmp_path, port)
+        pipeline.loop.start()
+        caplog.set_level("INFO", "polyrhythm.stations.simulator.joiner")
+        second = Joining(tmp_path, port, patience_s=3.0)
+        taken = f"tcp://127.0.0.1:{port}: the only place of the run is taken"
+        waits = "gymnasium CartPole-v1 waits for one to be free, 3 s at most (--patience)"
+        run_until(pipeline, lambda: f"{taken}; {waits}" in caplog.messages)
+        first.joiner.leave()
+        run_until(pipeline, lambda: f"joined tcp://127.0.0.1:{port} as {STATION}" in caplog.text)
+        assert sum("taken" in message for message in caplog.messages) == 1
+        second.joiner.leave()
+        run_until(pipeline, lambda: second.ended is not None)
+
+
 @pytest.mark.slow
-def test_a_second_simulator_finds_the_other_place_and_a_third_none(tmp_path: Path) -> None:
+def test_a_second_simulator_finds_the_other_place_and_a_third_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(tmp_path, join={"simulators": 2, "min_simulators": 2}) as (pipeline, first):
         two = [Joining(tmp_path, first) for _ in range(2)]
         pipeline.loop.start()
         third = Joining(tmp_path, first, patience_s=3.0)
         run_until(pipeline, lambda: third.ended is not None)
         assert "the run has no room for this simulator: a simulator has joined here already" in str(third.ended)
+        assert [message for message in caplog.messages if ": all 2 places of the run are taken; gymnasium" in message]
         assert {STATION, "simulator-joined-1"} <= pipeline.loop.conductor.stations.incarnations.keys()
     assert [one.wait() for one in two] == ["the run is over"] * 2
 

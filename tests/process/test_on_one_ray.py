@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.process.runs import ASYNCHRONOUS, PATIENCE_S, ROOT, children, config, gone, orphaned_folders
 from tests.workflow.test_examples import FOLDER, check_pipeline, check_reward_model
 
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import merge
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 
@@ -61,6 +64,18 @@ def test_a_run_trains_two_versions(ray: Any, tmp_path: Path) -> None:
     assert logs == {"generator-0.0.log", "simulator-0.0.log", "trainer.0.log"}
     assert (stations(), orphaned_folders()) == ([], [])
     assert ray.is_initialized(), "it is not the run's"
+
+
+def test_a_run_that_ray_refuses_leaves_nothing_and_proposes_no_resume(
+    ray: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(merge(ASYNCHRONOUS, {"launcher": "ray", "ray": {"cpus_per_station": 2.0}})))
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert "ray.cpus_per_station = 2: 10 CPUs are wanted for 5 stations, 2 are in the cluster" in told
+    assert "resume" not in told
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_pipeline_learns(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.hosts.nodes import LocalNode
-from polyrhythm.runtime.hosts.questions import Changes, HostView
+from polyrhythm.runtime.hosts.questions import Changes, HostView, Leaving
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -133,10 +133,10 @@ def test_one_that_speaks_again_is_refused_and_told_to_leave(tmp_path: Path) -> N
 
 
 class NoRoom:
-    """Hosts of a run of one station, whose host is lost when it is told to be; no other has room for it."""
+    """Hosts of a run of one station, which has to leave when it is told to, for this reason; none has room for it."""
 
-    def __init__(self, folder: str) -> None:
-        self._view = HostView("far", folder, LOOPBACK)
+    def __init__(self, folder: str, leaving: Leaving) -> None:
+        self._view, self._leaving = HostView("far", folder, LOOPBACK), leaving
         self.lost = False
 
     @property
@@ -152,10 +152,11 @@ class NoRoom:
     def seek(self, station: str, now: float) -> None: ...
 
     def advance(self, now: float, heard: Collection[str]) -> Changes:
-        return Changes([], {"b": "is on host far, which is lost"} if self.lost else {}, [])
+        return Changes([], {"b": self._leaving} if self.lost else {}, [])
 
 
-def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moves", [False, True])
+def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(moves: bool, tmp_path: Path) -> None:
     """No successor is there yet, and what it says, its pool and the conductor no longer know."""
     started: list[OutOfReach] = []
 
@@ -164,7 +165,7 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(tmp_pat
         return started[-1]
 
     memory = SharedRunFolder({"arena": LAYOUT.nbytes, "weights": 64})
-    hosts, limits = NoRoom(str(memory.folder)), config().supervision
+    hosts, limits = NoRoom(str(memory.folder), Leaving("a reason", moves)), config().supervision
     stations = [(ScriptedFactory("b"), Resources())]
     hosting = LocalHosting(
         stations, LAYOUT, memory.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn, hosts=hosts, transport="ipc"
@@ -179,7 +180,7 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(tmp_pat
             event = hosting.receive(0.1)
             events += [event] if event is not None else []
         assert gone(process), "it is told to leave"
-        assert [type(event) for event in events] == [Published, StationLost]
+        assert events == [Published("b", 0, 1), StationLost("b", 0, "a reason", blame=False, moves=moves)]
         assert hosting.dropped()["earlier_incarnation"] >= 1
     started[0].reap()
     memory.remove()

@@ -37,8 +37,8 @@ def served(folder: Path, arena: Arena, weights: PublishedMemory | None = None, h
     connect = client_of(sockets[1], host, server.endpoint, 10.0, q.PART_BYTES + q.HEAD_BYTES).connect
     opened: list[Connection] = []
 
-    def opening() -> Connection:
-        opened.append(connect())
+    def opening(seconds: float) -> Connection:
+        opened.append(connect(seconds))
         return opened[-1]
 
     client = DataClient(host, opening, 10.0)

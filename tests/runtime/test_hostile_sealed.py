@@ -122,7 +122,7 @@ def test_a_client_goes_on_after_an_answer_that_does_not_open() -> None:
         port = stack.enter_context(closing(SealedPort(ADDRESS, serve, 100, DropCounter("test"))))
         damaged = [Answered(stack.enter_context(receiving(stream))) for stream in streams]
         coming = iter([*damaged, connect(ADDRESS, port.admit(), 100, 5)])
-        client = stack.enter_context(closing(DataClient("far", lambda: next(coming), answer_s=5.0)))
+        client = stack.enter_context(closing(DataClient("far", lambda _: next(coming), answer_s=5.0)))
         for _ in streams:
             with pytest.raises(HostSilent, match="host far cannot be asked"):
                 client.ask(q.Held())

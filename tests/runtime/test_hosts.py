@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from select import select
 
 import numpy as np
 import pytest
+from tests.process.runs import wait_until
 from tests.runtime.served import blank_arena, served
 
 from polyrhythm.runtime.hosts import agent
@@ -29,6 +36,7 @@ from polyrhythm.runtime.memory.weights import Publication
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sealed import SealedConnection
+from polyrhythm.runtime.transport.sealed_port import SealedPort
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import ArraySpec, WeightsLayout
 from polyrhythm.specs.weights import WeightSpec
@@ -118,6 +126,37 @@ def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
         assert server._end.receive(0.0) is None
 
 
+def test_a_first_answer_has_one_limit_with_the_connection_that_it_needs(tmp_path: Path) -> None:
+    """The ticket comes late, and then no answer."""
+    keys, over, limit_s = make_keys(), threading.Event(), 1.0
+
+    def admit_late() -> None:
+        """Consumes: a wish for a ticket. Waits for: it, and most of the limit. Unblocked by: both. Produces: one."""
+        asked = end.receive(10.0)
+        assert asked is not None
+        time.sleep(0.8 * limit_s)
+        end.answer(asked[0], [b"", q.encode(port.admit())])
+
+    def ignore(_: SealedConnection) -> None:
+        over.wait(10.0)
+
+    with (
+        closing(Sockets("tcp", str(tmp_path), keys, lambda: None, q.LARGEST_QUESTION)) as sockets,
+        closing(sockets.answering(q.TICKET_BYTES)) as end,
+        closing(SealedPort(LOOPBACK, ignore, q.LARGEST_QUESTION, DropCounter("test"))) as port,
+        closing(client_of(sockets, "b", end.endpoint, limit_s)) as client,
+    ):
+        late = threading.Thread(target=admit_late)
+        late.start()
+        begin = time.monotonic()
+        with pytest.raises(HostSilent, match=r"host b has not answered for 1 s"):
+            client.ask(q.Held())
+        lasted_s = time.monotonic() - begin
+        late.join()
+        over.set()
+    assert limit_s - 0.01 < lasted_s < 1.5 * limit_s
+
+
 def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_none(tmp_path: Path) -> None:
     client = served(tmp_path, filled())
     assert client.ask(q.Clock())
@@ -147,7 +186,7 @@ def test_requests_of_thousands_of_slots_come_in_several_answers(tmp_path: Path) 
 
 def test_a_second_piece_of_a_question_is_refused_before_it_comes(tmp_path: Path) -> None:
     client = served(tmp_path, filled())
-    with closing(client.connect()) as connection:
+    with closing(client.connect(5.0)) as connection:
         assert isinstance(connection, SealedConnection)
         connection._out.add(memoryview(np.array([5, q.LARGEST_QUESTION])).cast("B"))
         connection._out.add(memoryview(b"first"))
@@ -158,7 +197,7 @@ def test_a_second_piece_of_a_question_is_refused_before_it_comes(tmp_path: Path)
 
 def test_answers_that_were_on_their_way_are_not_taken_for_later_ones() -> None:
     link = SlowLink(filled(), 1e6)
-    client = DataClient("b", lambda: link)
+    client = DataClient("b", lambda _: link)
     with pytest.raises(LookupError, match="there is no block 9"):
         list(client.ask_all([q.Sample(9, 0, 1), q.Clock(), q.Clock()], ahead=3))
     (answer,) = client.ask(q.Held())
@@ -188,6 +227,27 @@ def test_a_version_is_received_whole_or_it_is_gone(kind: type[PublishedMemory], 
     for gone in (Publication(5, 3),) if kind is Overwritten else (Publication(5, 2), Publication(4, 3)):
         with pytest.raises(LookupError, match=f"version {gone.version} is gone"):
             other.copy(gone, memoryview(room))
+
+
+def test_a_cleaner_keeps_nobody_waiting_who_reads_what_its_process_prints(tmp_path: Path) -> None:
+    """Such as `tee`: who starts one may have ended long before it."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    start = "import sys, time; from pathlib import Path; from polyrhythm.runtime.hosts.cleaner import start_cleaner\n"
+    start += "print(start_cleaner(Path(sys.argv[1])).pid, flush=True); time.sleep(3600)"
+    words = [sys.executable, "-c", start, str(folder)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        cleaner = int(process.stdout.readline())
+        os.kill(cleaner, signal.SIGSTOP)
+        process.kill()
+        try:
+            assert select([process.stdout], [], [], 10.0)[0], "the end of the output"
+            assert process.stdout.read() == ""
+            assert folder.exists()
+        finally:
+            os.kill(cleaner, signal.SIGCONT)
+    wait_until(lambda: not folder.exists())
 
 
 def test_an_agent_that_cannot_begin_leaves_no_memory(
@@ -321,7 +381,7 @@ def test_a_sample_comes_in_parts_each_with_the_limit_of_an_answer() -> None:
             far.obs["image"][block + entry * LARGE.blocks] = 10 * block + entry
         far.finish(block, steps=steps, terminated=1, success=0, env_steps=steps, ticket=5 + block, group=0, task=0)
     link = SlowLink(far, 1e6)
-    arena = Arena(LARGE, bytearray(LARGE.nbytes), OtherHosts(LARGE, "a", {}, {"b": DataClient("b", lambda: link)}))
+    arena = Arena(LARGE, bytearray(LARGE.nbytes), OtherHosts(LARGE, "a", {}, {"b": DataClient("b", lambda _: link)}))
     assert not arena.has("b/0", 5)
     arena.fetch(["b/0", "b/1"])
     nbytes = (10 + 9) * 2**20
@@ -340,7 +400,7 @@ def test_a_sample_that_is_replaced_while_it_is_fetched_is_not_here() -> None:
     far.finish(0, **head, ticket=5)
     link = SlowLink(far, 1e6)
     link.on_answer = lambda: far.finish(0, **head, ticket=6)
-    arena = Arena(LARGE, bytearray(LARGE.nbytes), OtherHosts(LARGE, "a", {}, {"b": DataClient("b", lambda: link)}))
+    arena = Arena(LARGE, bytearray(LARGE.nbytes), OtherHosts(LARGE, "a", {}, {"b": DataClient("b", lambda _: link)}))
     with pytest.raises(LookupError, match="the sample in block 0 of host b was replaced while it was fetched"):
         arena.fetch(["b/0"])
     assert not arena.has("b/0", 5)

@@ -85,25 +85,31 @@ TAKEN = bytes.fromhex("00000f010500000001") + b"\x00\x0bgrpc-status\x010"
 
 @contextmanager
 def cluster(length: bytes, token: bytes) -> Iterator[str]:
-    """The address of a server that takes one connection, and a request with this token alone. length: of the header's
+    """The address of a server that takes a request with this token alone, or any if it is b"". length: of the header's
     value, `Bearer` and the token, in HPACK."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            """Consumes: one connection. Waits for: its request. Unblocked by: it, or its end. Produces: an answer."""
-            connection, _ = server.accept()
-            with connection:
-                connection.settimeout(60)
-                connection.sendall(SETTINGS)
-                said = b""
-                while not said.endswith(b"\1\0\0\0\1" + bytes(5)) and (more := connection.recv(4096)):
-                    said += more
-                wanted = b"\0\x0dauthorization" + length + b"Bearer " + token
-                connection.sendall(TAKEN if wanted in said else REFUSED)
+            """Consumes: connections. Waits for: each one's request. Unblocked by: it, its end, or that of the server.
+            Produces: answers."""
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return  # the server has ended
+                with connection:
+                    connection.settimeout(60)
+                    connection.sendall(SETTINGS)
+                    said = b""
+                    while not said.endswith(b"\1\0\0\0\1" + bytes(5)) and (more := connection.recv(4096)):
+                        said += more
+                    wanted = b"\0\x0dauthorization" + length + b"Bearer " + token
+                    connection.sendall(TAKEN if wanted in said or not token else REFUSED)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
         thread.join(60)
 
 
@@ -172,4 +178,37 @@ def test_a_cluster_that_does_not_take_the_token_is_refused_at_once(
         said = look(**wrong)
         assert ": the cluster wants its token, which is not the one here; set RAY_AUTH_MODE=token and copy" in said
     assert not look(RAY_AUTH_MODE="k8s")
-    assert not look(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "none")), "Ray says what is wrong"
+
+
+def test_a_token_where_the_cluster_asks_for_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes there would not understand those here: actors never run."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 32)
+    with cluster(b"", b"") as address:
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(
+            StartError, match=f"the cluster asks for none .ray.address = {address}.*; unset RAY_AUTH_MODE"
+        ):
+            reach.check_reachable(address)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        reach.check_reachable(address)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, r"cannot be read \(No such file or directory\)"), ("\n", "is empty")]
+)
+def test_where_a_token_is_asked_for_and_none_is_here_one_sentence_says_so(
+    content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a cluster that is looked for, or named and asks for none."""
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(file := tmp_path / "token"))
+    if content is not None:
+        file.write_text(content)
+    said = rf"^RAY_AUTH_MODE = token: RAY_AUTH_TOKEN is not set and {file} {why}; copy ~/.ray/auth_token from the head"
+    with answering(SETTINGS) as address, pytest.raises(StartError, match=said):
+        reach.check_reachable(address)
+    with pytest.raises(StartError, match=said):
+        reach.check_reachable("auto")
+    file.write_text("x" * 32)
+    reach.check_reachable("auto")

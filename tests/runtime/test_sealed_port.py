@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import threading
 import time
@@ -117,6 +119,35 @@ def test_many_strangers_keep_nobody_out(port: Port, monkeypatch: pytest.MonkeyPa
         with closing(port.connect()) as end:
             assert ask(end) == b"word"
         assert len(port._strangers) <= 4
+
+
+def test_a_process_without_descriptors_says_so_once_and_accepts_when_it_has_some(
+    port: Port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sealed_port, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(sealed_port, "_LATER_S", 0.1)
+    caplog.set_level("INFO", sealed_port.__name__)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as open_ends:  # until the end, so that no descriptor below the limit becomes free
+        assert ask(open_ends.enter_context(closing(port.connect()))) == b"word", "its thread works"
+        for count in (1, 2):
+            client = open_ends.enter_context(socket.socket())
+            least_free = os.dup(client.fileno())
+            os.close(least_free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (least_free, hard))
+            try:
+                client.connect((ADDRESS, port._port))
+                wait_until(lambda: bool(caplog.messages))
+                time.sleep(0.5)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            wait_until(lambda expected=count: len(port._strangers) == expected)
+            assert ask(open_ends.enter_context(closing(port.connect()))) == b"word"
+            assert caplog.messages == [
+                "no connection can be accepted: [Errno 24] Too many open files; trying again until one can",
+                "connections are accepted again",
+            ]
+            caplog.clear()
 
 
 def test_connections_have_a_bound(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ class Apart:
         samples = collect(ToyPolicy(), lengths=(3, 4, 2))
         self.far = holding(samples)
         self.link, layout = SlowLink(self.far, rate), self.far.layout
-        client = DataClient("b", lambda: self.link)
+        client = DataClient("b", lambda _: self.link)
         arena = Arena(layout, bytearray(layout.nbytes), OtherHosts(layout, "a", {}, {"b": client}))
         arena.store(2, samples[2])
         self.stand = Stand(arena=arena)

@@ -1,7 +1,8 @@
 """Runs one command of the command line and returns its exit status.
 
 Status 0: done; 1: a check failed; 2: an error that the user can fix, printed on stderr, a line for each problem; 3:
-with `train --check`, something is missing on this machine and nothing is wrong; 130: interrupted.
+with `train --check`, something is missing on this machine and nothing is wrong; 130, 143, 129: ended by SIGINT
+(Ctrl-C), SIGTERM, SIGHUP.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.util
 import logging
 import os
 import select
+import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,7 +23,7 @@ from polyrhythm import __version__
 from polyrhythm.config.nearest import nearest
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, pip_install
 from polyrhythm.files import trouble
-from polyrhythm.pipeline.signals import Interrupts
+from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 
 #: Command → its purpose. Its module is polyrhythm.cli.<command>, or that of _BENCH.
@@ -87,7 +89,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt as error:
         _print_error("interrupted", error)
-        return 130
+        return error.status if isinstance(error, SignalInterrupt) else exit_status(signal.SIGINT)
     except BrokenPipeError:
         if not _stdout_is_closed():
             raise

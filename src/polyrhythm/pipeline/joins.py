@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 import socket
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from polyrhythm import __version__
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.placed import joined_names
 from polyrhythm.runtime.factories import Joining
+from polyrhythm.runtime.hosts.cleaner import start_cleaner
 from polyrhythm.runtime.join.token import write_token
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 from polyrhythm.scheduler.records import EnvBatchInfo
@@ -31,11 +33,13 @@ _EVERY = frozenset({"0.0.0.0"})  # noqa: S104
 
 @dataclass(frozen=True, slots=True)
 class OpenPlaces:
-    """The places of one run. keys: for their ports; token: the file that gives them to who joins."""
+    """The places of one run. keys: for their ports; token: the file that gives them to who joins; cleaner: removes it
+    if this process is killed."""
 
     config: RunConfig
     keys: RunKeys
     token: Path
+    cleaner: subprocess.Popen[bytes]
 
     @property
     def joining(self) -> Joining:
@@ -80,7 +84,8 @@ class OpenPlaces:
 
     def close(self) -> None:
         """The token is of no use any more."""
-        self.token.unlink(missing_ok=True)
+        with self.cleaner:
+            self.token.unlink(missing_ok=True)
 
 
 def _env_words(config: RunConfig) -> str:
@@ -96,12 +101,19 @@ def _env_words(config: RunConfig) -> str:
 
 
 def open_places(config: RunConfig, folder: Path | None) -> OpenPlaces | None:
-    """The places that the settings open, with a new token in the run's folder; None if none may join. StartError: this
-    ZeroMQ has no encryption."""
+    """The places that the settings open, with a new token in the run's folder; None if none may join: then one that an
+    earlier part of the run has left is removed. StartError: this ZeroMQ has no encryption."""
     if not config.join.simulators:
+        if folder is not None:
+            (folder / TOKEN_FILE).unlink(missing_ok=True)
         return None
     assert folder is not None, "a run that simulators join has a folder, for its token"
     folder.mkdir(parents=True, exist_ok=True)
-    places = OpenPlaces(config, make_keys(), folder / TOKEN_FILE)
-    write_token(places.token, places.keys)
+    token, keys = folder / TOKEN_FILE, make_keys()
+    places = OpenPlaces(config, keys, token, start_cleaner(token))
+    try:
+        write_token(token, keys)
+    except BaseException:
+        places.close()
+        raise
     return places

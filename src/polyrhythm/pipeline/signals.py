@@ -1,5 +1,6 @@
 """Ctrl-C (SIGINT), SIGTERM and a closed terminal (SIGHUP): the first ends the run in order, the second ends it at once.
 
+The exit status is the shell's for that signal: 130, 143 and 129.
 Only the main process handles them; stations ignore them, though a terminal sends them to all. A signal that was
 ignored when the program was started stays ignored: a script's shell starts `polyrhythm train … &` without SIGINT, so
 that Ctrl-C ends only what runs in front, and `nohup` starts it without SIGHUP. SIGTERM still ends such a run in order.
@@ -19,17 +20,36 @@ log = logging.getLogger(__name__)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class SignalInterrupt(KeyboardInterrupt):
+    """This signal ends the command. status: with which it ends."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = exit_status(number)
+
+
+def exit_status(number: int) -> int:
+    """As a shell has it for a command that the signal ended."""
+    return 128 + number
+
+
 class Interrupts:
     """Handles the signals that stop a run. `deferring`: the run asks `requested` soon, so the first is only noted."""
 
     def __init__(self) -> None:
         self.deferring = False
-        self._noted = False
-        self._held, self._late = False, False
+        self._noted: int | None = None
+        self._held = False
+        self._late: int | None = None
 
     def requested(self) -> bool:
         """Whether the run is asked to stop."""
-        return self._noted
+        return self._noted is not None
+
+    def interruption(self) -> SignalInterrupt:
+        """What ends the command, once the run has stopped as `requested`."""
+        assert self._noted is not None, "nobody asked it to stop"
+        return SignalInterrupt(self._noted)
 
     @contextmanager
     def handle_signals(self) -> Iterator[Interrupts]:
@@ -62,16 +82,16 @@ class Interrupts:
             yield
         finally:
             self._held = False
-        if self._late:
-            raise KeyboardInterrupt
+        if self._late is not None:
+            raise SignalInterrupt(self._late)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self._held:
-            self._late = True
+            self._late = number
             log.info("%s: the stations are being ended; this takes some seconds", signal.Signals(number).name)
             return
-        if self.deferring and not self._noted:
-            self._noted = True
+        if self.deferring and self._noted is None:
+            self._noted = number
             log.info("%s: shutting down; send it again to stop now", signal.Signals(number).name)
             return
-        raise KeyboardInterrupt
+        raise SignalInterrupt(number)

@@ -45,7 +45,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 )
 from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.published import read_newest
-from polyrhythm.pipeline.persistence.resume import refuse_misplaced, take_up
+from polyrhythm.pipeline.persistence.resume import refuse_misplaced, removed_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
@@ -73,12 +73,13 @@ def train(
     """Run all phases of the configuration that the folder does not have yet; return the content of summary.json.
 
     checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. nodes: as of
-    `build_pipeline`. Raises RunHalted if the run cannot go on, KeyboardInterrupt if it was interrupted, and any
-    exception of a callback.
+    `build_pipeline`. Raises StartError if it cannot start (then a folder that was empty is gone), RunHalted if it
+    cannot go on, KeyboardInterrupt if it was interrupted, and any exception of a callback.
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
     with (
+        removed_if_refused(folder),
         lock_run_folder(folder),
         open_endpoint(checked.config.prometheus) as endpoint,
         Interrupts().handle_signals() as interrupts,
@@ -101,7 +102,7 @@ def train(
         if not finished:
             if callbacks.ended is None:
                 _deliver_remaining(callbacks)
-                raise KeyboardInterrupt
+                raise interrupts.interruption()
             raise callbacks.ended
         summary = _summarise(checked, folder, progress)
         _write_report(folder)

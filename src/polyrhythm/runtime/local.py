@@ -341,8 +341,9 @@ class LocalHosting:
         name, outcome = group.station, self._manager.judge(group, reason, time.monotonic())
         departed = group.departed
         if group.present:
-            blame = departed.blame if departed is not None else not group.leaves
-            self._events.append(records.StationLost(name, group.incarnation, reason, blame))
+            blame = departed.blame if departed is not None else group.leaves is None
+            moves = group.moves_for(reason)
+            self._events.append(records.StationLost(name, group.incarnation, reason, blame, moves))
         if isinstance(outcome, RunHalted) and group.fatal:
             return outcome  # the station's own error says it all
         if departed is not None:

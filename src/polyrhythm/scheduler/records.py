@@ -238,12 +238,14 @@ def merge_joined(parts: Sequence[StationJoined]) -> Event:
 @dataclass(frozen=True, slots=True)
 class StationLost:
     """A station died or was given up; later events of this incarnation are refused. blame: its episodes count as
-    attempts; false where it has left in good order."""
+    attempts; false where it has left in good order. moves: it was ended because a node that came has room for it, which
+    is no fault."""
 
     station: str
     incarnation: int
     reason: str
     blame: bool = True
+    moves: bool = False
 
 
 class RequestArrived(NamedTuple):

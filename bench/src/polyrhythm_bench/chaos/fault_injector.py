@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
-from polyrhythm.runtime.hosts.questions import MOVES
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, Fault, Kind, PlannedFault
@@ -122,8 +121,10 @@ class FaultInjector(Observer):
                 self._join(now, name)
             case records.ScorerJoined(scorer=name):
                 self._join(now, name)
-            case records.StationLost(station=name, reason=reason):
-                self._lose(now, name, reason)
+            case records.StationLost(station=name, reason=reason, moves=moves):
+                self._leave(name)
+                if not moves:
+                    self._lose(now, name, reason)
             case records.UpdateDone() if not self.faults:
                 self._calm_since = min(self._calm_since, now)
 
@@ -141,12 +142,12 @@ class FaultInjector(Observer):
             ):
                 fault.over_at = now if fault.over_at is None else fault.over_at
 
-    def _lose(self, now: float, name: str, reason: str) -> None:
+    def _leave(self, name: str) -> None:
         self._standing.discard(name)
         if self._nodes is not None:
             self._calm_since = float("inf")
-        if reason.startswith(MOVES):
-            return  # to a node that came
+
+    def _lose(self, now: float, name: str, reason: str) -> None:
         around = [fault for fault in self.faults if fault.planned.of_node and now < fault.at + NODE_RECOVERY_S]
         for fault in around:
             fault.noticed_at = now if fault.noticed_at is None else fault.noticed_at

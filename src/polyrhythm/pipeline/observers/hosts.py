@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyrhythm.runtime.hosts.questions import MAIN, MOVES
+from polyrhythm.runtime.hosts.questions import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import sender_of
 from polyrhythm.scheduler import records
@@ -14,11 +14,6 @@ from polyrhythm.scheduler import records
 JOINS: tuple[type, ...] = (
     *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.ScorerJoined),
 )
-
-
-def is_move(event: records.StationLost) -> bool:
-    """Whether the station was ended because a node that came has room for it, which is no fault."""
-    return not event.blame and event.reason.startswith(MOVES)
 
 
 class StationPlaces:

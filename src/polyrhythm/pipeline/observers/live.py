@@ -20,7 +20,7 @@ from polyrhythm.observe.live import Status, block
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces, in_order, is_move
+from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces, in_order
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
@@ -118,7 +118,7 @@ class LiveDisplay(Observer):
             case records.Evaluate(episodes=episodes) if self._training is None:
                 self._done, self._of = 0, len(episodes)
                 self._mark(now)
-            case records.StationLost(station=station) if not is_move(event):
+            case records.StationLost(station=station, moves=False):
                 self._faults[self._places.of(station)] += 1
         ended = sum(isinstance(command, records.SampleEvaluated) for command in commands)
         if ended and self._training is None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from polyrhythm.observe import Activity
 from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces, is_move
+from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 
@@ -31,7 +31,7 @@ class StationsNow(Observer):
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         self._places.note(event)
-        if isinstance(event, records.StationLost) and not is_move(event):
+        if isinstance(event, records.StationLost) and not event.moves:
             self._faults[event.station] += 1
 
     def on_tick(self, now: float) -> None:

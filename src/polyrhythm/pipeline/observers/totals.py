@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import StationPlaces, is_move
+from polyrhythm.pipeline.observers.hosts import StationPlaces
 from polyrhythm.runtime.hosts.questions import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
@@ -41,7 +41,7 @@ class RunTotals(Observer):
         match event:
             case records.SampleFinished(ticket=ticket, env_steps=env_steps) if ticket >= 0:
                 self.transitions += env_steps
-            case records.StationLost() if is_move(event):
+            case records.StationLost(moves=True):
                 self.moves += 1
             case records.StationLost(station=station, reason=reason):
                 self._note_fault(station, reason)

@@ -159,6 +159,11 @@ def began_in(folder: Path) -> str | None:
     return None if found is None else str(found)
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a phase of the run in `folder` was ever under way; before that there is nothing that could be lost."""
+    return bool(_said(folder)[0].get("wall_s"))
+
+
 def is_finished(folder: Path) -> bool:
     """Whether the run in `folder` has a summary; a damaged one is made again."""
     try:

@@ -6,18 +6,21 @@ Invariant: what can be refused is refused before anything of the run is changed 
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from polyrhythm.config.load import load_config, save_config
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.conversations import CONVERSATIONS_FILE, forget_conversations
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, PhaseJournal
+from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, PhaseJournal, has_begun
 from polyrhythm.pipeline.persistence.resume_rules import differences
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import give_weights
@@ -42,6 +45,20 @@ def refuse_misplaced(folder: Path) -> None:
     for name in _FOLDERS:
         if (folder / name).exists() and not (folder / name).is_dir():
             raise RunFolderError(f"{folder / name} is a file, but a run has a folder there; move it away")
+
+
+@contextmanager
+def removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove the folder, if it is empty now, where a StartError of this block refuses the run before its first phase:
+    settings and unlearned weights are all that would be resumed, only to be refused again."""
+    new = not any(folder.iterdir())
+    try:
+        yield
+    except StartError:
+        if new and not has_begun(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            log.info("removed the run's folder: nothing was in it that the run has made")
+        raise
 
 
 def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> SavedRun | None:

@@ -42,6 +42,7 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.processes.limits import check_limits
+from polyrhythm.runtime.ray.reach import LOCAL
 from polyrhythm.specs import EnvSpec, WeightsLayout
 
 log = logging.getLogger(__name__)
@@ -191,14 +192,21 @@ def _form_with_room(config: RunConfig, spec: EnvSpec, *, trainer: bool) -> Polic
 
 
 def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
-    """Raise StartError unless this machine's limits allow the run's files and threads."""
-    if config.launcher == "local":
-        infos = env_batch_infos(config, spec, trainer=trainer)
-        names = station_names(config, trainer=trainer)
-        processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
-        if getattr(config.env, "python", ""):
-            processes += sum(map(len, infos))  # each env batch has one in the other Python
-        check_limits([*map(len, infos), *[1] * processes])
+    """Raise StartError unless this machine's limits allow the run's files and threads. Of a cluster's other nodes they
+    are not known."""
+    if config.launcher == "inline":
+        return
+    on_ray = config.launcher == "ray"
+    if on_ray and config.ray.address != LOCAL:
+        check_limits([], agents=1)
+        return
+    infos = env_batch_infos(config, spec, trainer=trainer)
+    names = station_names(config, trainer=trainer)
+    processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
+    actors = len(infos) - config.join.simulators + processes if on_ray else 0
+    if getattr(config.env, "python", ""):
+        processes += sum(map(len, infos))  # each env batch has one in the other Python
+    check_limits([*map(len, infos), *[1] * processes], agents=int(on_ray), actors=actors)
 
 
 def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Removes a folder of shared memory after the process that made it, also one that is killed.
+"""Removes a folder of shared memory, or a file, after the process that made it, also one that is killed.
 
 Ray kills the children of an actor that it ends, so an agent has no time to remove what it made.
 """
@@ -12,7 +12,9 @@ from pathlib import Path
 _SCRIPT = 'trap "" HUP INT TERM; cat > /dev/null; rm -rf -- "$1"'
 
 
-def start_cleaner(folder: Path) -> subprocess.Popen[bytes]:
-    """A shell that removes the folder once this process has ended. As a context it ends with that, the folder too."""
-    words = ["/bin/sh", "-c", _SCRIPT, "sh", str(folder)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
+def start_cleaner(path: Path) -> subprocess.Popen[bytes]:
+    """A shell that removes the path once this process has ended. As a context it ends with that, the path too.
+
+    It has none of this process's output: who reads that, as `tee` does, waits until all who have it have ended."""
+    words, none = ["/bin/sh", "-c", _SCRIPT, "sh", str(path)], subprocess.DEVNULL
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=none, stderr=none, start_new_session=True)  # noqa: S603

@@ -170,8 +170,8 @@ class HostDirectory:
             self._survey.usable = frozenset(usable)
         return hosts
 
-    def _lose(self, heard: Collection[str]) -> dict[str, str]:
-        """Note which hosts are lost; the stations that have to leave them, with the reason. heard: hosts of which a
+    def _lose(self, heard: Collection[str]) -> dict[str, q.Leaving]:
+        """Note which hosts are lost; the stations that have to leave them. heard: hosts of which a
         station is."""
         found = {host: reason for host, reason in self._find_lost(heard).items() if host in self._servers}
         for host, reason in found.items():
@@ -194,7 +194,8 @@ class HostDirectory:
                     self._survey.withdraw(name)
         gone = {name: place.host for name, place in self._places.items() if place.host in found}
         absent = {*self._sought, *self._waiting}
-        return {name: f"is on host {host}, which is lost" for name, host in gone.items() if name not in absent}
+        there = {name: host for name, host in gone.items() if name not in absent}
+        return {name: q.Leaving(f"is on host {host}, which is lost") for name, host in there.items()}
 
     def _find_lost(self, heard: Collection[str]) -> dict[str, str]:
         """The hosts that are lost, with the reason."""
@@ -272,10 +273,10 @@ class HostDirectory:
         counts = Counter(place.node.name for name, place in self._places.items() if name not in self._waiting)
         return min(usable.values(), key=lambda place: counts[place.node.name])
 
-    def _move(self, now: float) -> dict[str, str]:
-        """The first crowded station that a node has room for now, with the reason for its leaving."""
+    def _move(self, now: float) -> dict[str, q.Leaving]:
+        """The first crowded station that a node has room for now."""
         usable = self._usable()
         for station, since in self._crowded.items():
             if now >= since + _STAYS_S and (place := self._with_room(station, usable)) is not None:
-                return {station: f"{q.MOVES} to {place.node.name}, which has room"}
+                return {station: q.Leaving(f"moves to {place.node.name}, which has room", moves=True)}
         return {}

@@ -42,16 +42,22 @@ class HostView:
 
 #: The name of main's host.
 MAIN = "main"
-#: How the reason begins for which a station leaves that has done nothing wrong.
-MOVES = "moves"
+
+
+class Leaving(NamedTuple):
+    """Why a station is to be replaced that has done nothing wrong. moves: to a node that came and has room; else its
+    host is lost."""
+
+    reason: str
+    moves: bool = False
 
 
 class Changes(NamedTuple):
     """What has happened to hosts and places. hosts: those that came, with the endpoints of their servers; leaving: the
-    stations that are to be replaced, with the reason; placed: those that may start."""
+    stations that are to be replaced; placed: those that may start."""
 
     hosts: Sequence[tuple[str, str]]
-    leaving: Mapping[str, str]
+    leaving: Mapping[str, Leaving]
     placed: Sequence[str]
 
 

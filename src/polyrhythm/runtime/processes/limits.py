@@ -20,10 +20,23 @@ from polyrhythm.errors import StartError
 _OWN_FILES, _LINE_FILES = 64, 4
 #: Threads of a process beside its parts: its main thread, two of ZeroMQ's, the inbox's, the authentication's.
 _OWN_THREADS = 5
+#: The same of a host's agent that nobody asks yet, with the shell that cleans up after it and its `cat`; each is one.
+AGENT_THREADS = 7
+#: Of a Ray of the run's own on two cores, rounded down: in main and in Ray's servers (170 measured), and in each actor
+#: (27 measured).
+_RAY_THREADS, _ACTOR_THREADS = 160, 20
 
 
-def check_limits(parts: Sequence[int]) -> None:
-    """Raise StartError unless station processes of so many parts each, in all, can be started."""
+def threads_of(parts: Sequence[int], *, agents: int = 0, actors: int = 0) -> int:
+    """How many threads the processes of a run have here. parts: of each station process; agents: of hosts; actors: of a
+    Ray of the run's own, 0 if it has none."""
+    ray = _RAY_THREADS + _ACTOR_THREADS * actors if actors else 0
+    return sum(parts) + _OWN_THREADS * (len(parts) + 1) + AGENT_THREADS * agents + ray
+
+
+def check_limits(parts: Sequence[int], *, agents: int = 0, actors: int = 0) -> None:
+    """Raise StartError unless station processes of so many parts each, in all, and what `threads_of` counts beside them
+    can be started."""
     files = _OWN_FILES + _LINE_FILES * len(parts)
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and files > allowed:
@@ -32,12 +45,13 @@ def check_limits(parts: Sequence[int]) -> None:
             f"in the main process, {allowed} are allowed; raise the limit (ulimit -n {files}), or use fewer simulators "
             "with more env batches each"
         )
-    threads = sum(parts) + _OWN_THREADS * (len(parts) + 1)
+    threads = threads_of(parts, agents=agents, actors=actors)
     left = min(_user_threads(), cgroup_threads(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup")))
     if threads > left:
+        each = "one for each env batch, five for each process" + ", some 200 for Ray" * bool(actors)
         raise StartError(
-            f"rollout.env_batches: the run needs {threads} threads (one for each env batch), {left:.0f} can be "
-            "started; raise the limit (ulimit -u, or pids.max of the container), or use fewer env batches of more rows"
+            f"rollout.env_batches: the run needs {threads} threads ({each}), {left:.0f} can be started; raise the "
+            "limit (ulimit -u, or pids.max of the container), or use fewer env batches of more rows"
         )
 
 

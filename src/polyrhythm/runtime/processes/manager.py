@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pack
-from polyrhythm.runtime.hosts.questions import MAIN, MOVES, Hosts
+from polyrhythm.runtime.hosts.questions import MAIN, Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Joined, process_address
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -232,7 +232,7 @@ class ProcessManager:
         name = group.station
         if group.departed is not None:
             return "its place is open again"
-        if reason == group.leaves and group.leaves.startswith(MOVES):
+        if group.moves_for(reason):
             return "nothing is wrong with it"
         if group.fatal:
             return RunHalted(f"{name}: {reason}", name, reason)
@@ -271,8 +271,8 @@ class ProcessManager:
                 if process.reachable:
                     process.tell(wire.HostAt(host, endpoint))
         for station, why in leaving.items():
-            if not self.groups[station].leaves:
-                self.groups[station].leaves = why
+            group = self.groups[station]
+            group.leaves = group.leaves or why
         for station in placed:
             self._seeking.discard(station)
             self._succeed(self.groups[station], now)

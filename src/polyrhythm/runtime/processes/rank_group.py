@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
+from polyrhythm.runtime.hosts.questions import Leaving
 from polyrhythm.runtime.messages import Joined
 from polyrhythm.runtime.processes.process import ChildProcess
 from polyrhythm.runtime.processes.supervision import Failure, SupervisionLimits
@@ -28,7 +29,7 @@ class RankGroup:
 
     def __init__(self, station: str, incarnation: int, hosts: Collection[str] = ()) -> None:
         self.station, self.incarnation, self.hosts = station, incarnation, hosts
-        self.leaves = ""
+        self.leaves: Leaving | None = None
         self.processes: list[ChildProcess] = []
         self.culprit: ChildProcess | None = None
         self.ended = False
@@ -103,13 +104,13 @@ class RankGroup:
 
     def is_suspect(self, now: float, limits: SupervisionLimits) -> bool:
         """Whether a rank has ended, refused a command, or is to be given up, or all are to leave."""
-        return bool(self.leaves) or any(
+        return self.leaves is not None or any(
             p.exited or p.refusal or now >= p.monitor.deadline(limits) for p in self.processes
         )
 
     def is_silent(self, now: float, limits: SupervisionLimits) -> bool:
         """Whether heartbeats of a rank are missing, and that is all that may be wrong."""
-        told = self.leaves or any(p.exited or p.refusal for p in self.processes)
+        told = self.leaves is not None or any(p.exited or p.refusal for p in self.processes)
         return not told and any(p.monitor.is_silent(now, limits) for p in self.processes)
 
     def was_heard(self, since: float) -> bool:
@@ -125,10 +126,14 @@ class RankGroup:
         """The reason for replacing it, in words; "" if nothing is wrong with any rank."""
         wrong = {p: words for p in self.processes if (words := _complaint(p, now, limits))}
         if not wrong:
-            return self.leaves
+            return self.leaves.reason if self.leaves is not None else ""
         self.culprit = min(wrong, key=self._precedence)
         words = wrong[self.culprit]
         return words if len(self.processes) == 1 else f"rank {self.culprit.rank}: {words}"
+
+    def moves_for(self, reason: str) -> bool:
+        """Whether it is replaced, for this reason of `complaint`, because a node that came has room for it."""
+        return self.leaves is not None and self.leaves.moves and reason == self.leaves.reason
 
     def _precedence(self, process: ChildProcess) -> tuple[int, float]:
         """The lower, the earlier it failed, as far as can be told."""

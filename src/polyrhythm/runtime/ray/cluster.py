@@ -32,7 +32,7 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 from polyrhythm.runtime.ray.actors import AgentActor, StationActor
-from polyrhythm.runtime.ray.reach import LOCAL, check_reachable
+from polyrhythm.runtime.ray.reach import AUTO, LOCAL, check_reachable
 from polyrhythm.runtime.ray.room import check_room, describe_wanted
 from polyrhythm.runtime.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
 from polyrhythm.runtime.ray.versions import own_versions, ray_differs
@@ -79,16 +79,18 @@ class Cluster:
     def __init__(self, settings: RaySection, stations: dict[str, int], folder: Path) -> None:
         check_sealing()
         self._settings, self._folder = settings, folder.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
         self._own = not ray.is_initialized()
         self._temporary: SharedRunFolder | None = None
-        if self._own:
-            self._connect(sum(stations.values()) * settings.cpus_per_station)
         self._watcher: Watcher | None = None
         self._group: Any = None
+        if self._own:
+            self._connect(sum(stations.values()) * settings.cpus_per_station)
         try:
+            if self._own and settings.address == AUTO:
+                check_reachable(ray.get_runtime_context().gcs_address)  # whether it takes the token, or its absence
             self._names = list(stations)
             self._place(stations)
+            folder.mkdir(parents=True, exist_ok=True)
             self._watcher = Watcher()
             self.address: str = ray.util.get_node_ip_address()
             self._reserved: dict[str, str] = {}
@@ -113,7 +115,7 @@ class Cluster:
             os.environ.setdefault("RAY_worker_niceness", "0")
             more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
             more["_temp_dir"] = str(self._temporary.folder)
-        elif address != "auto":
+        else:
             check_reachable(address)
         if self._settings.working_dir:
             more["runtime_env"] = {"working_dir": self._settings.working_dir}

@@ -18,7 +18,7 @@ _REACH_S = 5.0
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 #: The kind of HTTP/2's frames of settings, which are a server's first, and of TLS's alerts.
 _SETTINGS, _ALERT = b"\x04", b"\x15"
-LOCAL = "local"
+LOCAL, AUTO = "local", "auto"
 #: What Ray itself asks first, and the word in the answer of a cluster that does not take the token.
 _QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuthToken"
 #: The word that ends an answer, and the bytes that are read at once and at most.
@@ -29,11 +29,33 @@ _HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
 
 def check_reachable(address: str) -> None:
     """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT within 5 s: with a frame of
-    settings or, where it wants TLS, with an alert or nothing; or if it says that it does not take the token here.
-    `local` and `auto` are not looked for."""
-    host, _, port = address.rpartition(":")
-    if not host:
+    settings or, where it wants TLS, with an alert or nothing; or if it does not take the token here, or the absence of
+    one, or takes what has none though RAY_AUTH_MODE is token. `local` and `auto` are not looked for."""
+    if address == AUTO:
+        _check_token(address)
+    if not address.rpartition(":")[0]:
         return
+    mode = _auth_mode()
+    wants = _ask(address, "" if mode in ("token", "disabled") else None)
+    if mode == "token":
+        if wants is False:
+            raise StartError(
+                f"RAY_AUTH_MODE = token: the cluster asks for none (ray.address = {address}), so nothing would start "
+                "there; unset RAY_AUTH_MODE here, or set it where the cluster is started"
+            )
+        _check_token(address)
+        wants = wants and _ask(address, own_token())
+    if wants:
+        raise StartError(
+            f"ray.address = {address}: the cluster wants its token, which is not the one here; set RAY_AUTH_MODE=token "
+            "and copy ~/.ray/auth_token from its head node (RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH go before that file)"
+        )
+
+
+def _ask(address: str, token: str | None) -> bool | None:
+    """Whether the cluster at HOST:PORT refuses a question with this token, "" for none; None: it does not say, or is
+    not asked, as without a token. StartError: no cluster answers there."""
+    host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), _REACH_S) as connection:
             until = time.monotonic() + _REACH_S
@@ -41,44 +63,55 @@ def check_reachable(address: str) -> None:
             connection.sendall(_HELLO)
             connection.settimeout(_left(until))
             answer = connection.recv(9)
-            refused = answer[3:4] == _SETTINGS and _refuses_token(connection, until)
+            asks = answer[3:4] == _SETTINGS and token is not None
+            refused = _refuses_token(connection, token or "", until) if asks else None
     except TimeoutError as error:
         raise _refusal(address, f"no cluster answers there within {_REACH_S:g} s") from error
     except ConnectionResetError:
-        return
+        return None
     except (OSError, OverflowError, UnicodeError) as error:
         raise _refusal(address, f"no cluster answers there ({error})") from error
     if answer.startswith(b"HTTP"):
         raise _refusal(address, "a web server answers there, which is no head node (perhaps Ray's dashboard)")
     if answer and answer[3:4] != _SETTINGS and answer[:1] != _ALERT:
         raise _refusal(address, f"what answers there is no head node (it says {answer!r})")
-    if refused:
-        raise StartError(
-            f"ray.address = {address}: the cluster wants its token, which is not the one here; set RAY_AUTH_MODE=token "
-            "and copy ~/.ray/auth_token from its head node (RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH go before that file)"
-        )
+    return refused
 
 
-def own_token() -> str | None:
-    """The token that Ray uses here, from the first of its places that is set; "" if it uses none; None: not known."""
-    names = ("RAY_AUTH_MODE", "RAY_auth_mode")  # Ray knows both
-    mode = next(filter(None, map(os.environ.get, names)), "disabled")
-    if mode.lower() != "token":
-        return "" if mode.lower() == "disabled" else None
+def _check_token(address: str) -> None:
+    """StartError: RAY_AUTH_MODE asks for a token, for the cluster at this address, and none is here."""
+    if _auth_mode() != "token":
+        return
+    file = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+    try:
+        if own_token():
+            return
+        why = "is empty"
+    except (OSError, ValueError, RuntimeError) as error:
+        why = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+    raise StartError(
+        f"RAY_AUTH_MODE = token: RAY_AUTH_TOKEN is not set and {file} {why}; copy ~/.ray/auth_token from the head node "
+        f"of the cluster (ray.address = {address}), or unset RAY_AUTH_MODE if that asks for none"
+    )
+
+
+def own_token() -> str:
+    """The token that Ray uses here, from the first of its places that is set, where RAY_AUTH_MODE is token. OSError,
+    ValueError, RuntimeError: its file cannot be read."""
     if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return token
-    try:
-        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().read_text().strip()
-    except (OSError, ValueError, RuntimeError):
-        return None  # Ray says why
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser().read_text().strip()
 
 
-def _refuses_token(connection: socket.socket, until: float) -> bool:
-    """Whether a cluster, which has been greeted, says by then and in 64 KiB that it does not take the token here; False
-    if it says anything else, or nothing."""
-    token, said = own_token(), bytearray()
-    if token is None:
-        return False
+def _auth_mode() -> str:
+    names = ("RAY_AUTH_MODE", "RAY_auth_mode")  # Ray knows both
+    return next(filter(None, map(os.environ.get, names)), "disabled").lower()
+
+
+def _refuses_token(connection: socket.socket, token: str, until: float) -> bool | None:
+    """Whether a cluster, which has been greeted, says by then and in 64 KiB that it does not take the token, or that it
+    does; None if it says nothing of it."""
+    said = bytearray()
     headers = {":method": "POST", ":scheme": "http", ":path": _QUESTION, ":authority": "ray", "te": "trailers"}
     headers |= {"content-type": "application/grpc"} | ({"authorization": f"Bearer {token}"} if token else {})
     block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
@@ -90,7 +123,7 @@ def _refuses_token(connection: socket.socket, until: float) -> bool:
             if not (more := connection.recv(_PIECE)):
                 break
             said += more
-    return _NO_TOKEN in said
+    return True if _NO_TOKEN in said else False if _STATUS in said else None
 
 
 def _left(until: float) -> float:

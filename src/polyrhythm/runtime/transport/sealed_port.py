@@ -8,6 +8,7 @@ Invariant: a stranger has no thread, and at most `_STRANGERS` of them have a des
 from __future__ import annotations
 
 import logging
+import math
 import selectors
 import socket
 import threading
@@ -25,8 +26,9 @@ _MOST = 4096
 _GOOD_S = 10.0
 #: Connections that have not brought a ticket; with one more the oldest is refused.
 _STRANGERS = 64
-#: Seconds after which connections are accepted again, when this process had too many descriptors.
-_AGAIN_S = 0.2
+#: Seconds after which a connection is accepted again, when this process had too many descriptors: at first, and at most
+#: after further attempts.
+_AGAIN_S, _LATER_S = 0.2, 2.0
 #: Seconds without a word after which a connection is probed, between probes, and probes without an answer that end it.
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
@@ -43,6 +45,7 @@ class SealedPort:
         self._tickets: dict[bytes, tuple[float, Ticket]] = {}
         self._open: dict[SealedConnection, threading.Thread] = {}
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
+        self._pause_s, self._again = 0.0, math.inf  # no connection is accepted until then, for so long
         self._listening = socket.create_server((address, 0), backlog=_STRANGERS)
         self._listening.setblocking(False)
         self._wake, self._woken = socket.socketpair()
@@ -87,16 +90,23 @@ class SealedPort:
             for each in (self._listening, self._woken):
                 selector.register(each, selectors.EVENT_READ)
             while not self._over.is_set():
-                first = next(iter(self._strangers.values()), None)
-                found = selector.select(None if first is None else max(0.0, first[0] - time.monotonic()))
-                for key, _ in found:
+                for key, _ in selector.select(self._wait_s()):
                     if key.fileobj is self._listening:
                         self._accept(selector)
                     elif key.fileobj in self._strangers:
                         self._hear(key.fileobj, selector)
                 self._refuse_late(selector)
+                if time.monotonic() >= self._again:
+                    self._again = math.inf
+                    selector.register(self._listening, selectors.EVENT_READ)
             for connection in self._strangers:
                 connection.close()
+
+    def _wait_s(self) -> float | None:
+        """Seconds until something is to be done that nobody asks for; None for ever."""
+        first, _ = next(iter(self._strangers.values()), (math.inf, b""))
+        by = min(first, self._again)
+        return None if by == math.inf else max(0.0, by - time.monotonic())
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -104,9 +114,15 @@ class SealedPort:
         except BlockingIOError:
             return  # it has gone again
         except OSError as error:
-            log.warning("no connection can be accepted: %s", error)
-            self._over.wait(_AGAIN_S)
+            if not self._pause_s:
+                log.warning("no connection can be accepted: %s; trying again until one can", error)
+            self._pause_s = min(2 * self._pause_s, _LATER_S) or _AGAIN_S
+            self._again = time.monotonic() + self._pause_s
+            selector.unregister(self._listening)
             return
+        if self._pause_s:
+            log.info("connections are accepted again")
+            self._pause_s = 0.0
         connection.setblocking(False)
         self._strangers[connection] = time.monotonic() + _GOOD_S, b""
         selector.register(connection, selectors.EVENT_READ)

@@ -64,6 +64,7 @@ class Joiner:
         self.host, port = _parse(address)
         self._version = version
         self._patience_s, self._park_s = patience_s, park_s
+        self._env_name = " ".join(filter(None, (getattr(settings, "type", ""), getattr(settings, "id", ""))))
         self.spec: EnvSpec = settings.spec()
         self._encoded = m.encode_settings(self.spec)
         if len(self._encoded) > m.LARGEST_SPEC:
@@ -87,7 +88,7 @@ class Joiner:
         self._heard = time.monotonic()
         self._next, self._beat_at = 0.0, 0.0
         self._closed_since: float | None = None  # connections have been closed at once, all of them
-        self._full_since = float("inf")
+        self._full_since, self._said_full = float("inf"), False
         self._leaving = False
         self._leave_by: float | None = None
 
@@ -254,7 +255,8 @@ class Joiner:
 
     def _begin(self, welcome: m.Welcome) -> None:
         session = self._session = Session(welcome, self._env.batch, self.wake, self._drops)
-        self._attached, self._beat_at, self._full_since = True, 0.0, float("inf")
+        self._attached, self._beat_at = True, 0.0
+        self._full_since, self._said_full = float("inf"), False
         self._env.work(session)
         log.info("joined %s as %s; building the environment", self._address, session.station)
 
@@ -270,6 +272,12 @@ class Joiner:
             self._full_since = min(self._full_since, time.monotonic())
             if time.monotonic() >= self._full_since + self._patience_s:
                 raise StartError(f"the run has no room for this simulator: {refused.reason}; raise join.simulators")
+            if self._at == 0 and not self._said_full:
+                self._said_full = True
+                count = 1 + len(refused.ports)
+                taken = f"all {count} places of the run are" if count > 1 else "the only place of the run is"
+                words = "%s: %s taken; %s waits for one to be free, %g s at most (--patience)"
+                log.warning(words, self._address, taken, self._env_name, self._patience_s)
             self._drop_line(_TAKEN_S if self._at == 0 else 0.0)
             self._heard = self._next  # until then it is not silent, only full
         else:
