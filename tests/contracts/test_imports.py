@@ -146,6 +146,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "ray",
                 "torch",
                 "zmq",
+                "polyrhythm.conformance",
                 "polyrhythm.errors",
                 "polyrhythm.scheduler",
                 "polyrhythm.specs",
