@@ -448,6 +448,17 @@ def test_mismatch_with_lag_is_that_of_the_chunk_steps_of_the_trainers_own_weight
     assert mismatch(3, proximal="behavior") is None, "log-probs are not recomputed"
 
 
+@pytest.mark.parametrize("level", ["chunk", "action"])
+def test_samples_without_advantages_are_those_of_groups_that_earned_the_same(level: str) -> None:
+    data = stale(per_action=level == "action")
+    equal = [replace(t, rewards=np.zeros_like(t.rewards)) for t in data]
+    settings = {"advantage": "grpo", "value": {"coef": 0.0}, "reward_level": level}
+    for given, share in ((data, 0.0), (equal, 1.0), ([*equal[:2], *data[2:]], 0.5)):
+        _, found = run(settings, {}, trajectories=given)
+        assert found["train/actor/zero_advantage_fraction"] == share
+    assert "train/actor/zero_advantage_fraction" not in run({}, {})[1]
+
+
 def test_mismatch_weights_are_those_of_the_two_engines_capped() -> None:
     data = stale()
     _, plain = run({"loss": "vanilla"}, {}, trajectories=data)

@@ -33,6 +33,8 @@ _Found = TypeVar("_Found")
 
 #: Divergence between generators and trainer for the same weights.
 MISMATCH = "train/actor/mismatch_kl"
+#: Share of samples whose advantages are all 0, where groups are compared (`observe.setbacks`).
+_ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 
 
 class TargetInputs(NamedTuple):
@@ -85,6 +87,8 @@ def compute_targets(
     correction, counted, metrics = _correct(
         algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
     )
+    if algorithm.needs_groups:
+        metrics |= _zero_advantage(estimate.advantages, value_mask, packed, inputs.ranks.total)
     if recomputed is not None and inputs.own_version is not None:
         own = mask & aggregation.per_row_like(packed.version == inputs.own_version, mask)
         metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
@@ -255,6 +259,17 @@ def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -
     count = total(own.sum())
     differences = total(k3(behavior, recomputed)[own].sum())
     return {MISMATCH: float(differences / count)} if count else {}
+
+
+def _zero_advantage(advantage: Tensor, valid: Tensor, packed: PackedBatch, total: Total) -> Metrics:
+    """The share of samples whose advantages ([N] or [N,C], valid alike) are all 0: those of groups whose returns are
+    equal."""
+    rows, samples = len(advantage), packed.terminated.shape
+    nonzero = (valid & (advantage != 0)).reshape(rows, -1).any(1)
+    counted = [valid.reshape(rows, -1).any(1), nonzero]
+    of_samples = [torch.zeros(samples).index_add_(0, packed.trajectory, x.float()) > 0 for x in counted]
+    count, informative = total(torch.stack([x.sum() for x in of_samples]).double()).tolist()
+    return {_ZERO_ADVANTAGE: 1 - informative / count} if count else {}
 
 
 def _check_value_shape(packed: PackedBatch, algorithm: AlgorithmSettings) -> None:
