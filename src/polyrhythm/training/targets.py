@@ -42,7 +42,7 @@ class TargetInputs(NamedTuple):
     policy where there is one; the version that the update produces; rows per forward pass (0: all at once). counts: N
     and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
     (0: any number). own_version: that of the weights that the update begins with, where generators could have them and
-    not all samples are theirs.
+    not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version alone.
     """
 
     policy: Policy
@@ -54,6 +54,7 @@ class TargetInputs(NamedTuple):
     counts: tuple[int, int] | None = None
     tokens: int = 0
     own_version: int | None = None
+    token_versions: bool = False
 
 
 class Recomputed(NamedTuple):
@@ -90,7 +91,7 @@ def compute_targets(
     if algorithm.needs_groups:
         metrics |= _zero_advantage(estimate.advantages, value_mask, packed, inputs.ranks.total)
     if recomputed is not None and inputs.own_version is not None:
-        own = mask & aggregation.per_row_like(packed.version == inputs.own_version, mask)
+        own = _own_entries(packed, algorithm, inputs.own_version, mask, by_token=inputs.token_versions)
         metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
     batch = TrainingBatch(
         obs=packed.obs,
@@ -251,6 +252,15 @@ def _correct(
         "train/actor/rejected_fraction": float(total((mask & ~correction.kept).sum()) / count),
     }
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
+
+
+def _own_entries(
+    packed: PackedBatch, algorithm: AlgorithmSettings, own_version: int, mask: Tensor, *, by_token: bool
+) -> Tensor:
+    """Of the entries in the mask those that the weights of `own_version` made: of chunk steps that are wholly theirs,
+    or by token."""
+    own = (_versions(packed, algorithm) if by_token else packed.version).eq(own_version)
+    return mask & own.reshape(*own.shape, *(1,) * (mask.dim() - own.dim()))
 
 
 def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:
