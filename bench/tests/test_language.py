@@ -7,11 +7,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from tests.long import long
 
 from polyrhythm.clustersim.costs import parse_cost, parse_count
+from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.policies.engine import EngineRequest
-from polyrhythm_bench.cases import language_engines, language_figures, language_scaling, language_schedules
+from polyrhythm_bench.cases import language, language_engines, language_figures, language_scaling, language_schedules
+from polyrhythm_bench.cli.bench import _language
 from polyrhythm_bench.harness.version_cost import VersionCost
 from polyrhythm_bench.workloads.answer_scenes import SCENES
 from polyrhythm_bench.workloads.answers import MODES, AnswerScene, SimulatedRates, cut_at, live, simulated
@@ -212,3 +215,15 @@ def test_engines_are_compared_within_a_turn() -> None:
     assert found["tokens_per_s"] == [{"sequences": 1, "native": 20.0, "generate": 7.5, "vllm": 14.5, "bare_vllm": 15.0}]
     assert found["ratios"][0]["vllm/bare_vllm"] == pytest.approx(0.95)
     assert found["within_limits"] == {"vllm/bare_vllm": True, "native/generate": True}
+
+
+@long(40, "bench language --tiny: three short runs of five processes")
+def test_the_tiny_form_has_lock_step_and_what_overlaps() -> None:
+    (found,) = language.run_tiny()["parts"].values()
+    assert set(found["modes"]) == {"lockstep", "queue", "alpha_1_continue"}
+    assert all(mode["samples_per_s"] > 0 for mode in found["modes"].values())
+
+
+def test_the_tiny_form_takes_no_parts_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="--tiny: bench language then has one scene, once; leave out --only"):
+        _language(only=("plain",), tiny=True)

@@ -99,7 +99,7 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     *,
     episodes: int | None = None,
     seed: int | None = None,
-    greedy: bool = True,
+    greedy: bool | None = None,
     swap_instructions: bool = False,
     variants: Sequence[str] = (),
     video: str | Path | None = None,
@@ -109,13 +109,14 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
 ) -> EvaluationResult:
     """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
 
-    episodes, seed: default to the run's own evaluation; greedy: act without noise; swap_instructions: show each task
-    another's instruction, so that a policy that follows instructions fails; variants: of the environment, by name, or
-    `all`, in which the same episodes are played too; video: a .gif or .mp4 file to write with
+    episodes, seed: default to the run's own evaluation; greedy: act without noise (default, unless overrides have a
+    setting of sampling); swap_instructions: show each task another's instruction, so that a policy that follows
+    instructions fails; variants: of the environment, by name, or `all`, in which the same episodes are played too;
+    video: a .gif or .mp4 file to write with
     the first `video_episodes` episodes; conversations: so many of the first episodes of a text environment have what
     was said in the result (default: as many as in the run); overrides: where the released folders of the run are now,
-    "policy.checkpoint=FOLDER", or another engine of a language model, {"policy.engine.type": "vllm"}. ConfigError: one
-    of another setting.
+    "policy.checkpoint=FOLDER", or of a language model another engine, {"policy.engine.type": "vllm"}, or how tokens are
+    sampled, {"policy.temperature": 0.6} (also top_k, top_p). ConfigError: one of another setting.
     """
     if conversations is not None and conversations < 0:
         raise ConfigError(f"conversations = {conversations}: it must be at least 0")

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 #: Folders of code that is not the user's: this package, the standard library, installed packages.
 _FOREIGN = tuple(
@@ -73,6 +75,25 @@ def raised(error: BaseException) -> str:
 def own_place(error: BaseException) -> str:
     """` (file, line 12)` of the innermost frame in user code; "" if there is none."""
     return place([frame for frame in _frames(error) if _is_own(frame[0])])
+
+
+def own_call(thread: int | None) -> str:
+    """`, in reply (file, line 12)`: the innermost function of user code that a thread is in; "" if it is in none."""
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None and not _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f", in {frame.f_code.co_name}{place([(frame.f_code.co_filename, frame.f_lineno or 0)])}"
+
+
+def defined(function: Any) -> str:
+    """` (file, line 12)` where a function, or `__call__` of an object, is written; "" if that is unknown."""
+    function = inspect.unwrap(function)
+    if not inspect.isroutine(function):
+        function = getattr(type(function), "__call__", None)  # noqa: B004 - where it is written is asked
+    code = getattr(function, "__code__", None)
+    return place([(code.co_filename, code.co_firstlineno)]) if code is not None else ""
 
 
 def place(frames: Sequence[tuple[str, int]]) -> str:

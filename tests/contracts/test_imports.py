@@ -147,6 +147,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "ray",
                 "torch",
                 "zmq",
+                "polyrhythm.conformance",
                 "polyrhythm.errors",
                 "polyrhythm.imports",
                 "polyrhythm.scheduler",

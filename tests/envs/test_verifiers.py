@@ -121,6 +121,46 @@ class Guesses(vf.Taskset[GuessTask]):
 __all__ = ["Guesses", "GuessEnv"]
 """
 
+SHARED = """
+import verifiers.v1 as vf
+
+said = []
+
+
+class Shelf(vf.Toolset[vf.ToolsetConfig]):
+    async def setup(self):
+        if {fails} and not said:
+            said.append("failed")
+            raise OSError("no shelf")
+        said.append("set up")
+        self.kept = []
+        self._exit_stack.callback(lambda: said.append("closed"))
+
+    {more}
+
+    @vf.tool
+    def keep(self, word: str) -> int:
+        self.kept.append(word)
+        return len(self.kept)
+
+
+class KeepTask(vf.Task[vf.TaskData]):
+    pass
+
+
+class Keeps(vf.Taskset[KeepTask]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Shelf(vf.ToolsetConfig())]
+
+    def load(self):
+        for i in range(100):
+            yield KeepTask(vf.TaskData(prompt=f"Keep {{i}}."))
+
+
+__all__ = ["Keeps"]
+"""
+
 TASKSET = """
 import verifiers.v1 as vf
 
@@ -168,6 +208,10 @@ def taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "judged_tasks.py").write_text(TASKSET.format(container=JUDGED))
     (tmp_path / "count_tasks.py").write_text(COUNTS)
     (tmp_path / "away_tasks.py").write_text(COUNTS.replace("add=2", "add=2, runtime=vf.DockerConfig()"))
+    (tmp_path / "keep_tasks.py").write_text(SHARED.format(fails=False, more=""))
+    (tmp_path / "drop_tasks.py").write_text(SHARED.format(fails=True, more=""))
+    told = "async def setup_task(self, task): said.append('task')"
+    (tmp_path / "told_tasks.py").write_text(SHARED.format(fails=False, more=told))
     numbered, second = "Guess ({i}).", "other: vf.AgentConfig = vf.AgentConfig()"
     (tmp_path / "guess_tasks.py").write_text(GAME.format(second="", prompt=numbered))
     (tmp_path / "alike_tasks.py").write_text(GAME.format(second="", prompt="Guess."))
@@ -237,6 +281,45 @@ def test_tools_are_called_between_messages() -> None:
     assert closed == [start + 10, start + 2, start], "also where the episode is given up"
     findings = list(check_contract(env, 2, lambda _: None))
     assert [finding for finding in findings if finding.state not in ("ok", "note")] == []
+
+
+KEEP = '<tool_call>{"name": "shelf_keep", "arguments": {"word": "a"}}</tool_call>'
+
+
+@pytest.mark.usefixtures("taskset")
+def test_tools_of_a_taskset_are_set_up_once_for_all_episodes_of_a_process() -> None:
+    env = VerifiersSettings(taskset="keep_tasks", max_turns=6)
+    rows = [env.conversation() for _ in range(2)]
+    for kept, row in enumerate((rows[0], rows[1], rows[0]), 1):
+        assert "shelf_keep" in row.begin(0, kept)
+        assert row.reply(KEEP).text == f"<tool_response>\n{kept}\n</tool_response>\n", "its state goes on"
+    said = sys.modules["keep_tasks"].said
+    rows[0].close()
+    rows[0].close()
+    assert said == ["set up"], "the other row has them"
+    rows[1].close()
+    assert said == ["set up", "closed"]
+    with closing(env.conversation()) as row:
+        row.begin(0, 1)
+        assert row.reply(KEEP).text == "<tool_response>\n1\n</tool_response>\n"
+    assert said == ["set up", "closed"] * 2
+
+
+@pytest.mark.usefixtures("taskset")
+def test_a_setup_of_shared_tools_that_fails_is_told_and_tried_again() -> None:
+    with closing(VerifiersSettings(taskset="drop_tasks", max_turns=6).conversation()) as row:
+        with pytest.raises(OSError, match="no shelf"):
+            row.begin(0, 1)
+        row.begin(0, 1)
+    assert sys.modules["drop_tasks"].said == ["failed", "set up", "closed"]
+
+
+@pytest.mark.usefixtures("taskset")
+def test_shared_tools_are_not_told_a_task_and_who_expects_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(VerifiersSettings(taskset="told_tasks", max_turns=6).conversation()) as row:
+        row.begin(0, 1)
+    assert sys.modules["told_tasks"].said == ["set up", "closed"]
+    assert "env.taskset = told_tasks: Shelf.setup_task is not called, as in verifiers" in caplog.text
 
 
 @pytest.mark.usefixtures("taskset")

@@ -114,12 +114,37 @@ def test_a_function_evaluates_as_the_command_does(tmp_path: Path) -> None:
     found = pr.evaluate(tmp_path, episodes=8, conversations=2, overrides={"policy.engine": {"type": "native"}})
     assert [entry["index"] for entry in found.conversations] == [0, 1]
     assert not pr.evaluate(tmp_path, episodes=8, conversations=0).conversations
-    with pytest.raises(ConfigError, match=r"policy\.temperature=2: the run has its own policy.temperature"):
-        pr.evaluate(tmp_path, overrides="policy.temperature=2")
-    with pytest.raises(ConfigError, match=r"policy\.temperature=2: the run has its own policy.temperature"):
-        pr.evaluate(tmp_path, overrides=["policy.engine.type=native", {"policy.temperature": 2}])
+    with pytest.raises(ConfigError, match=r"policy\.layers=2: the run has its own policy.layers"):
+        pr.evaluate(tmp_path, overrides="policy.layers=2")
+    with pytest.raises(ConfigError, match=r"policy\.layers=2: the run has its own policy.layers"):
+        pr.evaluate(tmp_path, overrides=["policy.engine.type=native", {"policy.layers": 2}])
     with pytest.raises(ConfigError, match="conversations = -1"):
         pr.evaluate(tmp_path, conversations=-1)
+
+
+def test_tokens_may_be_sampled_otherwise_than_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At a temperature near 0, or from the likeliest token alone, as greedily."""
+    run(tmp_path, *SINGLE, "launcher=inline", "training.versions=1")
+
+    def said(*overrides: str, greedy: bool | None = None) -> list[Any]:
+        found = pr.evaluate(tmp_path, episodes=8, conversations=8, overrides=overrides, greedy=greedy)
+        assert found.greedy is (greedy if greedy is not None else not overrides)
+        return [found.sampling, *(turn["message"] for one in found.conversations for turn in one["turns"])]
+
+    plain, hot = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}, said("policy.temperature=4")
+    usual = said(greedy=True)
+    assert usual[0] == {}
+    assert said("policy.temperature=1.0e-4")[1:] == usual[1:]
+    assert said("policy.top_k=1")[:] == [plain | {"top_k": 1}, *usual[1:]]
+    assert hot[0] == plain | {"temperature": 4.0}
+    assert hot[1:] != said(greedy=False)[1:] != usual[1:]
+    with pytest.raises(ConfigError, match=r"policy\.top_p=0\.5: greedily the likeliest token is taken, .*--sampled"):
+        said("policy.top_p=0.5", greedy=True)
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path), "--episodes", "4", "policy.temperature=0.6", "policy.top_p=0.9"]) == 0
+    out = capsys.readouterr().out
+    assert "greedy: false" in out
+    assert "sampling: temperature 0.6, top_k 0, top_p 0.9" in out
 
 
 @long(15, "conversations of processes")

@@ -246,8 +246,8 @@ def test_an_evaluation_by_an_engine_that_would_change_the_policy_is_refused() ->
         (validate(passes), fixed[:2], "answers streams, and the run has batching.type = dynamic; leave it out"),
         (
             run,
-            ["policy.temperature=2"],
-            "the run has its own policy.temperature; only policy.checkpoint and",
+            ["policy.layers=2"],
+            "the run has its own policy.layers; only policy.checkpoint and",
         ),
         (run, ["policy.engines=x"], "policy.engines=x: the run has its own policy.engines"),
         (cartpole(), ["policy.engine.type=vllm"], "the run has its own policy.engine.type; only .* of a language"),

@@ -6,7 +6,10 @@ import json
 import logging
 
 from tests.pipeline.runs import config
+from tests.pipeline.test_language import SINGLE, SMALL
 
+from polyrhythm.config.load import load_config
+from polyrhythm.pipeline.build import _trainer_factory, env_settings
 from polyrhythm.pipeline.observers.mismatch import mismatch_limit
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
@@ -42,6 +45,21 @@ def test_a_policy_that_agrees_is_not(tmp_path, caplog):
     assert not [record for record in caplog.records if "mismatch_kl" in record.getMessage()]
     assert len(mismatches(tmp_path / "lockstep")) == 3
     assert max(mismatches(tmp_path / "lockstep")) < 1e-6
+
+
+def test_tokens_are_compared_by_themselves_where_they_keep_nothing_of_older_weights(tmp_path):
+    server = ("policy.engine={type: sglang, url: 'http://127.0.0.1:9'}", "policy.refresh_cache=true")
+    cases = {(): False, ("freshness.on_update=abort",): True, ("policy.refresh_cache=true",): True, server: False}
+    for overrides, by_token in cases.items():
+        chosen = load_config("quickstart_lm", overrides)
+        factory = _trainer_factory(chosen, env_settings(chosen).spec(), None, "", 0)
+        assert factory.token_versions is by_token, overrides
+    tiny = (*SMALL, *SINGLE[1:], "launcher=inline", "freshness.on_update=abort")
+    (tmp_path / "run").mkdir()
+    train(validate_run(load_config(SINGLE[0], tiny)), tmp_path / "run")
+    found = mismatches(tmp_path / "run")
+    assert len(found) == 3
+    assert max(map(abs, found)) < 1e-9, "log-probs of resumed messages are those of their weights"
 
 
 def test_the_limit_follows_the_tolerance_and_the_entries_of_a_log_prob():

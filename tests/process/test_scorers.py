@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -54,13 +55,15 @@ def test_a_sample_whose_score_fails_is_scored_again(fault, tmp_path):
     assert trained_scores(pipeline) == [1.0] * 32
 
 
-@pytest.mark.parametrize(("fault", "why"), [("hang", "has been in one score for "), ("exit", "status 7")])
+@pytest.mark.parametrize(
+    ("fault", "why"), [("hang", r"in one score for .* s, in __call__ \(.*rewards"), ("exit", "status 7")]
+)
 def test_a_scorer_that_hangs_or_ends_is_replaced(fault, why, tmp_path):
     scoring = faulty(tmp_path, fault, at_a_time=2)
     pipeline = run(tmp_path, base=SCORED, scoring=scoring, supervision={"score_s": 3.0})
     (event,) = lost(pipeline)
     assert event.station == "scorer-0"
-    assert why in event.reason
+    assert re.search(why, event.reason)
     assert balanced(pipeline, 32)
     assert trained_scores(pipeline) == [1.0] * 32
     assert len(tries(pipeline)) > len({command.ticket for command in tries(pipeline)})

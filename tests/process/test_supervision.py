@@ -87,7 +87,8 @@ def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_pa
         pipeline = run(tmp_path, env=env, supervision=limit)
     (event,) = lost(pipeline)
     assert event.station == "simulator-0"
-    assert re.fullmatch(rf"has been in one {call} for \d+\.\d s \(supervision\.{call}_s\)", event.reason)
+    where = r", in \w+ \(.*settings\.py, line \d+\)"
+    assert re.fullmatch(rf"has been in one {call} for \d+\.\d s{where} \(supervision\.{call}_s\)", event.reason)
     assert "starting it again (failure 1)" in caplog.text
     assert balanced(pipeline, 32)
 

@@ -77,6 +77,15 @@ def test_the_complaint_names_the_setting_that_was_exceeded(monitor: LivenessMoni
     assert monitor.complaint(now, LIMITS) == words
 
 
+def test_the_complaint_says_where_in_user_code_the_call_was_last() -> None:
+    monitor = LivenessMonitor(began=0.0, present=True)
+    monitor.note_heartbeat(1000.0, "step", 50.0, ", in reply (own.py, line 12)")
+    said = "has been in one step for 62.5 s, in reply (own.py, line 12) (supervision.step_s)"
+    assert monitor.complaint(1012.5, LIMITS) == said
+    monitor.note_heartbeat(1013.0, "step", 62.5)
+    assert monitor.complaint(1013.0, LIMITS) == "has been in one step for 62.5 s (supervision.step_s)"
+
+
 def test_a_station_that_somebody_has_yet_to_join_waits_without_limit_while_it_is_heard() -> None:
     """Its heartbeats are watched; once somebody has joined, it is a station like any other."""
     monitor = LivenessMonitor(began=0.0)

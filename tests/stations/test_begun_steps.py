@@ -6,8 +6,9 @@ import contextlib
 import inspect
 import os
 import select
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +136,46 @@ def test_a_slot_is_stepped_when_its_own_calls_have_ended() -> None:
     assert env.begun == [4, 5, 0, 1, 2, 3], "each once"
     assert bench.simulator.current_call() == ("", 0.0)
     bench.simulator.close()
+
+
+def lines_of(work: Callable[[], object], file: str) -> int:
+    """How many lines of a file it executes."""
+    found = 0
+
+    def trace(frame: Any, event: str, what: Any) -> Any:
+        nonlocal found
+        found += event == "line"
+        return trace
+
+    def enter(frame: Any, event: str, what: Any) -> Any:
+        return trace if frame.f_code.co_filename.endswith(file) else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+@pytest.mark.parametrize("waits_beside", [True, False])
+def test_what_slots_take_grows_with_their_number_and_not_with_its_square(waits_beside: bool) -> None:
+    def lines(slots: int) -> int:
+        bench, env, asked = bench_of(slots)
+        if waits_beside:
+            bench.simulator.wait_beside()
+        for event in asked.values():
+            bench.answer(event)
+        if waits_beside:
+            assert bench.run() == []
+        env.end(*range(slots))
+        found = lines_of(bench.run, "env_host.py")
+        assert len(env.steps) == slots
+        bench.simulator.close()
+        return found
+
+    assert lines(80) < 5 * lines(20)
 
 
 def test_slots_that_step_together_wait_for_each_others_calls() -> None:

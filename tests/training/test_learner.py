@@ -448,6 +448,37 @@ def test_mismatch_with_lag_is_that_of_the_chunk_steps_of_the_trainers_own_weight
     assert mismatch(3, proximal="behavior") is None, "log-probs are not recomputed"
 
 
+def test_mismatch_is_that_of_single_tokens_where_those_of_new_weights_keep_nothing_of_old_ones() -> None:
+    """Messages that got version 3 behind their first token: later ones are off by 0.1, the first by its staleness."""
+    data = []
+    for t in collect(ToyPolicy()):
+        newer = np.repeat(np.arange(t.valid.shape[1])[None] > 0, t.steps, 0).astype(np.int32)
+        logprob = np.where(newer[..., None] > 0, t.logprob + 0.1, t.logprob - 1).astype(np.float32)
+        data.append(replace(t, version=np.full_like(t.version, 2), newer=newer, logprob=logprob))
+
+    def mismatch(*, token_versions: bool, **settings: Any) -> float | None:
+        made = algorithm(**settings)
+        learner = Learner(ToyPolicy(), made, training(), total_updates=8, seed=3, token_versions=token_versions)
+        return finish(learner.update(data, 0, version=4, own_version=3)).get("train/actor/mismatch_kl")
+
+    for level, entries in (("token", 1), ("action", data[0].logprob.shape[2])):
+        found = mismatch(token_versions=True, logprob_level=level)
+        assert found == pytest.approx(np.expm1(-0.1 * entries) + 0.1 * entries, rel=1e-4), level
+    assert mismatch(token_versions=False) is None, "no message is wholly of version 3"
+    assert mismatch(token_versions=True, logprob_level="chunk", proximal="recompute") is None
+
+
+@pytest.mark.parametrize("level", ["chunk", "action"])
+def test_samples_without_advantages_are_those_of_groups_that_earned_the_same(level: str) -> None:
+    data = stale(per_action=level == "action")
+    equal = [replace(t, rewards=np.zeros_like(t.rewards)) for t in data]
+    settings = {"advantage": "grpo", "value": {"coef": 0.0}, "reward_level": level}
+    for given, share in ((data, 0.0), (equal, 1.0), ([*equal[:2], *data[2:]], 0.5)):
+        _, found = run(settings, {}, trajectories=given)
+        assert found["train/actor/zero_advantage_fraction"] == share
+    assert "train/actor/zero_advantage_fraction" not in run({}, {})[1]
+
+
 def test_mismatch_weights_are_those_of_the_two_engines_capped() -> None:
     data = stale()
     _, plain = run({"loss": "vanilla"}, {}, trajectories=data)

@@ -30,15 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="policy.NAME=VALUE",
         help="policy.checkpoint, policy.tokenizer: where the released folder that the run began from is now, if it was "
-        "moved; policy.engine: of a language model, what generates its tokens",
+        "moved; policy.engine: of a language model, what generates its tokens; policy.temperature, policy.top_k, "
+        "policy.top_p: how they are sampled",
     )
     parser.add_argument(
         "--episodes", type=count, metavar="N", help="episodes over all tasks (default: the run's evaluation, else 128)"
     )
     parser.add_argument("--seed", type=whole, metavar="S", help="seed of the held-out episodes (default: the run's)")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--greedy", action="store_true", default=True, help="act without noise (default)")
-    mode.add_argument("--sampled", action="store_false", dest="greedy", help="sample actions, as in training")
+    greedy = "act without noise (default, unless a setting of sampling is given)"
+    mode.add_argument("--greedy", action="store_const", const=True, help=greedy)
+    sampled = "sample actions, as in training"
+    mode.add_argument("--sampled", action="store_const", const=False, dest="greedy", help=sampled)
     parser.add_argument(
         "--swap-instructions",
         action="store_true",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, violation_of
-from polyrhythm.envs.base import EnvBatch, EnvSettings, RowNumbers, StepResult, first_cause
+from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, RowNumbers, StepResult, first_cause
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
@@ -75,6 +75,12 @@ class CheckedEnv:
                     f"observe wrote NaN or infinity to {name!r}", "check what the simulator returns"
                 )
         return first
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[Any] | None:
+        """Those of the scripted expert; None without one."""
+        if not isinstance(self._inner, Expert):
+            return None
+        return np.asarray(self._call("expert", self._inner.expert_actions, rows))
 
     def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
         """Observe into arrays that are filled with this turn's fill value."""

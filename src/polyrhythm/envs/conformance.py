@@ -26,10 +26,15 @@ _EPISODE_S = 60.0
 _REPLAYED = 5
 
 
-def observe_reset(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> tuple[EnvSpec, Arrays]:
+def observe_reset(
+    settings: EnvSettings,
+    rows: int,
+    about_to: Callable[[str], None],
+    then: Callable[[CheckedEnv], None] = lambda _: None,
+) -> tuple[EnvSpec, Arrays]:
     """The spec, and the observation of two rows after a reset, or of one row after two resets if there is only one.
 
-    rows: of an env batch in the run.
+    rows: of an env batch in the run; then: called with the batch before it is closed.
     """
     env = _build(settings, rows, about_to)
     every = range(env.rows)
@@ -37,6 +42,7 @@ def observe_reset(settings: EnvSettings, rows: int, about_to: Callable[[str], No
     for seed in range(1, 2 if env.rows > 1 else 3):
         env.reset(every, [0] * env.rows, [seed + row for row in every])
         seen.append(env.observe(every))
+    then(env)
     env.close()
     return env.spec, {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
 
@@ -163,7 +169,7 @@ def check_step_rows(env: CheckedEnv) -> str:
     if not env.spec.step_rows:
         return "the batch steps as a whole"
     before = _row(_begin(env), 1)
-    env.step([0], _actions(env, 1))
+    env.step([0], random_actions(env, 1))
     if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
         raise ContractViolation(
             f"step([0]) changes {name!r} of row 1", "step only these rows, or set step_rows False in the spec"
@@ -179,7 +185,7 @@ def check_end(env: CheckedEnv) -> str:
     running, steps, how = np.ones(env.rows, bool), 0, "max_steps"
     while running[0] and steps < env.spec.max_steps:
         rows = np.flatnonzero(running) if env.spec.step_rows else np.arange(env.rows)
-        result = env.step(rows, _actions(env, len(rows), rng))
+        result = env.step(rows, random_actions(env, len(rows), rng))
         steps += 1
         if result.terminated[0] or result.truncated[0]:
             how = "terminated" if result.terminated[0] else "truncated"
@@ -194,7 +200,7 @@ def check_end(env: CheckedEnv) -> str:
             "switch autoreset off: a row that ended is unchanged until reset",
         )
     if not env.spec.step_rows:
-        env.step(every, _actions(env, env.rows))  # a row that ended gets no-ops while others run
+        env.step(every, random_actions(env, env.rows))  # a row that ended gets no-ops while others run
     again = _reset_first(env) if env.spec.reset_rows else _begin(env)
     if name := _differing(initial, _row(again, 0)):
         raise ContractViolation(f"after an episode the same seed gave another {name!r}", "restore all state in reset")
@@ -206,7 +212,7 @@ def _check_stays(env: CheckedEnv, final: Arrays) -> None:
     if env.rows < 2 or not (env.spec.step_rows and env.spec.reset_rows):
         return
     env.reset([1], [0], [2])
-    env.step([1], _actions(env, 1))
+    env.step([1], random_actions(env, 1))
     if name := _differing(final, _row(env.observe(range(env.rows)), 0)):
         raise ContractViolation(
             f"a row that ended changes {name!r} while another row begins and steps",
@@ -223,7 +229,7 @@ def _reset_first(env: CheckedEnv) -> Arrays:
 def _moves(env: CheckedEnv) -> bool:
     """Whether a step changes the observation of row 0."""
     before = _row(_begin(env), 0)
-    env.step(range(env.rows), _actions(env, env.rows))
+    env.step(range(env.rows), random_actions(env, env.rows))
     return bool(_differing(before, _row(env.observe(range(env.rows)), 0)))
 
 
@@ -257,14 +263,14 @@ def _replay(env: CheckedEnv, row: int) -> list[float]:
     """Rewards of a row over some steps of fixed actions, until an episode ends."""
     rng, rewards = np.random.default_rng(5), []
     for _ in range(_REPLAYED):
-        result = env.step(range(env.rows), np.repeat(_actions(env, 1, rng), env.rows, axis=0))
+        result = env.step(range(env.rows), np.repeat(random_actions(env, 1, rng), env.rows, axis=0))
         rewards.append(float(result.reward[row]))
         if (result.terminated | result.truncated).any():
             break
     return rewards
 
 
-def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
+def random_actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
     """Random actions within the bounds."""
     rng, action = rng or np.random.default_rng(0), env.spec.action
     if action.kind == "discrete":
@@ -286,7 +292,7 @@ def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
         yield from (np.full(shape, choice) for choice in (0, env.spec.action.choices - 1))
     else:
         yield from (np.broadcast_to(bound, shape).astype(np.float32) for bound in _finite_bounds(env))
-    yield _actions(env, env.rows)
+    yield random_actions(env, env.rows)
 
 
 def _finite_bounds(env: CheckedEnv) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -181,6 +181,14 @@ def has_updates(folder: Path) -> bool:
         return False
 
 
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the run's metrics; damaged ones are left out, and all if the file cannot be read."""
+    try:
+        return [content for line in _lines(folder) if (content := _content(line)) is not None]
+    except OSError:
+        return []
+
+
 def _lines(folder: Path) -> list[str]:
     """The lines of metrics.jsonl, if there is one; a byte that is not UTF-8 damages its own line only."""
     path = folder / "metrics.jsonl"

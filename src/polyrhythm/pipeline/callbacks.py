@@ -28,7 +28,8 @@ class EvaluationResult:
     version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
     mean_return; metrics: means of the environment's own metrics; tasks, suites: the same by task and by suite, if there
     are several; variants, kinds: by variant of the environment that was asked for, and by kind of variant;
-    dropped: episodes that failed and are missing; greedy: without noise; video: its file, episodes, successes and
+    dropped: episodes that failed and are missing; greedy: without noise; sampling: the settings by which the tokens of
+    a language model were drawn otherwise (of `evaluate`); video: its file, episodes, successes and
     failed ones, if one was requested; conversations: what was said in the first episodes of a text environment, each
     with prompt, turns (message, reply), success and return.
     """
@@ -50,6 +51,7 @@ class EvaluationResult:
     video: Mapping[str, Any] | None = None
     dropped: int = 0
     conversations: Sequence[Mapping[str, Any]] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:

@@ -22,9 +22,11 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter, TraceWriter
+from polyrhythm.observe.metrics import read_lines
 from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
+from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
@@ -33,6 +35,7 @@ from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
+from polyrhythm.pipeline.observers.setbacks import SetbackWarning
 from polyrhythm.pipeline.observers.stations_now import StationsNow
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
@@ -188,7 +191,8 @@ class _Run:
     ) -> None:
         self._config, self._folder, self._pipeline, self._callbacks = config, folder, pipeline, callbacks
         self._progress, self._metrics, self._spec, self._live = progress, metrics, spec, live
-        self.evaluations = EvaluationManager(config, folder, progress, metrics, spec, callbacks)
+        self._setbacks = SetbackWatch(read_lines(folder))
+        self.evaluations = EvaluationManager(config, folder, progress, metrics, spec, callbacks, self._setbacks)
 
     def start(self) -> None:
         """Start the stations."""
@@ -277,7 +281,7 @@ class _Run:
         forwarder = UpdateForwarder(metrics, self._callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
-        loop.add_observers(evaluator, saver)
+        loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks))
         if self._live is None:
             reported = pipeline.spec.reports_success
             loop.add_observers(ProgressLogger(self._updates, episodes, began, reported=reported))

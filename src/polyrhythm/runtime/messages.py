@@ -175,6 +175,15 @@ class Patient(Protocol):
 
 
 @runtime_checkable
+class CallsInThreads(Protocol):
+    """A station whose calls may be in threads of its own."""
+
+    def calling_thread(self) -> int | None:
+        """The thread of `current_call`, None between two units of work. Asked by another thread."""
+        ...
+
+
+@runtime_checkable
 class Offloadable(Protocol):
     """A station that can leave its device and come back between two units of work, with the same bits."""
 

@@ -7,14 +7,21 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
-from polyrhythm.conformance import raised
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.conformance import defined, raised
+from polyrhythm.envs.base import Transcribes
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import SampleView, Score
+from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript, split_seed
 
 #: Characters quoted of what a function returned.
 _QUOTED = 80
+
+_NO_TEXT = Transcript("", (), "")
 
 
 class WrongScore(Exception):
@@ -22,10 +29,11 @@ class WrongScore(Exception):
 
 
 class RewardFunction:
-    """A function of a `SampleView`, called by `__call__`. label: the setting that names it."""
+    """A function of a `SampleView`, called by `__call__`. label: the setting that names it; place: ` (file, line 12)`
+    where it is written, if that is known."""
 
-    def __init__(self, label: str, function: Callable[[SampleView], object]) -> None:
-        self.label, self._function = label, function
+    def __init__(self, label: str, function: Callable[[SampleView], object], place: str = "") -> None:
+        self.label, self._function, self.place = label, function, place
 
     def __call__(self, sample: SampleView) -> object:
         found = self._function(sample)
@@ -54,7 +62,7 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
             ) from error
         if not callable(made):
             raise ConfigError(f"{label}: its objects cannot be called; give the class __call__(self, sample)")
-        return RewardFunction(label, made)
+        return RewardFunction(label, made, defined(made))
     if not callable(found):
         raise ConfigError(f"{label}: it is {type(found).__name__}, not a function; name a function of {module}")
     try:
@@ -65,7 +73,7 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
         ) from error
     except ValueError:
         pass  # it has no signature, such as a builtin
-    return RewardFunction(label, lambda sample: found(sample, **options))
+    return RewardFunction(label, lambda sample: found(sample, **options), defined(found))
 
 
 def as_score(value: object) -> Score:
@@ -78,3 +86,39 @@ def as_score(value: object) -> Score:
     if not math.isfinite(reward):
         raise WrongScore(f"it returned {repr(value)[:_QUOTED]}; return a finite number, or a Score")
     return Score(reward, None if success is None else bool(success))
+
+
+def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, evaluation: bool) -> SampleView:
+    """A sample as a reward function sees it. env: its environment's settings; seed: of its ticket."""
+    trajectory = _read_only(trajectory)
+    prompt, messages, text = env.transcribe(trajectory) if isinstance(env, Transcribes) else _NO_TEXT
+    return SampleView(
+        task=spec.tasks[trajectory.task].name,
+        seed=split_seed(spec, seed, held_out=evaluation),
+        evaluation=evaluation,
+        prompt=prompt,
+        messages=messages,
+        text=text,
+        terminated=trajectory.terminated,
+        success=trajectory.success,
+        episode_return=trajectory.episode_return,
+        trajectory=trajectory,
+    )
+
+
+def _read_only(trajectory: Trajectory) -> Trajectory:
+    """The same sample, whose arrays cannot be written."""
+    content: dict[str, Any] = {}
+    for field in fields(trajectory):
+        value = getattr(trajectory, field.name)
+        if isinstance(value, np.ndarray):
+            content[field.name] = _locked(value)
+        elif isinstance(value, dict):
+            content[field.name] = {name: _locked(array) for name, array in value.items()}
+    return replace(trajectory, **content)
+
+
+def _locked(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -10,27 +10,20 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from polyrhythm.conformance import own_place
-from polyrhythm.envs.base import Transcribes
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Channels, Order
 from polyrhythm.runtime.spans import SCORE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import SampleScored, ScorerJoined, ScoreSample, ScoringFailed
-from polyrhythm.specs import EnvSpec, SampleView, Trajectory, Transcript, split_seed
-from polyrhythm.stations.reward_function import RewardFunction, WrongScore, as_score
+from polyrhythm.specs import EnvSpec, SampleView
+from polyrhythm.stations.reward_function import RewardFunction, WrongScore, as_score, view_of
 from polyrhythm.stations.simulator.guard import IDLE
 
 log = logging.getLogger(__name__)
-
-_NO_TEXT = Transcript("", (), "")
 
 
 class Scorer:
@@ -52,11 +45,11 @@ class Scorer:
     ) -> None:
         self.name, self.incarnation = name, incarnation
         self._reward, self._spec, self._arena, self._channels = reward, spec, arena, channels
-        self._transcribe = env.transcribe if isinstance(env, Transcribes) else None
+        self._env = env
         self._places = places
         self._todo: SimpleQueue[ScoreSample | None] = SimpleQueue()
         self._under_way: set[int] = set()
-        self._calls: dict[int, float] = {}  # begin of each call under way, by number
+        self._calls: dict[int, tuple[float, int]] = {}  # begin and thread of each call under way, by number
         self._reading = threading.Lock()
         self._last = -1  # ticket of the last unit of work
         self._scored = self._failed = 0
@@ -103,7 +96,7 @@ class Scorer:
 
     def _score(self, command: ScoreSample) -> None:
         begin = time.monotonic()
-        self._calls[command.number] = begin
+        self._calls[command.number] = begin, threading.get_ident()
         answer = self._answer(command)
         del self._calls[command.number]
         end = time.monotonic()
@@ -133,20 +126,8 @@ class Scorer:
         with self._reading:  # a sample of another host is fetched by one thread at a time
             if not self._arena.holds(command.payload_id, command.ticket):
                 raise _SampleGone("the sample is not there any more")
-            trajectory = _read_only(self._arena.read(command.payload_id))
-        prompt, messages, text = self._transcribe(trajectory) if self._transcribe is not None else _NO_TEXT
-        return SampleView(
-            task=self._spec.tasks[command.task].name,
-            seed=split_seed(self._spec, command.seed, held_out=command.evaluation),
-            evaluation=command.evaluation,
-            prompt=prompt,
-            messages=messages,
-            text=text,
-            terminated=trajectory.terminated,
-            success=trajectory.success,
-            episode_return=trajectory.episode_return,
-            trajectory=trajectory,
-        )
+            trajectory = replace(self._arena.read(command.payload_id), task=command.task)
+        return view_of(self._env, self._spec, trajectory, seed=command.seed, evaluation=command.evaluation)
 
     # ------------------------------------------------------------ the station
 
@@ -157,7 +138,12 @@ class Scorer:
     def current_call(self) -> tuple[str, float]:
         """The call that has lasted longest."""
         begun = list(self._calls.values())
-        return (SCORE, min(begun)) if begun else IDLE
+        return (SCORE, min(begun)[0]) if begun else IDLE
+
+    def calling_thread(self) -> int | None:
+        """The thread of that call."""
+        begun = list(self._calls.values())
+        return min(begun)[1] if begun else None
 
     def pending_work(self) -> list[str]:
         count = len(self._under_way)
@@ -178,21 +164,3 @@ class Scorer:
 
 class _SampleGone(Exception):
     """The sample does not lie where it did: its host is lost."""
-
-
-def _read_only(trajectory: Trajectory) -> Trajectory:
-    """The same sample, whose arrays cannot be written."""
-    content: dict[str, Any] = {}
-    for field in fields(trajectory):
-        value = getattr(trajectory, field.name)
-        if isinstance(value, np.ndarray):
-            content[field.name] = _locked(value)
-        elif isinstance(value, dict):
-            content[field.name] = {name: _locked(array) for name, array in value.items()}
-    return replace(trajectory, **content)
-
-
-def _locked(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view

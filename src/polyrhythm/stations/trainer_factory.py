@@ -29,6 +29,7 @@ class TrainerFactory:
     `initial` ("": those of the seed), saves them, and publishes them as `version` unless something is published.
 
     algorithm, training, shard: these sections of the configuration as plain data. strategy: of several ranks.
+    token_versions: as of the learner.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TrainerFactory:
     version: int = 0
     strategy: Strategy = "replicate"
     shard: dict[str, Any] = field(default_factory=dict)
+    token_versions: bool = False
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -67,6 +69,7 @@ class TrainerFactory:
             total_updates=self.total_updates,
             seed=self.policy.seed,
             ranks=ranks,
+            token_versions=self.token_versions,
         )
         if saved:
             _resume(learner, saved[-1])

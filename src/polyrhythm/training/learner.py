@@ -50,7 +50,8 @@ class Learner:
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
     `algorithm.kl` needs a reference policy, it is the policy that the first update begins with (`training.reference`).
-    halt: why the run must stop after the last update, as a sentence; "" if it need not.
+    halt: why the run must stop after the last update, as a sentence; "" if it need not. token_versions: where weights
+    change within a message, the log-prob of each token is that of its own weights, which keep nothing of older ones.
 
     ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
     method, with the same arguments and in the same order.
@@ -65,8 +66,10 @@ class Learner:
         total_updates: int,
         seed: int,
         ranks: Ranks = ONE_RANK,
+        token_versions: bool = False,
     ) -> None:
         self.policy, self.ranks = policy, ranks
+        self._token_versions = token_versions
         self.updates = 0
         self.halt = ""
         self._skipped = SkippedSteps(training)
@@ -105,7 +108,8 @@ class Learner:
         is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
         with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
         generators, 0 but for rounding. own_version: of those weights, where generators could have them: of samples of
-        several versions those that are wholly theirs are compared, where log-probs are recomputed. before_step is
+        several versions the chunk steps that are wholly theirs are compared (by token with `token_versions`), where
+        log-probs are recomputed. before_step is
         called before the weights change, and before the update counts even if no step changed them. Closing the
         generator early leaves the weights of the last step done and `updates` as it was. A step whose gradient is not
         finite is skipped and the update completed; `halt` names the cause, unless training.on_nonfinite_gradient is
@@ -184,7 +188,9 @@ class Learner:
             self._reference = make_reference(self.policy, room=self._room)
         micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
         return TargetInputs(
-            self.policy, self._reference, version, micro_batch, self._device, self.ranks, counts, self._limits.tokens
+            *(self.policy, self._reference, version, micro_batch, self._device, self.ranks, counts),
+            tokens=self._limits.tokens,
+            token_versions=self._token_versions,
         )
 
     def _precomputed(self, packed: PackedBatch, inputs: TargetInputs) -> PackedBatch:

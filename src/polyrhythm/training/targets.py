@@ -33,6 +33,8 @@ _Found = TypeVar("_Found")
 
 #: Divergence between generators and trainer for the same weights.
 MISMATCH = "train/actor/mismatch_kl"
+#: Share of samples whose advantages are all 0, where groups are compared (`observe.setbacks`).
+_ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 
 
 class TargetInputs(NamedTuple):
@@ -40,7 +42,7 @@ class TargetInputs(NamedTuple):
     policy where there is one; the version that the update produces; rows per forward pass (0: all at once). counts: N
     and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
     (0: any number). own_version: that of the weights that the update begins with, where generators could have them and
-    not all samples are theirs.
+    not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version alone.
     """
 
     policy: Policy
@@ -52,6 +54,7 @@ class TargetInputs(NamedTuple):
     counts: tuple[int, int] | None = None
     tokens: int = 0
     own_version: int | None = None
+    token_versions: bool = False
 
 
 class Recomputed(NamedTuple):
@@ -85,8 +88,10 @@ def compute_targets(
     correction, counted, metrics = _correct(
         algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
     )
+    if algorithm.needs_groups:
+        metrics |= _zero_advantage(estimate.advantages, value_mask, packed, inputs.ranks.total)
     if recomputed is not None and inputs.own_version is not None:
-        own = mask & aggregation.per_row_like(packed.version == inputs.own_version, mask)
+        own = _own_entries(packed, algorithm, inputs.own_version, mask, by_token=inputs.token_versions)
         metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
     batch = TrainingBatch(
         obs=packed.obs,
@@ -249,12 +254,32 @@ def _correct(
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
 
 
+def _own_entries(
+    packed: PackedBatch, algorithm: AlgorithmSettings, own_version: int, mask: Tensor, *, by_token: bool
+) -> Tensor:
+    """Of the entries in the mask those that the weights of `own_version` made: of chunk steps that are wholly theirs,
+    or by token."""
+    own = (_versions(packed, algorithm) if by_token else packed.version).eq(own_version)
+    return mask & own.reshape(*own.shape, *(1,) * (mask.dim() - own.dim()))
+
+
 def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:
     """Divergence of generators' and trainer's log-probs over the entries that the trainer's weights sampled; no metric
     where there are none."""
     count = total(own.sum())
     differences = total(k3(behavior, recomputed)[own].sum())
     return {MISMATCH: float(differences / count)} if count else {}
+
+
+def _zero_advantage(advantage: Tensor, valid: Tensor, packed: PackedBatch, total: Total) -> Metrics:
+    """The share of samples whose advantages ([N] or [N,C], valid alike) are all 0: those of groups whose returns are
+    equal."""
+    rows, samples = len(advantage), packed.terminated.shape
+    nonzero = (valid & (advantage != 0)).reshape(rows, -1).any(1)
+    counted = [valid.reshape(rows, -1).any(1), nonzero]
+    of_samples = [torch.zeros(samples).index_add_(0, packed.trajectory, x.float()) > 0 for x in counted]
+    count, informative = total(torch.stack([x.sum() for x in of_samples]).double()).tolist()
+    return {_ZERO_ADVANTAGE: 1 - informative / count} if count else {}
 
 
 def _check_value_shape(packed: PackedBatch, algorithm: AlgorithmSettings) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyrhythm_bench.cases import language_figures, language_scaling, language_schedules
-from polyrhythm_bench.workloads.answer_scenes import SCENES
+from polyrhythm_bench.workloads.answer_scenes import SCENES, TINY_MODES, TINY_SCENE
 from polyrhythm_bench.workloads.roll_figures import FIGURES
 from polyrhythm_bench.workloads.scaled_scenes import MODELS
 
@@ -26,3 +26,9 @@ def run(parts: Sequence[str], versions: int, repeats: int) -> dict[str, Any]:
 
         found["engines"] = language_engines.run(repeats)
     return {"parts": found}
+
+
+def run_tiny() -> dict[str, Any]:
+    """A try of it: one small scene in three modes, once, with two versions. That is too little to judge by."""
+    found = language_schedules.run(TINY_SCENE, versions=2, repeats=1, modes=TINY_MODES)
+    return {"parts": {"tiny": {name: value for name, value in found.items() if name != "within_limits"}}}

@@ -38,7 +38,7 @@ language    with engines that sleep, beside the simulated cluster: batch rollout
             table_1_length of the ROLL Flash paper (2 minutes a part and turn); scaled_base scaled_think: its figure
             1b, 16 to 128 GPUs simulated, 128 live too (15 minutes, and 5 a turn); engines: those that compute beside
             bare vLLM, `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it
-            is installed)
+            is installed); --tiny: one small scene in three modes (a minute)
 scale       figure 7 of the RL-VLA3 paper and 1,024 GPUs, simulated with links between hosts and the conductor's CPU
             (--event: of `bench conductor` or `bench ceiling`): what bounds first (10 minutes)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
@@ -113,7 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--types", type=_names, metavar="NAME,NAME", help="policies: some of the four architectures")
     parser.add_argument("--sizes", type=_names, metavar="NAME,NAME", help="policies: tiny, released (both on a GPU)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="policies: where; cuda where there is one")
-    parser.add_argument("--tiny", action="store_true", default=None, help="gpu-colocated: a small pi0, on the CPU")
+    tiny = "gpu-colocated: a small pi0, on the CPU; language: one small scene, to try it"
+    parser.add_argument("--tiny", action="store_true", default=None, help=tiny)
     parser.add_argument("--minutes", type=positive, metavar="M", help="gpu-colocated: of all modes together (8)")
     parser.add_argument(
         "--out",
@@ -368,13 +369,21 @@ def _papers() -> dict[str, Any]:
     return papers.run()
 
 
-def _language(only: Sequence[str] = (), versions: int = 6, repeats: int = 3) -> dict[str, Any]:
+def _language(
+    only: Sequence[str] = (), versions: int | None = None, repeats: int | None = None, tiny: bool = False
+) -> dict[str, Any]:
     from polyrhythm_bench.cases import language
 
+    if tiny and (only or versions or repeats):
+        from polyrhythm.errors import ConfigError
+
+        raise ConfigError("--tiny: bench language then has one scene, once; leave out --only, --versions and --repeats")
+    if tiny:
+        return language.run_tiny()
     _check_names("--only", only, language.PARTS)
     if not only or "engines" in only:
         check_packages()
-    return language.run(only or language.PARTS, versions, repeats)
+    return language.run(only or language.PARTS, versions or 6, repeats or 3)
 
 
 def _scale(gpus: Sequence[int] = (8, 32, 128, 256, 1024), event: str = "25us") -> dict[str, Any]:

@@ -28,3 +28,7 @@ SCENES: dict[str, AnswerScene] = {
     ),
     "native": AnswerScene(prompts=32, update_ms=round(NATIVE_UPDATE_MS * 256 * 60 / 8), **NATIVE_COSTS),
 }
+
+#: For a try: few stations and answers, and the modes that differ most.
+TINY_SCENE = AnswerScene(prompts=8, group=4, devices=4, training_devices=2, update_ms=300)
+TINY_MODES = ("lockstep", "queue", "alpha_1_continue")

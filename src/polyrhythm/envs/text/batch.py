@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.conformance import defined
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
 from polyrhythm.envs.text.prepared import PreparedMessages
@@ -160,7 +162,13 @@ class TextBatch:
                 self._prepared.tell(row, self._tokenizer.decode(message.tolist()))
 
     def _replied(self, row: int, message: NDArray[Any]) -> Reply:
-        return self._conversations[row].reply(self._tokenizer.decode(message.tolist()))
+        conversation = self._conversations[row]
+        reply = conversation.reply(self._tokenizer.decode(message.tolist()))
+        if not isinstance(reply, Reply) or not _is_finite(reply.reward):
+            found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
+            where = defined(type(conversation).reply)
+            raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
+        return reply
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         index = np.asarray(rows, np.intp)
@@ -181,6 +189,14 @@ class TextBatch:
             if callable(close := getattr(conversation, "close", None)):
                 close()
         self._prepared.close()
+
+
+def _is_finite(value: object) -> bool:
+    """Whether it is a finite number, of whatever type."""
+    try:
+        return not isinstance(value, str) and math.isfinite(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
 
 
 class TextBatchWithExpert(TextBatch):

@@ -21,21 +21,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from polyrhythm.envs.text.talk import Talk
+from polyrhythm.envs.text.verifiers_tools import SharedTools, Tools
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_HOW = (
-    'Tools, one a line:\n{tools}\nCall one by <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>; its result '
-    "is shown. A message without a call is your answer.\n"
-)
 
 
 class PolicyAgent:
     """The agent of an environment, whose messages are the policy's. trace: of its one interaction, once it began.
-    toolsets: makes the tool servers of a task, new ones for every episode."""
+    shared: tools of all episodes; toolsets: makes the tool servers of a task, new ones for every episode."""
 
-    def __init__(self, talk: Talk, toolsets: Callable[[Any], Sequence[Any]]) -> None:
+    def __init__(self, talk: Talk, shared: SharedTools, toolsets: Callable[[Any], Sequence[Any]]) -> None:
         self.trace: Any = None
-        self._talk, self._toolsets = talk, toolsets
+        self._talk, self._shared, self._toolsets = talk, shared, toolsets
 
     async def run(self, task: Any) -> Any:
         """The whole task in one turn."""
@@ -49,8 +46,8 @@ class PolicyAgent:
         if self.trace is not None:
             raise RuntimeError("the environment opened a second interaction in one episode")
         async with AsyncExitStack() as open_tools:
-            tools = _Tools()
-            await tools.open(self._toolsets(task), task, open_tools)
+            tools = Tools(await self._shared.opened())
+            await tools.open(self._toolsets(task), open_tools, task)
             found = _Interaction(self._talk, task, tools)
             self.trace = found.trace
             yield found
@@ -61,7 +58,7 @@ class PolicyAgent:
 class _Interaction:
     """What `verifiers.v1.agent.Interaction` is to an environment."""
 
-    def __init__(self, talk: Talk, task: Any, tools: _Tools) -> None:
+    def __init__(self, talk: Talk, task: Any, tools: Tools) -> None:
         import verifiers.v1 as vf
         from verifiers.v1.trace import TraceTask
         from verifiers.v1.types import SystemMessage, UserMessage
@@ -132,53 +129,6 @@ class _Interaction:
                 self.trace.stop(rule.__name__)
                 return True
         return False
-
-
-class _Tools:
-    """Toolsets in this process. described: what a prompt says of them."""
-
-    def __init__(self) -> None:
-        self._servers: dict[str, tuple[Any, str]] = {}
-        self.described = ""
-
-    def __bool__(self) -> bool:
-        return bool(self._servers)
-
-    async def open(self, toolsets: Sequence[Any], task: Any, stack: AsyncExitStack) -> None:
-        """Set them up for a task. stack: closes what they open."""
-        if not toolsets:
-            return
-        from mcp.server.mcpserver import MCPServer
-
-        listed = []
-        for toolset in toolsets:
-            await stack.enter_async_context(toolset._exit_stack)
-            await toolset.setup()
-            await toolset.setup_task(task.data)
-            server: Any = MCPServer(toolset.server_name or type(toolset).__name__)
-            toolset.register(server)
-            prefix = f"{toolset.server_name}_" if toolset.server_name else ""
-            for tool in await server.list_tools():
-                name = prefix + tool.name
-                self._servers[name] = (server, tool.name)
-                listed.append(
-                    json.dumps({"name": name, "description": tool.description, "parameters": tool.input_schema})
-                )
-        if listed:
-            self.described = _HOW.format(tools="\n".join(listed))
-
-    async def call(self, name: str, arguments: Any) -> str:
-        """The result as text, or what was wrong."""
-        from mcp.server.mcpserver.exceptions import ToolError
-
-        if name not in self._servers:
-            return f"error: no tool {name!r}; there are {', '.join(self._servers)}"
-        server, own = self._servers[name]
-        try:
-            found = await server.call_tool(own, arguments if isinstance(arguments, dict) else {})
-        except ToolError as error:
-            return f"error: {error}"
-        return "\n".join(part.text for part in found.content if hasattr(part, "text"))
 
 
 def _read(call: str) -> tuple[str, Any]:

@@ -8,6 +8,8 @@ tool servers with state of the task, or a runtime are refused.
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -18,8 +20,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart, is_held_out
-from polyrhythm.envs.text.talk import Talk
+from polyrhythm.envs.text.talk import Talk, in_loop
 from polyrhythm.envs.text.verifiers_talk import PolicyAgent, lacking
+from polyrhythm.envs.text.verifiers_tools import SharedTools, warn_of_tasks
 from polyrhythm.errors import ConfigError, MissingError, pip_install
 
 
@@ -60,11 +63,12 @@ class VerifiersTask:
         self._loaded = _load(settings.taskset, json.dumps(settings.options), settings.most)
         self._success = settings.success
         self._talk = Talk()
+        self._shared = _SharedBy(settings)
         self._agent: PolicyAgent | None = None
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
         loaded, drawn = self._loaded, draw_apart(seed, self._draw)
-        agent = self._agent = PolicyAgent(self._talk, loaded.toolsets)
+        agent = self._agent = PolicyAgent(self._talk, self._shared.tools, loaded.toolsets)
         said = self._talk.begin(loaded.environment.run(drawn.task, SimpleNamespace(**{loaded.agent: agent})))
         if said is None:
             raise ConfigError("env.taskset: its environment ended before it asked for a message; use another")
@@ -84,15 +88,45 @@ class VerifiersTask:
 
     def close(self) -> None:
         self._talk.drop()
+        self._shared.give_up()
+
+
+class _SharedBy:
+    """The tools that the conversations of a process with equal settings share; the last one that gives them up closes
+    them."""
+
+    _lock = threading.Lock()
+    _users: ClassVar[dict[tuple[int, str, str], tuple[SharedTools, int]]] = {}
+
+    def __init__(self, settings: VerifiersSettings) -> None:
+        options = json.dumps(settings.options)
+        loaded = _load(settings.taskset, options, settings.most)
+        self._key, self._open = (os.getpid(), settings.taskset, options), True
+        with self._lock:
+            self.tools, users = self._users.get(self._key, (SharedTools(loaded.shared), 0))
+            self._users[self._key] = self.tools, users + 1
+
+    def give_up(self) -> None:
+        """Use them no more."""
+        if not self._open:
+            return
+        self._open = False
+        with self._lock:
+            tools, users = self._users.pop(self._key)
+            if users > 1:
+                self._users[self._key] = tools, users - 1
+        if users == 1:
+            in_loop(tools.end())
 
 
 class _Loaded(NamedTuple):
-    """A taskset: its tasks, its environment, the name of the environment's agent, what makes a task's tools, and a
-    text by which tasks of training and of evaluations are apart."""
+    """A taskset: its tasks, its environment, the name of the environment's agent, what makes the tools of all tasks and
+    those of one, and a text by which tasks of training and of evaluations are apart."""
 
     tasks: list[Any]
     environment: Any
     agent: str
+    shared: Callable[[], Sequence[Any]]
     toolsets: Callable[[Any], Sequence[Any]]
     apart_by: Callable[[Any], str]
 
@@ -132,17 +166,23 @@ def _load(name: str, options: str, most: int) -> _Loaded:
     if not found:
         raise ConfigError(f"{what}: it has no tasks; correct env.options")
 
+    def shared() -> Sequence[Any]:
+        made: Sequence[Any] = type(taskset).toolsets(taskset.config)
+        return made
+
     def toolsets(task: Any) -> Sequence[Any]:
-        return [*type(taskset).toolsets(taskset.config), *type(task).toolsets(task.config)]
+        made: Sequence[Any] = type(task).toolsets(task.config)
+        return made
 
     agents = list(agent_config_fields(config))
-    own = type(environment)
-    needs = lacking(found[0], toolsets(found[0]))
+    own, of_all = type(environment), shared()
+    needs = lacking(found[0], [*of_all, *toolsets(found[0])])
     if len(agents) > 1:
         needs = f"{len(agents)} agents ({', '.join(agents)})"
     elif own.finalize is not Env.finalize or own.start is not Env.start:
         needs = "a server of environments"
     if needs:
         raise ConfigError(f"{what}: its tasks need {needs}; use a taskset that does without")
+    warn_of_tasks(what, of_all)
     sides = {is_held_out(_prompt(task)) for task in found}
-    return _Loaded(found, environment, agents[0], toolsets, _prompt if len(sides) == 2 else _data)
+    return _Loaded(found, environment, agents[0], shared, toolsets, _prompt if len(sides) == 2 else _data)

@@ -74,6 +74,7 @@ def page(runs: Sequence[Run]) -> str:
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
+    parts.append(_section("Warnings", *(_named(run, tables.setbacks(run), runs) for run in runs)))
     details = "" if several else tables.by_task(runs[0]) + tables.by_metric(runs[0])
     parts.append(_section("Results", tables.results(runs), details))
     if not several:

@@ -17,6 +17,7 @@ import yaml
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe.conversations import Entry, read_conversations
 from polyrhythm.observe.intervals import measures_success, wilson
+from polyrhythm.observe.setbacks import setbacks
 from polyrhythm.observe.settings_changes import Change, read_changes
 
 Line = Mapping[str, Any]
@@ -52,7 +53,8 @@ class Point(NamedTuple):
 @dataclass(frozen=True)
 class Run:
     """One run. updates: metrics of each update; summary: as in summary.json, with the finished phases only if the run
-    is unfinished; changes: of settings, on resume; conversations: of evaluations, in the order of writing."""
+    is unfinished; changes: of settings, on resume; conversations: of evaluations, in the order of writing; setbacks:
+    sentences about what went wrong."""
 
     folder: Path
     label: str
@@ -63,6 +65,7 @@ class Run:
     finished: bool
     changes: Sequence[Change] = ()
     conversations: Sequence[Entry] = ()
+    setbacks: Sequence[str] = ()
 
     @property
     def measures_success(self) -> bool:
@@ -112,7 +115,8 @@ def _read(folder: Path) -> Run:
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings().get("freshness.sync_interval", 1))
     said = read_conversations(folder)
-    return replace(run, evaluations=_evaluations(lines, per_version), conversations=said)
+    measured = _evaluations(lines, per_version)
+    return replace(run, evaluations=measured, conversations=said, setbacks=setbacks(lines))
 
 
 def _so_far(progress: Line) -> dict[str, Any]:

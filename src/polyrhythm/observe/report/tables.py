@@ -159,6 +159,11 @@ def set_aside(run: Run) -> str:
     return table(["task", "seed", "last failure"], rows, caption) if rows else ""
 
 
+def setbacks(run: Run) -> str:
+    """What went wrong, a paragraph each."""
+    return "".join(f'<p class="notice">{escape(sentence)}</p>' for sentence in run.setbacks)
+
+
 def weights(run: Run) -> str:
     """How the weights of each version travelled, by station and way."""
     rows = [

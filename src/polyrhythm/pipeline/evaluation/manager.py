@@ -13,11 +13,13 @@ from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.conversations import write_conversations
 from polyrhythm.observe.intervals import counted, measures_success, success_in_words
+from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.best import BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
+from polyrhythm.pipeline.observers.setbacks import warn_of_setbacks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
@@ -43,9 +45,11 @@ class EvaluationManager:
         metrics: MetricsWriter,
         spec: EnvSpec,
         callbacks: Callbacks,
+        setbacks: SetbackWatch,
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
         self._metrics, self._spec, self._callbacks = metrics, spec, callbacks
+        self._setbacks = setbacks
         self._best = BestCheckpoints(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
@@ -158,4 +162,5 @@ class EvaluationManager:
             else:
                 result = f"{mean_return} over {counted(total['episodes'], 'episode')}"
             log.info("%s, version %d: %s", key, version, result)
+            warn_of_setbacks(self._setbacks, {"step": version, **values})
         return tallies

@@ -1,5 +1,5 @@
-"""What an evaluation of a saved run may have otherwise than the run: where its released folders are now, and the engine
-that generates its tokens. Neither changes what the policy is."""
+"""What an evaluation of a saved run may have otherwise than the run: where its released folders are now, the engine
+that generates its tokens, and how these are sampled. None of them changes the policy's weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable
 
 _ENGINE = "policy.engine"
+#: Settings of the section `policy` by which a language model's tokens are drawn.
+_SAMPLING = ("temperature", "top_k", "top_p")
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -29,14 +31,33 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     named = {text.partition("=")[0].strip(): text for text in overrides}
     engine = [name for name in named if f"{name}.".startswith(f"{_ENGINE}.") and "engine" in saved["policy"]]
     for name, text in named.items():
-        if name not in allowed and name not in engine:
+        sampled = name in {f"policy.{one}" for one in _SAMPLING if one in saved["policy"]}
+        if name not in allowed and name not in engine and not sampled:
             may = " and ".join(sorted(MOVABLE))
             raise ConfigError(
-                f"{text}: the run has its own {name}; only {may} may differ, where they name folders, and {_ENGINE} of "
-                "a language model"
+                f"{text}: the run has its own {name}; only {may} may differ, where they name folders, and of a "
+                f"language model {_ENGINE}, {', '.join(f'policy.{one}' for one in _SAMPLING)}"
             )
     found = validate(tree)
     return _with_engine(config, found, named[engine[0]]) if engine else found
+
+
+def acts_greedily(greedy: bool | None, overrides: Sequence[str]) -> bool:
+    """Whether the policy acts without noise. greedy: as asked; None: without, unless a setting of sampling is given.
+    ConfigError: one is given that then means nothing."""
+    given = [text for text in overrides if text.partition("=")[0].strip() in {f"policy.{one}" for one in _SAMPLING}]
+    if greedy and given:
+        raise ConfigError(
+            f"{given[0]}: greedily the likeliest token is taken, whatever this says; leave it out, or sample "
+            "(--sampled, greedy=False)"
+        )
+    return not given if greedy is None else greedy
+
+
+def sampling_of(config: RunConfig, *, greedy: bool) -> dict[str, Any]:
+    """{sampling: the settings by which the tokens of a language model are drawn}; empty for others, and greedily."""
+    found = {name: getattr(config.policy, name) for name in _SAMPLING if hasattr(config.policy, name)}
+    return {"sampling": found} if found and not greedy else {}
 
 
 def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:

@@ -22,7 +22,7 @@ from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
-from polyrhythm.pipeline.evaluation.overrides import with_overrides
+from polyrhythm.pipeline.evaluation.overrides import acts_greedily, sampling_of, with_overrides
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.variants import with_variants
 from polyrhythm.pipeline.observers.live import LiveDisplay
@@ -67,7 +67,7 @@ def evaluate(
     path: Path,
     episodes: int | None = None,
     seed: int | None = None,
-    greedy: bool = True,
+    greedy: bool | None = None,
     conditions: Conditions | None = None,
     live: LiveDisplay | None = None,
     video: Video | None = None,
@@ -76,18 +76,19 @@ def evaluate(
     """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
 
     episodes: distributed over the tasks, with initial states derived from `seed` and never seen in training; both
-    default to the run's own evaluation, which reproduces a finished run's `after`.
+    default to the run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: do,
+    unless overrides have a setting of sampling. `sampling`: those settings, where tokens are sampled.
     conditions: under which else it is evaluated. `variants` then has a result for each variant, with its kind and what
     differs; `kinds` the results by kind, where one has several variants.
     `per_episode`: each episode's outcome (`episodes.per_episode`). `conversations`, in a text environment: what was
     said in the first ones. `reports_success`: as the environment's spec says; where it is False, successes are 0 and
     mean nothing.
     live: progress display; video: of the first episodes, each variant's in a file of its own. overrides: where the
-    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, and the engine of a language model
-    (`evaluation.overrides`). RunFolderError: there is no such policy.
+    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, and of a language model the engine and how
+    tokens are sampled (`evaluation.overrides`). RunFolderError: there is no such policy.
     """
     config, weights, version = load_policy(path)
-    config = with_overrides(config, overrides)
+    config, acts = with_overrides(config, overrides), acts_greedily(greedy, overrides)
     refuse_missing_folders(config, "eval", path)
     swap, variants, shown = conditions or Conditions()
     varied = with_variants(config, variants)
@@ -106,7 +107,7 @@ def evaluate(
 
     def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
         said = config.evaluation.conversations if shown is None else shown
-        choice = _Choice(count, seed, greedy, swap, said)
+        choice = _Choice(count, seed, acts, swap, said)
         return _measure(config, weights, path, choice, live, video.of_variant(name) if video else None)
 
     found, _ = measure(config, None)
@@ -121,7 +122,8 @@ def evaluate(
     if several:
         found["kinds"] = {kind: _tally_kind(parts) for kind, parts in several.items()}
     told = {"instructions": "exchanged"} if swap else {}
-    return {**found, **told, "greedy": greedy, "seed": seed, "version": version}
+    sampling = sampling_of(config, greedy=acts)
+    return {**found, **told, "greedy": acts, **sampling, "seed": seed, "version": version}
 
 
 def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:

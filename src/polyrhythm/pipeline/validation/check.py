@@ -29,7 +29,7 @@ from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 from polyrhythm.pipeline.validation.learning_checks import check_learning
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, load_reward_function
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
@@ -63,8 +63,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     """Raise ConfigError for the first setting that cannot be run, StartError if the machine lacks resources.
 
     A checkpoint is compared with the environment's spec before anything else. Then the environment is built once, with
-    two rows, and reset once, unless all simulators join; the policy is tried on these observations, or its miniature is
-    (`policy_to_try`).
+    two rows, and reset once, unless all simulators join; a reward function is called on an episode of it. The policy is
+    tried on these observations, or its miniature is (`policy_to_try`).
     trainer: whether the run has a trainer.
     """
     log.info("checks of settings, environment and policy …")
@@ -77,7 +77,11 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
     if getattr(config.policy, "checkpoint", ""):
         declared = try_spec(config, env)
         form = _form_with_room(config, declared, trainer=trainer)
-    spec, rows = try_env(config, env) if _simulates_here(config) else declared_rows(try_spec(config, env))
+    if _simulates_here(config):
+        spec, rows = try_env(config, env)
+    else:
+        spec, rows = declared_rows(try_spec(config, env))
+        load_reward_function(config)
     check_rollout(config, spec)
     if trainer:
         check_weights_change(config)

@@ -31,6 +31,7 @@ _TAKEN = {
     *("ratio", "approx_kl", "proximal_approx_kl", "behav_approx_kl", "interpolation_error", "mismatch_weight"),
     *("reference_kl", "mismatch_kl", "policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr"),
     *("average_version", "current_version", "correction_weight", "correction_clip_fraction", "rejected_fraction"),
+    "zero_advantage_fraction",
 }
 
 

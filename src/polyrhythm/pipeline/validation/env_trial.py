@@ -33,6 +33,7 @@ from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
 from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
+from polyrhythm.pipeline.validation.reward_trial import RewardTrial
 from polyrhythm.specs import EnvSpec
 
 #: Call → the setting of its time limit.
@@ -42,8 +43,13 @@ LIMITS = {
     "reset": "reset_s",
     "step": "step_s",
     "observe": "step_s",
+    "expert": "step_s",
     "close": "step_s",
+    "load": "start_s",
+    "score": "score_s",
 }
+#: Calls into the reward function, in words; the others are into the environment.
+_REWARDS = {"load": "making it", "score": "it"}
 #: Seconds beyond a call's limit within which the process ends itself, with its traceback.
 _GRACE_S = 5.0
 _LAST_BYTES = 16_384
@@ -72,7 +78,8 @@ def declared_rows(spec: EnvSpec) -> EnvTrial:
 
 
 def try_env(config: RunConfig, settings: EnvSettings) -> EnvTrial:
-    """Build the environment once and reset it once. Raises ConfigError if it breaks its contract."""
+    """Build the environment once and reset it once; of a text environment, and for a reward function, play an episode.
+    Raises ConfigError if it breaks its contract, or the reward function does."""
     seen = dict(_events("observe", config, settings))
     return EnvTrial(seen["spec"], seen["arrays"])
 
@@ -101,13 +108,29 @@ def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[tupl
                 yield kind, seen
 
 
+def _reward(config: RunConfig) -> RewardTrial | None:
+    if config.scoring is None:
+        return None
+    options = config.scoring.model_dump(mode="json")["options"]
+    return RewardTrial(config.scoring.function, options, config.scoring.max_attempts)
+
+
+def _callee(config: RunConfig, what: str, call: str) -> tuple[str, str]:
+    """Whose call it is, as a setting, and its name there. what: the environment."""
+    if call in _REWARDS and config.scoring is not None:
+        return f"scoring.function = {config.scoring.function}", _REWARDS[call]
+    return what, call
+
+
 def _limits(config: RunConfig) -> dict[str, float]:
     return {call: getattr(config.supervision, name) for call, name in LIMITS.items()}
 
 
-def _timeout_error(what: str, call: str, limit: float, where: str) -> ConfigError:
+def _timeout_error(config: RunConfig, what: str, call: str, where: str) -> ConfigError:
+    limit = _limits(config)[call]
+    whose, name = _callee(config, what, call)
     return ConfigError(
-        f"{what}: {call} has not returned within {limit:g} s{where}; fix it there, or raise supervision.{LIMITS[call]}"
+        f"{whose}: {name} has not returned within {limit:g} s{where}; fix it there, or raise supervision.{LIMITS[call]}"
     )
 
 
@@ -121,7 +144,7 @@ def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) ->
 
     def work() -> None:
         try:
-            run_trial(job, settings, config.rollout.rows, lambda *event: events.put(list(event)))
+            run_trial(job, settings, config.rollout.rows, lambda *event: events.put(list(event)), _reward(config))
         except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
             events.put(["raised", error])
 
@@ -132,7 +155,7 @@ def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) ->
             try:
                 event = events.get(timeout=limits[call])
             except queue.Empty:
-                raise _timeout_error(what, call, limits[call], _thread_location(thread)) from None
+                raise _timeout_error(config, what, call, _thread_location(thread)) from None
             if event[0] == "call":
                 call = event[1]
                 continue
@@ -174,7 +197,7 @@ def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings) -> Itera
             while True:
                 line = lines.next(limits[call] + _GRACE_S)
                 if not line:
-                    raise _exit_error(what, call, limits[call], popen, log)
+                    raise _exit_error(config, what, call, popen, log)
                 event = decode_event(line)
                 if event[0] == "call":
                     call = event[1]
@@ -225,7 +248,14 @@ def _start(
     )
     os.close(theirs)
     env = config.env.model_dump(mode="json")
-    task = {"job": job, "env": env, "rows": config.rollout.rows, "limits": limits, "pipe": theirs}
+    task = {
+        "job": job,
+        "env": env,
+        "rows": config.rollout.rows,
+        "limits": limits,
+        "pipe": theirs,
+        "reward": _reward(config),
+    }
     assert popen.stdin is not None
     try:
         popen.stdin.write(json.dumps(task).encode())
@@ -235,7 +265,7 @@ def _start(
     return popen, _LineReader(ours)
 
 
-def _exit_error(what: str, call: str, limit: float, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
+def _exit_error(config: RunConfig, what: str, call: str, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
     """Error for a process that ended or timed out before its next line."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
     text = log.read().decode("utf-8", errors="replace")
@@ -245,11 +275,12 @@ def _exit_error(what: str, call: str, limit: float, popen: subprocess.Popen[byte
     try:
         status = popen.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
-        return _timeout_error(what, call, limit, "")
+        return _timeout_error(config, what, call, "")
     if "Timeout (" in text:
-        return _timeout_error(what, call, limit, place([(file, int(line)) for file, line in reversed(dumped)]))
+        return _timeout_error(config, what, call, place([(file, int(line)) for file, line in reversed(dumped)]))
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+    whose, name = _callee(config, what, call)
     return ConfigError(
-        f"{what}: {call} ended the trial process (status {status}): {last.strip()}; make it run outside of "
+        f"{whose}: {name} ended the trial process (status {status}): {last.strip()}; make it run outside of "
         "polyrhythm first"
     )

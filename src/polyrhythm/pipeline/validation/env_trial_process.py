@@ -20,9 +20,11 @@ from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.checked_env import ask_spec
+from polyrhythm.envs.checked_env import CheckedEnv, ask_spec
 from polyrhythm.envs.conformance import check_contract, observe_reset
+from polyrhythm.envs.trial_episode import play_episode
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.pipeline.validation.reward_trial import RewardTrial, try_reward
 from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),
@@ -30,8 +32,9 @@ from polyrhythm.specs.plain import as_plain, from_plain
 Send = Callable[..., None]
 
 
-def run_trial(job: str, settings: EnvSettings, rows: int, send: Send) -> None:
-    """Do a job. `spec`: get the spec. `observe`: that, and two rows after a reset. `contract`: all checks, then that.
+def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, reward: RewardTrial | None = None) -> None:
+    """Do a job. `spec`: get the spec. `observe`: that, and two rows after a reset; then an episode of a text
+    environment, or where there is a reward function, which gets it. `contract`: all checks, then that.
 
     rows: of an env batch in the run.
     """
@@ -39,13 +42,20 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send) -> None:
     def about_to(call: str) -> None:
         send("call", call)
 
+    def play(env: CheckedEnv) -> None:
+        if reward is None and not env.spec.action.stops:
+            return  # its user's code was called, and simulators may take long
+        sample = play_episode(env)
+        if reward is not None:
+            try_reward(reward, settings, env.spec, sample, about_to)
+
     try:
         if job == "spec":
             send("spec", ask_spec(settings, about_to))
         else:
             for finding in check_contract(settings, rows, about_to) if job == "contract" else ():
                 send("finding", finding)
-            spec, arrays = observe_reset(settings, rows, about_to)
+            spec, arrays = observe_reset(settings, rows, about_to, play)
             send("spec", spec)
             send("arrays", arrays)
     except ContractViolation as violation:
@@ -99,7 +109,8 @@ def main() -> None:
         except (InvalidSetting, NestedRefusal) as refusal:
             send("error", f"env.type = {job['env'].get('type')}: {refusal}")
         else:
-            run_trial(job["job"], settings, job["rows"], send)
+            reward = RewardTrial(*job["reward"]) if job["reward"] else None
+            run_trial(job["job"], settings, job["rows"], send, reward)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # do not wait for a simulator's threads and exit handlers

@@ -43,6 +43,11 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
         )
     with errors_of("rollout"):
         _try_key(config.rollout.queue_key)
+
+
+def load_reward_function(config: RunConfig) -> None:
+    """Raise ConfigError if there is no such reward function, where none can be tried (`reward_trial`): no environment
+    is built here."""
     if config.scoring is not None:
         load_reward(config.scoring.function, config.scoring.options)
 

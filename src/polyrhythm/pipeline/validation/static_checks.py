@@ -39,7 +39,7 @@ from polyrhythm.pipeline.validation.config_errors import errors_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_spec
 from polyrhythm.pipeline.validation.learning_checks import check_learning, check_tokens, check_trainable, check_value
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, load_reward_function
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, PolicySettings
@@ -129,6 +129,7 @@ def _described(spec: EnvSpec) -> str:
 
 def _rows(config: RunConfig, spec: EnvSpec) -> str:
     check_rollout(config, spec)
+    load_reward_function(config)
     check_weights_change(config)
     rollout = config.rollout
     joined = config.join.simulators * (config.join.rows or rollout.rows)

@@ -108,6 +108,11 @@ class CausalLmSettings(BaseModel):
         return f"policy.engine.url = {self.engine.url}" if isinstance(self.engine, ServerSettings) else ""
 
     @property
+    def refreshes(self) -> bool:
+        """Whether a token's log-prob depends on no weights older than those that sampled it."""
+        return self.refresh_cache and not isinstance(self.engine, ServerSettings)
+
+    @property
     def fixed_weights(self) -> str:
         """Why nothing can be trained, "" if it can."""
         fixed = self.engine.type == "openai" and not self.engine.weights.load

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 _LINGER_S = 2.0
+#: Seconds from which on main is told where in user code a call is.
+_LONG_S = 1.0
 #: Characters of a refusal that main is told.
 _REASON_CHARS = 300
 _PR_SET_PDEATHSIG = 1
@@ -229,8 +231,11 @@ class StationProcess:
         self._tell_spans()
         spec, now = self._spec, time.monotonic()
         stations = [part.station for part in self._parts if part.station is not None]
-        under_way = [work for station in stations if (work := station.current_call())[0]]
-        doing, since = min(under_way, key=lambda work: work[1], default=("", now))
+        calls = [(part, *part.station.current_call()) for part in self._parts if part.station is not None]
+        doing, since, place = "", now, ""
+        if under_way := [call for call in calls if call[1]]:
+            part, doing, since = min(under_way, key=lambda call: call[2])
+            place = part.own_call()[:_REASON_CHARS] if now >= since + _LONG_S else ""
         counts: dict[str, float] = {}
         for station in stations:
             for name, count in station.statistics().items():
@@ -241,7 +246,7 @@ class StationProcess:
         waiting = tuple(line for station in stations for line in station.pending_work()) if pending_work else None
         units = sum(part.units for part in self._parts)
         self._outgoing.send(
-            wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts, spec.rank)
+            wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts, spec.rank, place)
         )
 
     def _tell_spans(self) -> None:

@@ -356,7 +356,7 @@ class ProcessManager:
         process.heartbeat = beat
         if beat.pending_work is not None:
             self._pending_work[process.name] = beat.pending_work
-        process.monitor.note_heartbeat(now, beat.doing, beat.for_s)
+        process.monitor.note_heartbeat(now, beat.doing, beat.for_s, beat.place)
 
     def ask_pending_work(self) -> None:
         """Ask every process that is ready what it has not finished."""

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from polyrhythm.conformance import own_call
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import (
     ORDERS,
     Attended,
+    CallsInThreads,
     Departed,
     Joined,
     Listening,
@@ -98,6 +100,11 @@ class StationThread:
 
     def start(self) -> None:
         self._thread.start()
+
+    def own_call(self) -> str:
+        """Where in user code it is, in words; "" if it is elsewhere."""
+        station = self.station
+        return own_call(station.calling_thread() if isinstance(station, CallsInThreads) else self._thread.ident)
 
     def joined(self) -> Joined:
         """The announcement of a part that is ready."""

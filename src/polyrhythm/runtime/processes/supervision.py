@@ -57,8 +57,8 @@ MAX_SAME_WORDS = 5
 @dataclass(slots=True)
 class LivenessMonitor:
     """Heartbeat state of one incarnation. began: when it was started. present: it has announced itself. last_heartbeat:
-    when it came. doing, since: its call under way. paused: seconds in which main did not listen; last_heartbeat and
-    since are later by those that came after them."""
+    when it came. doing, since: its call under way; place: where in user code that is, in words. paused: seconds in
+    which main did not listen; last_heartbeat and since are later by those that came after them."""
 
     began: float
     present: bool = False
@@ -66,9 +66,10 @@ class LivenessMonitor:
     doing: str = ""
     since: float = 0.0
     paused: float = 0.0
+    place: str = ""
 
-    def note_heartbeat(self, now: float, doing: str, for_s: float) -> None:
-        self.last_heartbeat, self.doing, self.since = now, doing, now - for_s
+    def note_heartbeat(self, now: float, doing: str, for_s: float, place: str = "") -> None:
+        self.last_heartbeat, self.doing, self.since, self.place = now, doing, now - for_s, place
 
     def note_pause(self, seconds: float) -> None:
         """Main did not listen for so long: that counts for no limit."""
@@ -110,7 +111,8 @@ class LivenessMonitor:
             return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
         if self.is_silent(now, limits):
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
-        return f"has been in one {self.doing} for {now - self.since:.1f} s (supervision.{_setting(self.doing)})"
+        call = f"{self.doing} for {now - self.since:.1f} s{self.place}"
+        return f"has been in one {call} (supervision.{_setting(self.doing)})"
 
 
 #: Setting that limits a call, by its name; every other call is the trainer's (update_s).

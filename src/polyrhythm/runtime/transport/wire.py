@@ -42,7 +42,8 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A station lives, or one rank of it. doing: its call under way, for `for_s` seconds; "" between two units of work.
-    pending_work: what it has not finished, in words; None unless a `Ping` asked for it.
+    pending_work: what it has not finished, in words; None unless a `Ping` asked for it. place: of a call that lasts
+    long, where in user code it is, in words; "" if it is elsewhere.
     """
 
     station: str
@@ -53,6 +54,7 @@ class Heartbeat:
     pending_work: tuple[str, ...] | None
     statistics: Mapping[str, float]
     rank: int = 0
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,10 @@ class EnvHost:
         self._queued: set[str] = set()  # names of those in `_todo`
         self._begins = env if self.env.begins_steps and isinstance(env, BeginsSteps) else None
         self._begun: dict[str, int] = {}  # request whose step was begun, by slot
+        self._unseen: dict[str, Slot] = {}  # queued since steps were begun last, where they can be
         self._defers = False
         self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would wait, and since when
+        self._last_deferred = ""  # of those that were queued to be looked at again, the last one
         self._lanes = Lanes()
         self._reset_slots: Sequence[Slot] = ()  # slots reset in the last unit, until `_reset_end`
         self._step_slots: Sequence[Slot] = ()  # slots stepped after that in the same unit
@@ -142,6 +144,8 @@ class EnvHost:
             log.warning("slot %s: late answer to request %d ignored", reply.slot, reply.sequence)
 
     def _queue(self, slot: Slot) -> None:
+        if self._begins is not None:
+            self._unseen[slot.name] = slot
         if slot.name not in self._queued:
             self._queued.add(slot.name)
             self._todo.append(slot)
@@ -172,7 +176,11 @@ class EnvHost:
             if self._defers:
                 self._begins.waits(())  # else an end that no slot asks for leaves the descriptor readable
             self._begin_steps()
-        while self._todo:
+        looked = self._look_again() if self._last_deferred not in self._queued else False
+        while self._todo or not looked:
+            if not self._todo:
+                looked = self._look_again()
+                continue
             slot = self._todo.popleft()
             self._queued.remove(slot.name)
             if self._work_on(slot):
@@ -324,13 +332,19 @@ class EnvHost:
                 self._queue(other)
         return members
 
-    def _begin_steps(self) -> None:
-        """Begin the steps of all slots that were answered, and look again at those that were put off."""
+    def _look_again(self) -> bool:
+        """Queue the slots that were put off, once those that were queued so before have been looked at; True."""
         for slot, _ in list(self._deferred.values()):
             self._queue(slot)
+            self._last_deferred = slot.name
             if not slot.answered or not slot.due_rows:  # its rows were cancelled
                 del self._deferred[slot.name]
-        for slot in list(self._todo):
+        return True
+
+    def _begin_steps(self) -> None:
+        """Begin the steps of the slots that were answered since the last time."""
+        unseen, self._unseen = self._unseen, {}
+        for slot in unseen.values():
             if slot.answered and slot.due_rows and self._begun.get(slot.name) != slot.sequence:
                 self._begun[slot.name] = slot.sequence
                 try:

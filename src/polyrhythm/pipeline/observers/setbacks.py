@@ -1,0 +1,29 @@
+"""An observer that warns of updates that teach nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from polyrhythm.observe.setbacks import SetbackWatch
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.runtime.messages import Report
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_setbacks(watch: SetbackWatch, line: Mapping[str, Any]) -> None:
+    """Log what there is to say about a line of metrics."""
+    for sentence in watch.take(line):
+        log.warning("%s", sentence)
+
+
+class SetbackWarning(Observer):
+    """Tells the watch of each update's metrics."""
+
+    def __init__(self, watch: SetbackWatch) -> None:
+        self._watch = watch
+
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
+        warn_of_setbacks(self._watch, {"step": report.step, **report.values})

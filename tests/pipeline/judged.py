@@ -1,0 +1,76 @@
+"""Text environments and reward functions that misbehave on purpose, and one that notes what it is given."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from polyrhythm.envs.text import Reply, TextSettings
+from polyrhythm.specs import SampleView
+
+
+class SpeltSettings(TextSettings):
+    """Without an expert. defect: of its reply; after: replies that are right before it."""
+
+    type: Literal["tests.pipeline.judged:SpeltSettings"] = "tests.pipeline.judged:SpeltSettings"
+    defect: str = ""
+    after: int = 0
+    max_new_tokens: int = 4
+    max_prompt_tokens: int = 8
+
+    alphabet: ClassVar = "abc"
+
+    def conversation(self) -> Spelt:
+        return Spelt(self)
+
+
+class Spelt:
+    def __init__(self, settings: SpeltSettings) -> None:
+        self._defect, self._after = settings.defect, settings.after
+
+    def begin(self, task: int, seed: int) -> str:
+        return "abc"
+
+    def reply(self, message: str) -> Reply:
+        self._after -= 1
+        if self._defect == "raises" and self._after < 0:
+            raise KeyError("no such word")
+        if self._defect == "hangs" and self._after < 0:
+            time.sleep(1000)
+        if self._defect == "nan":
+            return Reply(reward=float("nan"))
+        if self._defect == "no reply":
+            return 1.0  # type: ignore[return-value]
+        return Reply(reward=float(message == "abc"))
+
+
+def noted(sample: SampleView, *, file: str) -> float:
+    """Writes what it is given."""
+    seen = (sample.task, sample.prompt, sample.messages, sample.terminated, sample.trajectory.rewards.shape)
+    Path(file).write_text(f"{seen}\n")
+    return 0.0
+
+
+def stuck(sample: SampleView) -> float:
+    raise ValueError(f"no opinion on {sample.reply!r}")
+
+
+def none(sample: SampleView) -> None:
+    """Forgets to return."""
+
+
+def hangs(sample: SampleView) -> float:
+    time.sleep(1000)
+    return 0.0
+
+
+class Unsteady:
+    """Fails at first. fails: calls that do."""
+
+    def __init__(self, fails: int) -> None:
+        self._fails = fails
+
+    def __call__(self, sample: SampleView) -> float:
+        self._fails -= 1
+        return float("nan") if self._fails >= 0 else 1.0

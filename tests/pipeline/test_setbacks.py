@@ -1,0 +1,33 @@
+"""A run that learns nothing says so in its log and its report."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from tests.pipeline.test_language import SINGLE, run
+from tests.pipeline.test_scoring import UNJUDGED
+
+
+def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        _, updates = run(tmp_path, *SINGLE, UNJUDGED, "launcher=inline")
+    assert [line["train/actor/zero_advantage_fraction"] for line in updates] == [1.0] * 3
+    said = [message for message in caplog.messages if "zero_advantage" in message]
+    assert len(said) == 1
+    assert "in update 0: in every group all samples have earned the same" in said[0]
+    page = (tmp_path / "report.html").read_text()
+    assert f'<h2>Warnings</h2><p class="notice">{said[0]}</p>' in page
+
+
+def test_an_evaluation_that_collapses_is_a_warning_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps that are far too long undo what was imitated."""
+    spoilt = ("training.optimizer.lr=3.0", "training.optimizer.grad_clip=null", "evaluation.episodes=64")
+    taught = ("env.terms=[2,2]", "supervised.steps=150", "supervised.batch_size=32", "policy.width=32")
+    with caplog.at_level(logging.WARNING):
+        summary, _ = run(tmp_path, *SINGLE, *taught, *spoilt, "launcher=inline")
+    assert summary["after"]["high"] < summary["before"]["low"], "else there is nothing to warn of"
+    (said,) = [message for message in caplog.messages if message.startswith("evaluation/greedy/rate = ")]
+    assert "at version 3: all of the interval is below that of version 0" in said
+    assert said in (tmp_path / "report.html").read_text()
