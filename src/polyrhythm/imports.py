@@ -7,6 +7,6 @@ import sys
 
 
 def same_imports() -> dict[str, str]:
-    """The variable of the environment with which a process finds modules where this one does: its path of imports, the
-    current folder and what `sys.path` was given since the start included."""
+    """The variable of the environment with which a process finds modules where this one does, also where `sys.path` was
+    changed since the start. The current folder, which `python -c` and `-m` put first, is each process's own."""
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.pipeline.runs import config
 from polyrhythm.config.load import save_config
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, StartError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
+from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.persistence.phases import (
     CONFIG_FILE,
@@ -22,7 +24,7 @@ from polyrhythm.pipeline.persistence.phases import (
     PhaseJournal,
     command_of,
 )
-from polyrhythm.pipeline.persistence.resume import removed_if_refused
+from polyrhythm.pipeline.persistence.resume import remove_if_refused
 from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, run_to_resume
 
 
@@ -171,25 +173,48 @@ def test_the_time_of_a_phase_that_is_cut_short_counts(tmp_path: Path) -> None:
     assert again.result("rl") is None
 
 
+def refuse(folder: Path, kind: Callable[[str], Exception], *, named: bool = False, phase: bool = False) -> None:
+    """What a run does before it is refused."""
+    with lock_run_folder(folder), remove_if_refused(folder, named=named):
+        progress = PhaseJournal(folder)
+        save_config(config(), folder / CONFIG_FILE)
+        (folder / "logs").mkdir(exist_ok=True)
+        if phase:
+            with progress.phase("demonstrations"):
+                pass
+        progress.commit("warm_start", {})
+        raise kind("too few CPUs")
+
+
 @pytest.mark.parametrize("way", ["before", "after", "resumed", "halted"])
 def test_a_run_that_is_refused_before_its_first_phase_leaves_no_folder(way: str, tmp_path: Path) -> None:
     folder, kind = tmp_path / "run", RunHalted if way == "halted" else StartError
     folder.mkdir()
     if way == "resumed":
         save_config(config(), folder / CONFIG_FILE)
-
-    def start() -> None:
-        progress = PhaseJournal(folder)
-        save_config(config(), folder / CONFIG_FILE)
-        if way == "after":
-            with progress.phase("demonstrations"):
-                pass
-        progress.commit("warm_start", {})
-        raise kind("too few CPUs")
-
-    with pytest.raises(kind), removed_if_refused(folder):
-        start()
+    with pytest.raises(kind):
+        refuse(folder, kind, phase=way == "after")
     assert folder.exists() == (way != "before")
+
+
+def test_what_a_refused_run_has_not_made_stays(tmp_path: Path) -> None:
+    """The user's folder, a link, and what came meanwhile."""
+    folder, target, link = (tmp_path / name for name in ("run", "target", "link"))
+    folder.mkdir()
+    target.mkdir()
+    link.symlink_to(target)
+    for own, named in ((folder, True), (link, False)):
+        with pytest.raises(StartError):
+            refuse(own, StartError, named=named)
+        assert not list(own.iterdir())
+
+    def note(text: str) -> StartError:
+        (folder / "notes").write_text(text)
+        return StartError(text)
+
+    with pytest.raises(StartError):
+        refuse(folder, note)
+    assert [path.name for path in folder.iterdir()] == ["notes"]
 
 
 def test_faults_that_no_saved_run_has_are_kept(tmp_path: Path) -> None:

@@ -195,9 +195,9 @@ def test_who_finds_all_places_taken_says_once_that_it_waits(tmp_path: Path, capl
         first = Joining(tmp_path, port)
         pipeline.loop.start()
         caplog.set_level("INFO", "polyrhythm.stations.simulator.joiner")
-        second = Joining(tmp_path, port, patience_s=3.0)
+        second = Joining(tmp_path, port, patience_s=60.0)
         taken = f"tcp://127.0.0.1:{port}: the only place of the run is taken"
-        waits = "gymnasium CartPole-v1 waits for one to be free, 3 s at most (--patience)"
+        waits = "gymnasium CartPole-v1 waits for one to be free, 60 s at most (--patience)"
         run_until(pipeline, lambda: f"{taken}; {waits}" in caplog.messages)
         first.joiner.leave()
         run_until(pipeline, lambda: f"joined tcp://127.0.0.1:{port} as {STATION}" in caplog.text)

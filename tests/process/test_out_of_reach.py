@@ -23,7 +23,7 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.hosts.nodes import LocalNode
-from polyrhythm.runtime.hosts.questions import Changes, HostView, Leaving
+from polyrhythm.runtime.hosts.questions import Changes, Departure, HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -135,7 +135,7 @@ def test_one_that_speaks_again_is_refused_and_told_to_leave(tmp_path: Path) -> N
 class NoRoom:
     """Hosts of a run of one station, which has to leave when it is told to, for this reason; none has room for it."""
 
-    def __init__(self, folder: str, leaving: Leaving) -> None:
+    def __init__(self, folder: str, leaving: Departure) -> None:
         self._view, self._leaving = HostView("far", folder, LOOPBACK), leaving
         self.lost = False
 
@@ -151,7 +151,7 @@ class NoRoom:
 
     def seek(self, station: str, now: float) -> None: ...
 
-    def advance(self, now: float, heard: Collection[str]) -> Changes:
+    def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
         return Changes([], {"b": self._leaving} if self.lost else {}, [])
 
 
@@ -165,7 +165,7 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(moves: 
         return started[-1]
 
     memory = SharedRunFolder({"arena": LAYOUT.nbytes, "weights": 64})
-    hosts, limits = NoRoom(str(memory.folder), Leaving("a reason", moves)), config().supervision
+    hosts, limits = NoRoom(str(memory.folder), Departure("a reason", moves)), config().supervision
     stations = [(ScriptedFactory("b"), Resources())]
     hosting = LocalHosting(
         stations, LAYOUT, memory.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn, hosts=hosts, transport="ipc"

@@ -128,7 +128,7 @@ def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
 
 def test_a_first_answer_has_one_limit_with_the_connection_that_it_needs(tmp_path: Path) -> None:
     """The ticket comes late, and then no answer."""
-    keys, over, limit_s = make_keys(), threading.Event(), 1.0
+    keys, over, limit_s = make_keys(), threading.Event(), 2.0
 
     def admit_late() -> None:
         """Consumes: a wish for a ticket. Waits for: it, and most of the limit. Unblocked by: both. Produces: one."""
@@ -149,12 +149,12 @@ def test_a_first_answer_has_one_limit_with_the_connection_that_it_needs(tmp_path
         late = threading.Thread(target=admit_late)
         late.start()
         begin = time.monotonic()
-        with pytest.raises(HostSilent, match=r"host b has not answered for 1 s"):
+        with pytest.raises(HostSilent, match=r"host b has not answered for 2 s"):
             client.ask(q.Held())
         lasted_s = time.monotonic() - begin
         late.join()
         over.set()
-    assert limit_s - 0.01 < lasted_s < 1.5 * limit_s
+    assert lasted_s < 1.7 * limit_s, "with a limit of its own the answer would end after 1.8 times as long"
 
 
 def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_none(tmp_path: Path) -> None:

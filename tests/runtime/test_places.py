@@ -15,7 +15,7 @@ from polyrhythm.runtime.hosts.agent import Found
 from polyrhythm.runtime.hosts.client import HostSilent
 from polyrhythm.runtime.hosts.directory import HostDirectory, Needs
 from polyrhythm.runtime.hosts.nodes import LocalNode
-from polyrhythm.runtime.hosts.questions import Changes, Leaving
+from polyrhythm.runtime.hosts.questions import Changes, Departure
 from polyrhythm.runtime.hosts.survey import Place, Sight, Survey
 from polyrhythm.runtime.hosts.watch import HostWatch
 
@@ -100,7 +100,7 @@ def test_stations_of_a_lost_host_go_to_what_is_left() -> None:
     hosts = directory(a=Watched(), b=Watched(SILENT_S))
     assert hosts.view("s").slots == {"s.0": "a", "t.0": "b"}
     assert hosts.view("s").answer_s == 20.0, "a link may be cut for less than heartbeat_s"
-    why = Leaving("is on host b, which is lost")
+    why = Departure("is on host b, which is lost")
     assert advanced(hosts, "s") == ([], {"t": why, "u": why}, ["s"])
     assert (hosts.lost, hosts.host_of("s"), hosts.host_of("t")) == ({"b"}, "a", "b")
     assert advanced(hosts, "t") == ([], {}, ["t"])
@@ -130,13 +130,13 @@ def test_a_run_goes_on_with_less_where_no_node_has_room_and_uses_one_that_comes(
     assert not any(hosts.advance(NOW, ()))
     seen.found, seen.sight = [(C, "tcp://c")], Sight({"a": 0.0, "c": 2.0}, seen.sight.reserved)
     assert hosts.advance(NOW, ()) == ([("c", "tcp://c")], {}, ["u"])
-    assert not any(hosts.advance(NOW + 20.0, ["trainer", "s", "t"])), "u is not ready yet"
-    moving = {"t": Leaving("moves to c, which has room", moves=True)}
-    assert hosts.advance(NOW + 20.0, ["trainer", "s", "t", "u"]) == ([], moving, [])
+    assert not any(hosts.advance(NOW + 20.0, (), starting=True)), "u is not ready yet"
+    moving = {"t": Departure("moves to c, which has room", moves=True)}
+    assert hosts.advance(NOW + 20.0, ()) == ([], moving, [])
     assert (hosts.host_of("u"), hosts.view("u").servers["c"], seen.usable) == ("c", "tcp://c", {"a", "c"})
     assert advanced(hosts, "t").placed == ["t"]
     assert hosts.host_of("t") == "c"
-    assert not any(hosts.advance(NOW + 40.0, ["trainer", "s", "t", "u"])), "it has what it needs"
+    assert not any(hosts.advance(NOW + 40.0, ())), "it has what it needs"
 
 
 def test_room_is_what_nobody_has_reserved_and_none_of_ours_has_taken() -> None:
@@ -249,7 +249,7 @@ def test_a_host_is_lost_with_its_agent_and_main_with_its_own() -> None:
 
     gone = Place(Ended("b"), "b", "/b")
     hosts = HostDirectory({"trainer": A, "t": gone}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
-    assert hosts.advance(NOW, ["trainer", "t"]).leaving == {"t": Leaving("is on host b, which is lost")}
+    assert hosts.advance(NOW, ["trainer", "t"]).leaving == {"t": Departure("is on host b, which is lost")}
     own = Place(Ended("main"), "main", "/m")
     hosts = HostDirectory({"trainer": A}, {}, {"main": "m", "a": "x"}, ("a", "main"), own=own)
     with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\), .* with resume$"):

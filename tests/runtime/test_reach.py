@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -83,10 +83,13 @@ REFUSED = bytes.fromhex("00007d0105000000018840") + (
 TAKEN = bytes.fromhex("00000f010500000001") + b"\x00\x0bgrpc-status\x010"
 
 
+UNAVAILABLE = bytes.fromhex("000010010500000001") + b"\x00\x0bgrpc-status\x0214"
+
+
 @contextmanager
-def cluster(length: bytes, token: bytes) -> Iterator[str]:
+def cluster(length: bytes, token: bytes, *pieces: bytes) -> Iterator[str]:
     """The address of a server that takes a request with this token alone, or any if it is b"". length: of the header's
-    value, `Bearer` and the token, in HPACK."""
+    value, `Bearer` and the token, in HPACK; pieces: what it says in place of that, one after another."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -104,7 +107,9 @@ def cluster(length: bytes, token: bytes) -> Iterator[str]:
                     while not said.endswith(b"\1\0\0\0\1" + bytes(5)) and (more := connection.recv(4096)):
                         said += more
                     wanted = b"\0\x0dauthorization" + length + b"Bearer " + token
-                    connection.sendall(TAKEN if wanted in said or not token else REFUSED)
+                    for piece in pieces or (TAKEN if wanted in said or not token else REFUSED,):
+                        connection.sendall(piece)
+                        time.sleep(0.05 * len(pieces))
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -178,6 +183,18 @@ def test_a_cluster_that_does_not_take_the_token_is_refused_at_once(
         said = look(**wrong)
         assert ": the cluster wants its token, which is not the one here; set RAY_AUTH_MODE=token and copy" in said
     assert not look(RAY_AUTH_MODE="k8s")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"), [((UNAVAILABLE,), ""), ((REFUSED[:60], REFUSED[60:]), "wants its token, which is not")]
+)
+def test_an_answer_with_another_error_or_in_pieces_does_not_say_that_none_is_asked_for(
+    pieces: tuple[bytes, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 32)
+    with cluster(b"", b"", *pieces) as address, pytest.raises(StartError, match=told) if told else nullcontext():
+        reach.check_reachable(address)
 
 
 def test_a_token_where_the_cluster_asks_for_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 from tests.process.runs import wait_until
@@ -121,28 +122,34 @@ def test_many_strangers_keep_nobody_out(port: Port, monkeypatch: pytest.MonkeyPa
         assert len(port._strangers) <= 4
 
 
+class Full(socket.socket):
+    """A socket that listens; `refusals` times no connection can be accepted."""
+
+    refusals = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
 def test_a_process_without_descriptors_says_so_once_and_accepts_when_it_has_some(
-    port: Port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sealed_port, "_AGAIN_S", 0.05)
-    monkeypatch.setattr(sealed_port, "_LATER_S", 0.1)
+    monkeypatch.setattr(sealed_port, "_FIRST_PAUSE_S", 0.01)
     caplog.set_level("INFO", sealed_port.__name__)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as open_ends:  # until the end, so that no descriptor below the limit becomes free
-        assert ask(open_ends.enter_context(closing(port.connect()))) == b"word", "its thread works"
-        for count in (1, 2):
-            client = open_ends.enter_context(socket.socket())
-            least_free = os.dup(client.fileno())
-            os.close(least_free)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (least_free, hard))
-            try:
-                client.connect((ADDRESS, port._port))
-                wait_until(lambda: bool(caplog.messages))
-                time.sleep(0.5)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            wait_until(lambda expected=count: len(port._strangers) == expected)
-            assert ask(open_ends.enter_context(closing(port.connect()))) == b"word"
+    listening = Full()
+    listening.bind((ADDRESS, 0))
+    listening.listen()
+    monkeypatch.setattr(socket, "create_server", lambda *_, **__: listening)
+    with closing(Port()) as port, closing(port.connect()) as first:
+        assert ask(first) == b"word"
+        for _ in range(2):
+            listening.refusals = 3
+            with closing(port.connect()) as end:
+                assert ask(end) == b"word"
+            assert listening.refusals == 0
             assert caplog.messages == [
                 "no connection can be accepted: [Errno 24] Too many open files; trying again until one can",
                 "connections are accepted again",

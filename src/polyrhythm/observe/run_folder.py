@@ -11,6 +11,9 @@ from pathlib import Path
 
 from polyrhythm.errors import RunFolderError
 
+#: Held by the process whose run the folder is.
+LOCK_FILE = ".lock"
+
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:
     """Make <root>/<name>/<YYYYmmdd-HHMMSS>; runs that start in the same second get -2, -3, …
@@ -58,7 +61,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 
     RunFolderError: another process holds the lock.
     """
-    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+    with (folder / LOCK_FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -48,7 +48,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 )
 from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.published import read_newest
-from polyrhythm.pipeline.persistence.resume import refuse_misplaced, removed_if_refused, take_up
+from polyrhythm.pipeline.persistence.resume import TRACE_FILE, refuse_misplaced, remove_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
@@ -76,14 +76,14 @@ def train(
     """Run all phases of the configuration that the folder does not have yet; return the content of summary.json.
 
     checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. nodes: as of
-    `build_pipeline`. Raises StartError if it cannot start (then a folder that was empty is gone), RunHalted if it
+    `build_pipeline`. Raises StartError if it cannot start (then nothing of it is left in the folder), RunHalted if it
     cannot go on, KeyboardInterrupt if it was interrupted, and any exception of a callback.
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
     with (
-        removed_if_refused(folder),
         lock_run_folder(folder),
+        remove_if_refused(folder, named=folder.parent != Path(checked.config.out_dir) / checked.config.name),
         open_endpoint(checked.config.prometheus) as endpoint,
         Interrupts().handle_signals() as interrupts,
     ):
@@ -91,7 +91,7 @@ def train(
         saved = take_up(checked, folder, progress)
         with (
             MetricsWriter(folder, endpoint=endpoint) as metrics,
-            TraceWriter(_unused_path(folder / "trace.json")) as trace,
+            TraceWriter(_unused_path(folder / TRACE_FILE)) as trace,
         ):
             finished = True
             try:

@@ -19,7 +19,7 @@ from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.observe import wilson
-from polyrhythm.observe.run_folder import lock_run_folder
+from polyrhythm.observe.run_folder import LOCK_FILE, lock_run_folder
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.writing import DatasetWriter, Frames, Journal
 from polyrhythm.pipeline.warm_start.demos import OnProgress
@@ -52,7 +52,7 @@ def open_recording(folder: Path, recorded: dict[str, Any]) -> Journal:
     recording with other settings."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        content = [path.name for path in folder.iterdir() if path.name != ".lock"]
+        content = [path.name for path in folder.iterdir() if path.name != LOCK_FILE]
     except OSError as error:
         raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
     if not content or (content == ["meta"] and not (folder / layout.OURS).exists() and _only_begun(folder)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.conversations import CONVERSATIONS_FILE, forget_conversations
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
+from polyrhythm.observe.run_folder import LOCK_FILE
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, PhaseJournal, has_begun
@@ -31,10 +32,11 @@ log = logging.getLogger(__name__)
 _NOT_NOTED = frozenset({"resume", "out_dir"})
 #: Files and folders of a run that would be written to.
 _FILES = (
-    *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, ".lock", "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
+    *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, LOCK_FILE, "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
     *("demonstrations.npz", "evaluations.json", "best.pt", "ledger.json", CONVERSATIONS_FILE),
 )
 _FOLDERS = (STATES, "logs", "tensorboard")
+TRACE_FILE = "trace.json"
 
 
 def refuse_misplaced(folder: Path) -> None:
@@ -48,17 +50,32 @@ def refuse_misplaced(folder: Path) -> None:
 
 
 @contextmanager
-def removed_if_refused(folder: Path) -> Iterator[None]:
-    """Remove the folder, if it is empty now, where a StartError of this block refuses the run before its first phase:
-    settings and unlearned weights are all that would be resumed, only to be refused again."""
-    new = not any(folder.iterdir())
+def remove_if_refused(folder: Path, *, named: bool) -> Iterator[None]:
+    """Remove what the run has made in a folder that was empty but for its lock, where a StartError of this block
+    refuses the run before its first phase: settings and unlearned weights are all that would be resumed, only to be
+    refused again. The folder goes, too, if nothing else is in it and the user has not named it."""
+    new = all(path.name == LOCK_FILE for path in folder.iterdir())
     try:
         yield
     except StartError:
         if new and not has_begun(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            log.info("removed the run's folder: nothing was in it that the run has made")
+            _remove_run(folder, keep=named)
         raise
+
+
+def _remove_run(folder: Path, *, keep: bool) -> None:
+    for name in _FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    try:
+        for name in (*_FILES, TRACE_FILE):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("what the refused run has made is still in %s: %s", folder, error.strerror)
+        return
+    if not keep:
+        with suppress(OSError):  # it has something else, or is a link
+            folder.rmdir()
+            log.info("removed the run's folder: it had nothing to resume")
 
 
 def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> SavedRun | None:

@@ -136,9 +136,9 @@ class HostDirectory:
         for watch in self._watches.values():
             watch.ask()
 
-    def advance(self, now: float, heard: Collection[str]) -> q.Changes:
+    def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> q.Changes:
         """Take note of nodes that came and hosts that are lost, and find places. heard: the stations whose heartbeats
-        come. HostLost: the trainer's host is, or main's."""
+        come; starting: one is not ready yet. HostLost: the trainer's host is, or main's."""
         hosts = self._take_new()
         leaving = self._lose({self._places[station].host for station in heard})
         answered = min((watch.answered for watch in self._watches.values()), default=now)
@@ -147,7 +147,7 @@ class HostDirectory:
             del self._sought[station]
             self._waiting.append(station)
         placed = [station for station in list(self._waiting) if self._place(station, now)]
-        if not self._sought and not self._waiting and not leaving and self._places.keys() <= set(heard):
+        if not (starting or self._sought or self._waiting or leaving):
             leaving |= self._move(now)  # one after another: each is idle until it is ready at its new place
         return q.Changes(hosts, leaving, placed)
 
@@ -170,7 +170,7 @@ class HostDirectory:
             self._survey.usable = frozenset(usable)
         return hosts
 
-    def _lose(self, heard: Collection[str]) -> dict[str, q.Leaving]:
+    def _lose(self, heard: Collection[str]) -> dict[str, q.Departure]:
         """Note which hosts are lost; the stations that have to leave them. heard: hosts of which a
         station is."""
         found = {host: reason for host, reason in self._find_lost(heard).items() if host in self._servers}
@@ -195,7 +195,7 @@ class HostDirectory:
         gone = {name: place.host for name, place in self._places.items() if place.host in found}
         absent = {*self._sought, *self._waiting}
         there = {name: host for name, host in gone.items() if name not in absent}
-        return {name: q.Leaving(f"is on host {host}, which is lost") for name, host in there.items()}
+        return {name: q.Departure(f"is on host {host}, which is lost") for name, host in there.items()}
 
     def _find_lost(self, heard: Collection[str]) -> dict[str, str]:
         """The hosts that are lost, with the reason."""
@@ -273,10 +273,10 @@ class HostDirectory:
         counts = Counter(place.node.name for name, place in self._places.items() if name not in self._waiting)
         return min(usable.values(), key=lambda place: counts[place.node.name])
 
-    def _move(self, now: float) -> dict[str, q.Leaving]:
+    def _move(self, now: float) -> dict[str, q.Departure]:
         """The first crowded station that a node has room for now."""
         usable = self._usable()
         for station, since in self._crowded.items():
             if now >= since + _STAYS_S and (place := self._with_room(station, usable)) is not None:
-                return {station: q.Leaving(f"moves to {place.node.name}, which has room", moves=True)}
+                return {station: q.Departure(f"moves to {place.node.name}, which has room", moves=True)}
         return {}

@@ -44,7 +44,7 @@ class HostView:
 MAIN = "main"
 
 
-class Leaving(NamedTuple):
+class Departure(NamedTuple):
     """Why a station is to be replaced that has done nothing wrong. moves: to a node that came and has room; else its
     host is lost."""
 
@@ -57,7 +57,7 @@ class Changes(NamedTuple):
     stations that are to be replaced; placed: those that may start."""
 
     hosts: Sequence[tuple[str, str]]
-    leaving: Mapping[str, Leaving]
+    leaving: Mapping[str, Departure]
     placed: Sequence[str]
 
 
@@ -79,8 +79,9 @@ class Hosts(Protocol):
         """A station has ended; `advance` says when it may start again."""
         ...
 
-    def advance(self, now: float, heard: Collection[str]) -> Changes:
-        """What has happened since the last call. heard: the stations whose heartbeats come."""
+    def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
+        """What has happened since the last call. heard: the stations whose heartbeats come; starting: one is not ready
+        yet."""
         ...
 
 

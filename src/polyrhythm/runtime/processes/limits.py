@@ -48,7 +48,8 @@ def check_limits(parts: Sequence[int], *, agents: int = 0, actors: int = 0) -> N
     threads = threads_of(parts, agents=agents, actors=actors)
     left = min(_user_threads(), cgroup_threads(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup")))
     if threads > left:
-        each = "one for each env batch, five for each process" + ", some 200 for Ray" * bool(actors)
+        of_ray = threads - threads_of(parts, agents=agents)
+        each = "one for each env batch, five for each process" + f", {of_ray} for Ray" * bool(actors)
         raise StartError(
             f"rollout.env_batches: the run needs {threads} threads ({each}), {left:.0f} can be started; raise the "
             "limit (ulimit -u, or pids.max of the container), or use fewer env batches of more rows"

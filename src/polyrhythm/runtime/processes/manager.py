@@ -265,7 +265,8 @@ class ProcessManager:
             return
         since = now - self._limits.heartbeat_s
         heard = {name for name, group in self.groups.items() if name not in self._seeking and group.was_heard(since)}
-        hosts, leaving, placed = self._hosts.advance(now, heard)
+        starting = any(group.is_starting for group in self.groups.values())
+        hosts, leaving, placed = self._hosts.advance(now, heard, starting=starting)
         for host, endpoint in hosts:
             for process in self.processes.values():
                 if process.reachable:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from polyrhythm.runtime.hosts.questions import Leaving
+from polyrhythm.runtime.hosts.questions import Departure
 from polyrhythm.runtime.messages import Joined
 from polyrhythm.runtime.processes.process import ChildProcess
 from polyrhythm.runtime.processes.supervision import Failure, SupervisionLimits
@@ -29,7 +29,7 @@ class RankGroup:
 
     def __init__(self, station: str, incarnation: int, hosts: Collection[str] = ()) -> None:
         self.station, self.incarnation, self.hosts = station, incarnation, hosts
-        self.leaves: Leaving | None = None
+        self.leaves: Departure | None = None
         self.processes: list[ChildProcess] = []
         self.culprit: ChildProcess | None = None
         self.ended = False
@@ -57,6 +57,11 @@ class RankGroup:
     def present(self) -> bool:
         """All ranks have announced themselves."""
         return all(process.monitor.present for process in self.processes)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a rank is not ready yet, and does not wait for somebody to join."""
+        return not all(process.monitor.present or process.monitor.awaits for process in self.processes)
 
     @property
     def reachable(self) -> bool:

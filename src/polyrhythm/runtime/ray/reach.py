@@ -3,6 +3,7 @@ may wait for minutes."""
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -21,8 +22,8 @@ _SETTINGS, _ALERT = b"\x04", b"\x15"
 LOCAL, AUTO = "local", "auto"
 #: What Ray itself asks first, and the word in the answer of a cluster that does not take the token.
 _QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuthToken"
-#: The word that ends an answer, and the bytes that are read at once and at most.
-_STATUS, _PIECE, _MOST = b"grpc-status", 4096, 1 << 16
+#: What ends an answer, without an error; the bytes that are read at once and at most; seconds for the rest of an end.
+_STATUS, _NO_ERROR, _PIECE, _MOST, _REST_S = b"grpc-status", b"grpc-status\x010", 4096, 1 << 16, 0.5
 #: Kinds of HTTP/2's frames, and the flags of the last one of each.
 _HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
 
@@ -118,12 +119,12 @@ def _refuses_token(connection: socket.socket, token: str, until: float) -> bool 
     with suppress(OSError):
         connection.settimeout(_left(until))
         connection.sendall(_frame(_HEADERS, _END_HEADERS, block) + _frame(_DATA, _END_STREAM, bytes(5)))
-        while _STATUS not in said[-_PIECE - len(_STATUS) :] and len(said) < _MOST:
-            connection.settimeout(_left(until))
+        while _NO_TOKEN not in said and _NO_ERROR not in said and len(said) < _MOST:
+            connection.settimeout(min(_left(until), _REST_S if _STATUS in said else math.inf))
             if not (more := connection.recv(_PIECE)):
                 break
             said += more
-    return True if _NO_TOKEN in said else False if _STATUS in said else None
+    return True if _NO_TOKEN in said else False if _NO_ERROR in said else None
 
 
 def _left(until: float) -> float:

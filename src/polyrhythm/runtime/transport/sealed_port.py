@@ -26,9 +26,9 @@ _MOST = 4096
 _GOOD_S = 10.0
 #: Connections that have not brought a ticket; with one more the oldest is refused.
 _STRANGERS = 64
-#: Seconds after which a connection is accepted again, when this process had too many descriptors: at first, and at most
-#: after further attempts.
-_AGAIN_S, _LATER_S = 0.2, 2.0
+#: Seconds for which no connection is accepted after this process had too many descriptors: the first and the longest
+#: pause.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 #: Seconds without a word after which a connection is probed, between probes, and probes without an answer that end it.
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
@@ -45,7 +45,7 @@ class SealedPort:
         self._tickets: dict[bytes, tuple[float, Ticket]] = {}
         self._open: dict[SealedConnection, threading.Thread] = {}
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
-        self._pause_s, self._again = 0.0, math.inf  # no connection is accepted until then, for so long
+        self._pause_s, self._pause_ends = 0.0, math.inf  # in which no connection is accepted
         self._listening = socket.create_server((address, 0), backlog=_STRANGERS)
         self._listening.setblocking(False)
         self._wake, self._woken = socket.socketpair()
@@ -96,8 +96,8 @@ class SealedPort:
                     elif key.fileobj in self._strangers:
                         self._hear(key.fileobj, selector)
                 self._refuse_late(selector)
-                if time.monotonic() >= self._again:
-                    self._again = math.inf
+                if time.monotonic() >= self._pause_ends:
+                    self._pause_ends = math.inf
                     selector.register(self._listening, selectors.EVENT_READ)
             for connection in self._strangers:
                 connection.close()
@@ -105,7 +105,7 @@ class SealedPort:
     def _wait_s(self) -> float | None:
         """Seconds until something is to be done that nobody asks for; None for ever."""
         first, _ = next(iter(self._strangers.values()), (math.inf, b""))
-        by = min(first, self._again)
+        by = min(first, self._pause_ends)
         return None if by == math.inf else max(0.0, by - time.monotonic())
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
@@ -116,8 +116,8 @@ class SealedPort:
         except OSError as error:
             if not self._pause_s:
                 log.warning("no connection can be accepted: %s; trying again until one can", error)
-            self._pause_s = min(2 * self._pause_s, _LATER_S) or _AGAIN_S
-            self._again = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or _FIRST_PAUSE_S
+            self._pause_ends = time.monotonic() + self._pause_s
             selector.unregister(self._listening)
             return
         if self._pause_s:
