@@ -8,7 +8,7 @@ import pytest
 from tests.process.runs import config
 
 from polyrhythm.runtime.processes.rank_group import RankGroup
-from polyrhythm.runtime.processes.supervision import LivenessMonitor
+from polyrhythm.runtime.processes.supervision import AWAITING, LivenessMonitor
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
@@ -67,6 +67,16 @@ def test_a_rank_that_aborted_comes_between_the_killed_one_and_those_that_said_wh
     assert ranks.complaint(1.0, LIMITS) == "rank 0: was ended by SIGABRT"
     ranks.rank(2).ended = "was ended by SIGSEGV"
     assert ranks.complaint(1.0, LIMITS) == "rank 2: was ended by SIGSEGV"
+
+
+def test_it_starts_until_all_ranks_are_ready_or_wait_for_somebody_to_join() -> None:
+    ranks = group()
+    assert not ranks.is_starting
+    late = ranks.rank(1).monitor = LivenessMonitor(began=0.0)
+    late.note_heartbeat(1.0, "", 0.0)
+    assert ranks.is_starting, "a heartbeat does not say that it is ready"
+    late.note_heartbeat(2.0, AWAITING, 0.0)
+    assert not ranks.is_starting
 
 
 def test_of_ranks_that_say_why_they_end_the_first_that_failed_counts_whichever_was_heard_first() -> None:
