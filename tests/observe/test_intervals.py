@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrhythm.observe import wilson
-from polyrhythm.observe.intervals import counted, measures_success
+from polyrhythm.observe.intervals import counted, measures_success, percent
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,7 @@ def test_success_is_measured_unless_something_was_earned_and_nothing_succeeded(
 
 def test_one_is_no_plural() -> None:
     assert [counted(count, "episode") for count in (0, 1, 2)] == ["0 episodes", "1 episode", "2 episodes"]
+
+
+def test_almost_all_is_not_all() -> None:
+    assert [percent(share) for share in (0.0, 0.004, 0.731, 510 / 512, 1.0)] == ["0", "0.4", "73", "99.6", "100"]

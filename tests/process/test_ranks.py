@@ -151,7 +151,8 @@ def test_a_rank_that_fails_at_its_start_is_started_again_with_the_others(
     assert lost(pipeline) == [], "it was not there yet"
     assert balanced(pipeline, 16)
     told = [record.getMessage().splitlines()[0] for record in caplog.records]
-    assert told == ["trainer rank 1: RuntimeError: this rank has no room; starting it again (failure 1)"]
+    assert len(told) == 1
+    assert told[0].startswith("trainer rank 1: RuntimeError: this rank has no room; starting it again (failure 1 of ")
 
 
 def test_a_run_of_one_process_has_one_rank() -> None:

@@ -89,7 +89,7 @@ def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_pa
     assert event.station == "simulator-0"
     where = r", in \w+ \(.*settings\.py, line \d+\)"
     assert re.fullmatch(rf"has been in one {call} for \d+\.\d s{where} \(supervision\.{call}_s\)", event.reason)
-    assert "starting it again (failure 1)" in caplog.text
+    assert "starting it again (failure 1 of 100 that supervision.max_failures allows)" in caplog.text
     assert balanced(pipeline, 32)
 
 
@@ -127,7 +127,8 @@ def test_a_process_that_ends_is_named_with_its_last_lines(tmp_path, caplog):
         pipeline = run(tmp_path, env=env)
     (event,) = lost(pipeline)
     assert event.reason == "ended with status 7"
-    assert "simulator-0 ended with status 7; starting it again (failure 1)\nthe simulator says good-bye" in caplog.text
+    failure = "(failure 1 of 100 that supervision.max_failures allows)\nthe simulator says good-bye"
+    assert f"simulator-0 ended with status 7; starting it again {failure}" in caplog.text
     assert balanced(pipeline, 32)
 
 

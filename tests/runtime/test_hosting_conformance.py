@@ -270,7 +270,7 @@ def test_a_rank_that_fails_is_one_loss_of_its_station_whatever_the_others_notice
     hosting.send("a", PublishWeights("a", 1))
     hosting.send("a", PublishWeights("a", version))
     assert lost_and_back(hosting, [1]) == reason
-    assert "starting it again (failure 1)" in caplog.text
+    assert "starting it again (failure 1 of " in caplog.text
     assert "failure 2" not in caplog.text
     after = hosting.processes()
     assert [name for name in before if before[name] != after[name]] == ["a", "a-rank1"]

@@ -89,6 +89,22 @@ def test_rows_that_fail_alone_are_one_fault_unless_they_are_isolated():
         isolated.reset([0], [0], [0])
 
 
+def test_the_first_error_of_each_kind_is_logged_with_its_traceback(caplog):
+    def raised(error):
+        try:
+            raise error
+        except type(error) as found:
+            return found
+
+    env = Raising(2)
+    isolated = GuardedEnv(env, isolate=True)
+    for error in (ValueError("x"), ValueError("y"), KeyError("z")):
+        env.error = RowsFailed({1: raised(error)})
+        isolated.reset([0, 1], [0, 0], [0, 0])
+    assert caplog.text.count("Traceback (most recent call last)") == 2
+    assert "row 1: reset: ValueError: x; like errors come without a traceback" in caplog.messages
+
+
 @pytest.mark.parametrize("errors", [{}, {7: ValueError("x")}])
 def test_rows_that_are_not_of_the_call_cannot_have_failed(errors):
     env = Raising(2)

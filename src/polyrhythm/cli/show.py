@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyrhythm.observe.intervals import counted, measures_success
+from polyrhythm.observe.intervals import counted, measures_success, percent
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
 
@@ -16,7 +16,7 @@ def rate(result: Mapping[str, Any]) -> str:
     low, high = (f"{100 * result[key]:.0f}" for key in ("low", "high"))
     mean = f", mean return {result['mean_return']:.4g}" if "mean_return" in result else ""
     counts = f"{result['successes']} of {counted(result['episodes'], 'episode')}"
-    return f"{100 * result['rate']:.0f}% [{low}, {high}], {counts}{mean}"
+    return f"{percent(result['rate'])}% [{low}, {high}], {counts}{mean}"
 
 
 def mean_return(result: Mapping[str, Any]) -> str:

@@ -36,8 +36,14 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
 
 def success_in_words(successes: int, episodes: int, of: str = "") -> str:
     """`success in 5 of 64 (8% [3, 17])`: count, rate and interval in per cent. of: words before the 64."""
-    rate, low, high = (f"{100 * share:.0f}" for share in wilson(successes, episodes)[2:])
-    return f"success in {successes} of {of}{episodes} ({rate}% [{low}, {high}])"
+    rate, low, high = wilson(successes, episodes)[2:]
+    return f"success in {successes} of {of}{episodes} ({percent(rate)}% [{100 * low:.0f}, {100 * high:.0f}])"
+
+
+def percent(share: float) -> str:
+    """In per cent: `73`; `99.6` where `100` would say that all are, `0.4` where `0` would say that none is."""
+    rounded = f"{100 * share:.0f}"
+    return f"{100 * share:.1f}" if rounded in ("0", "100") and 0 < share < 1 else rounded
 
 
 def return_in_words(returns: Sequence[float]) -> str:

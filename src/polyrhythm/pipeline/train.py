@@ -320,7 +320,7 @@ def _warn_of_dropped(ledger: SampleLedger) -> None:
     if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
         log.warning(
             "%d of %d samples were dropped because they failed (%s), and the policy was trained only on the others; "
-            "to find the reason: polyrhythm check RECIPE",
+            "the tracebacks are in the run's logs/",
             *(ledger.dropped_by_faults, ledger.started),
             "; ".join(f"{count} x {reason}" for reason, count in ledger.dropped_for_faults().items()),
         )

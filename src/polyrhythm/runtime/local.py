@@ -294,7 +294,8 @@ class LocalHosting:
                 self._warned_drops.add((process, name))
                 file = self._manager.groups[beat.station].rank(beat.rank).log_file
                 kind = name.removeprefix(DROPPED)
-                log.warning("%s dropped a message (%s); its log says why: %s", process, kind, file)
+                what = "somebody who wants to join is refused" if kind == "refused" else f"dropped a message ({kind})"
+                log.warning("%s: %s; its log says why: %s", process, what, file)
 
     def _note_link(self, beat: wire.Heartbeat) -> None:
         """Say once that who has joined is not heard, and that it is heard again."""
@@ -354,7 +355,7 @@ class LocalHosting:
             return outcome
         consequence = "the run ends" if isinstance(outcome, RunHalted) else outcome
         last_lines = (group.culprit or group.first).last_lines()
-        log.error("%s %s; %s\n%s", name, reason, consequence, last_lines or "(its log is empty)")
+        log.error("%s %s; %s%s", name, reason, consequence, last_lines and f"\n{last_lines}")
         return outcome
 
     # ------------------------------------------------------------ what is asked

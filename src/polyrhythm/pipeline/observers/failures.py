@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: Metric of the optimizer steps of an update that were skipped.
 _SKIPPED = "train/actor/skipped_steps"
+#: Tasks and seeds set aside of which each is told.
+_FIRST_SET_ASIDE = 10
 
 
 class SampleFailureLog(Observer):
@@ -32,7 +34,7 @@ class SampleFailureLog(Observer):
 
     def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None, tasks: Sequence[str] = ()) -> None:
         self._logs, self._types, self._tasks = logs, types or {}, tasks
-        self._skipped = 0
+        self._skipped = self._set_aside = 0
         self.counts: Counter[str] = Counter()
         self.last = "it ran out of attempts"
 
@@ -58,8 +60,11 @@ class SampleFailureLog(Observer):
 
     def _tell_set_aside(self, command: records.EpisodeSetAside) -> None:
         name = self._tasks[command.task] if self._tasks else command.task
-        said = "task %s, seed %d is set aside after %s (rollout.quarantine_after), the last one: %s"
-        log.warning(said, name, command.seed, counted(command.failures, "failure"), command.reason)
+        self._set_aside += 1
+        if self._set_aside <= _FIRST_SET_ASIDE or _is_told(self._set_aside):
+            said = "task %s, seed %d is set aside after %s%s (rollout.quarantine_after), the last one: %s"
+            times = _times(self._set_aside) if self._set_aside > _FIRST_SET_ASIDE else ""
+            log.warning(said, name, command.seed, counted(command.failures, "failure"), times, command.reason)
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         if skipped := int(report.values.get(_SKIPPED, 0)):

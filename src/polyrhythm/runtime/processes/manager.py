@@ -241,7 +241,10 @@ class ProcessManager:
         if verdict:
             file = (group.culprit or group.first).log_file
             return RunHalted(f"{verdict}; the last: {name} {reason}; its log: {file}", name, reason)
-        return f"starting it again (failure {self._failures.total})"
+        return (
+            f"starting it again (failure {self._failures.recent} of {self._limits.max_failures} that "
+            "supervision.max_failures allows)"
+        )
 
     def start_next(self, group: RankGroup, now: float) -> None:
         """Start the next incarnation of a station that is lost, or look for a place for it; nothing that it says from

@@ -60,6 +60,7 @@ class GuardedEnv:
         self.doing = IDLE
         self.inner = inner
         self._seen: set[int] = set()
+        self._traced: set[tuple[str, type[Exception]]] = set()
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row in self.failed.keys() & set(map(int, rows)):
@@ -116,6 +117,11 @@ class GuardedEnv:
         faults = {row: _fault(call, error) for row, error in failed.errors.items()}
         if not self._isolate:
             raise next(iter(faults.values())) from failed
+        for row, fault in faults.items():
+            kind = call, type(failed.errors[row])
+            if kind not in self._traced:
+                self._traced.add(kind)
+                log.error("row %d: %s; like errors come without a traceback", row, fault, exc_info=failed.errors[row])
         self.failed |= faults
 
     def take_failed(self, rows: RowNumbers) -> dict[int, EnvFault]:
