@@ -13,6 +13,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.persistence.resume import save_settings
 from polyrhythm.pipeline.sft import validate_imitation
 from polyrhythm.pipeline.validation.all_checks import examine
@@ -73,10 +74,16 @@ def test_an_imitation_does_not_call_it() -> None:
     assert checked.config.scoring is not None, "an evaluation of what was imitated has scores"
 
 
-def test_resume_does_not_call_it_before_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ("scoring.max_attempts=1", "evaluation.episodes=1")
-    save_settings(spelt("", "inline", *STUCK, *sizes), tmp_path)
-    main(["resume", str(tmp_path)])
+@pytest.mark.parametrize("command", ["resume", "train", "eval"])
+def test_it_is_not_called_before_a_run_goes_on_or_is_evaluated(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = spelt("", "inline", *STUCK, "scoring.max_attempts=1", "evaluation.episodes=1")
+    save_settings(run, tmp_path)
+    policy = run.policy.build(run.env.spec(), seed=0, device="cpu", role="train")
+    save_policy(policy.state_dict(), run, tmp_path / "saved.pt", 0)
+    what = {"eval": "saved.pt", "train": "config.yaml", "resume": ""}[command]
+    main([command, str(tmp_path / what), *([f"resume={tmp_path}"] if command == "train" else [])])
     assert "every episode of the evaluation was dropped" in capsys.readouterr().err
 
 
