@@ -85,7 +85,7 @@ def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = 
     own_callbacks, config = Callbacks(callbacks), _config(recipe)
     named = None if out is None else Path(out)
     folder = run_to_resume(config, named)
-    checked = checking.validate_run(config)
+    checked = checking.validate_run(config, begun=folder is not None)
     if folder is None:
         folder = new_folder(config, named)
     try:

@@ -87,7 +87,7 @@ def own_call(thread: int | None) -> str:
     return f", in {frame.f_code.co_name}{place([(frame.f_code.co_filename, frame.f_lineno or 0)])}"
 
 
-def defined(function: Any) -> str:
+def definition_place(function: Any) -> str:
     """` (file, line 12)` where a function, or `__call__` of an object, is written; "" if that is unknown."""
     function = inspect.unwrap(function)
     if not inspect.isroutine(function):

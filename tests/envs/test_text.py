@@ -643,3 +643,21 @@ def test_prompts_that_are_too_long_are_told_before_the_start() -> None:
     told = r"env\.max_prompt_tokens = 6: the prompt of task chains, seed \d+, has \d+ tokens; raise it"
     with pytest.raises(ConfigError, match=told):
         ChainsSettings(max_prompt_tokens=6).check()
+
+
+class Borrowed:
+    """A conversation whose `reply` is an attribute of the object."""
+
+    def __init__(self) -> None:
+        self.reply: Any = lambda message: None
+
+    def begin(self, task: int, seed: int) -> str:
+        return "ab"
+
+
+def test_a_reply_that_is_no_method_of_its_class_is_named_too() -> None:
+    batch = TextBatch(EchoSettings(), [Borrowed()])
+    batch.reset([0], [0], [0])
+    with pytest.raises(RowsFailed) as failed:
+        batch.step([0], np.full((1, batch.spec.chunk, 1), batch.spec.action.stops[0]))
+    assert f"its reply ({__file__}, line" in str(failed.value.errors[0])

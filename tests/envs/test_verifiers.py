@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.text.base import Reply
 from polyrhythm.envs.text.verifiers_tasks import VerifiersSettings
+from polyrhythm.envs.text.verifiers_tools import SharedTools
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import split_seed
 
@@ -312,6 +314,25 @@ def test_a_setup_of_shared_tools_that_fails_is_told_and_tried_again() -> None:
             row.begin(0, 1)
         row.begin(0, 1)
     assert sys.modules["drop_tasks"].said == ["failed", "set up", "closed"]
+
+
+def test_a_setup_of_shared_tools_that_is_cancelled_is_told_and_tried_again() -> None:
+    cancelled = []
+
+    def make() -> list[object]:
+        if not cancelled:
+            cancelled.append(True)
+            raise asyncio.CancelledError
+        return []
+
+    async def use() -> None:
+        shared = SharedTools(make)
+        with pytest.raises(RuntimeError, match="cancelled"):
+            await asyncio.wait_for(shared.open_once(), 5.0)
+        await asyncio.wait_for(shared.open_once(), 5.0)
+        await shared.end()
+
+    asyncio.run(use())
 
 
 @pytest.mark.usefixtures("taskset")

@@ -25,12 +25,24 @@ class SpeltSettings(TextSettings):
         return Spelt(self)
 
 
+class HangingExpertSettings(SpeltSettings):
+    """With an expert that never answers."""
+
+    type: Literal["tests.pipeline.judged:HangingExpertSettings"] = "tests.pipeline.judged:HangingExpertSettings"  # type: ignore[assignment]
+
+    def conversation(self) -> Spelt:
+        return HangingExpert(self)
+
+
 class Spelt:
+    #: Conversations that were closed.
+    closed = 0
+
     def __init__(self, settings: SpeltSettings) -> None:
         self._defect, self._after = settings.defect, settings.after
 
     def begin(self, task: int, seed: int) -> str:
-        return "abc"
+        return "a" * 32 if self._defect == "long" else "abc"
 
     def reply(self, message: str) -> Reply:
         self._after -= 1
@@ -42,7 +54,18 @@ class Spelt:
             return Reply(reward=float("nan"))
         if self._defect == "no reply":
             return 1.0  # type: ignore[return-value]
-        return Reply(reward=float(message == "abc"))
+        return Reply(reward=float(message == "abc"), done=self._defect != "long")
+
+    def close(self) -> None:
+        if self._defect == "close raises":
+            Spelt.closed += 1
+            raise OSError("stays open")
+
+
+class HangingExpert(Spelt):
+    def expert(self) -> str:
+        time.sleep(1000)
+        return "abc"
 
 
 def noted(sample: SampleView, *, file: str) -> float:
@@ -63,14 +86,3 @@ def none(sample: SampleView) -> None:
 def hangs(sample: SampleView) -> float:
     time.sleep(1000)
     return 0.0
-
-
-class Unsteady:
-    """Fails at first. fails: calls that do."""
-
-    def __init__(self, fails: int) -> None:
-        self._fails = fails
-
-    def __call__(self, sample: SampleView) -> float:
-        self._fails -= 1
-        return float("nan") if self._fails >= 0 else 1.0

@@ -251,6 +251,7 @@ def test_an_evaluation_by_an_engine_that_would_change_the_policy_is_refused() ->
         ),
         (run, ["policy.engines=x"], "policy.engines=x: the run has its own policy.engines"),
         (cartpole(), ["policy.engine.type=vllm"], "the run has its own policy.engine.type; only .* of a language"),
+        (cartpole(policy={"type": "openvla_oft"}), ["policy.top_k=1"], "its own policy.top_k; .*, policy.top_p$"),
     ):
         with pytest.raises(ConfigError, match=why):
             with_overrides(config, words)

@@ -17,6 +17,7 @@ from tests.pipeline.test_demos import Demonstrable
 from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSettings
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunFolderError, RunHalted
+from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.checking import check_dataset
 from polyrhythm.pipeline.lerobot.images import VideoFrames
@@ -205,8 +206,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of recordings that were killed, by moment, and of one that was not, `whole`."""
     folder = tmp_path_factory.mktemp("killed")
     words = [sys.executable, "-c", KILLED, str(folder), *map(str, MOMENTS)]
-    paths = os.pathsep.join(path for path in sys.path if path)
-    subprocess.run(words, env=os.environ | {"PYTHONPATH": paths}, timeout=120, check=True)
+    subprocess.run(words, env=os.environ | same_imports(), timeout=120, check=True)
     recorded(folder / "whole")
     return folder
 

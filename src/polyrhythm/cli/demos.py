@@ -65,11 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _to_file(config: RunConfig, file: Path, live: LiveDisplay | None) -> dict[str, Any]:
     """Record the expert's chunk steps into an .npz."""
-    from polyrhythm.pipeline.sft import refuse_without_expert
-    from polyrhythm.pipeline.validation.check import validate_run
+    from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
     from polyrhythm.pipeline.warm_start.demos import record, watched_by
 
-    policy = validate_run(config, trainer=False).policy
+    policy = validate_imitation(config).policy
     refuse_without_expert(config)
     assert config.demonstrations is not None
     recorded = record(config, config.demonstrations, policy.chunk, watched_by(live))

@@ -6,8 +6,8 @@ training.versions, training.optimizer.lr, training.optimizer.lr_final_fraction, 
 training.optimizer.warmup_updates; evaluation, checkpoint, prometheus;
 
 where and how it runs: launcher, ray, placement, data_plane, supervision, shutdown_s, policy.engine,
-rollout.reset_ahead, scoring.processes, scoring.at_a_time, join.address, join.port, join.min_simulators,
-join.reconnect_s, training.optimizer.offload, training.precomputed_mib;
+rollout.reset_ahead, scoring.processes, scoring.at_a_time, scoring.try_first, join.address, join.port,
+join.min_simulators, join.reconnect_s, training.optimizer.offload, training.precomputed_mib;
 
 what ends it: rollout.max_attempts, rollout.max_dropped, rollout.quarantine_after, scoring.max_attempts,
 training.on_nonfinite_gradient, training.max_skipped_steps;
@@ -51,5 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.validation.check import validate_run
 
     with naming_where_it_began(folder):
-        checked = validate_run(config)
+        checked = validate_run(config, begun=True)
     return train.train_in(folder, checked, as_json=arguments.json)

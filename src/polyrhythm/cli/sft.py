@@ -33,10 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
-    from polyrhythm.pipeline.sft import check_demonstrations, sft_config
-    from polyrhythm.pipeline.validation.check import validate_run
+    from polyrhythm.pipeline.sft import check_demonstrations, sft_config, validate_imitation
 
-    checked = validate_run(sft_config(config), trainer=False)
+    checked = validate_imitation(sft_config(config))
     config = checked.config
     folder = run_to_resume(config, arguments.out)
     check_demonstrations(arguments.demos, checked)
@@ -50,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
     """Resume the warm start in the folder."""
     from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
-    from polyrhythm.pipeline.validation.check import validate_run
+    from polyrhythm.pipeline.sft import validate_imitation
 
     with naming_where_it_began(folder):
-        checked = validate_run(config, trainer=False)
+        checked = validate_imitation(config)
     return _imitate(folder, checked, None, None, as_json=as_json)
 
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.validation.check import validate_run
 
     folder = run_to_resume(config, arguments.out)
-    checked = validate_run(config)
+    checked = validate_run(config, begun=folder is not None)
     if folder is None:
         folder = new_folder(config, arguments.out)
     return train_in(folder, checked, as_json=arguments.json)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv
+from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
 
 #: Rows of a checked batch: one to act on, one that must stay unchanged.
@@ -39,10 +41,15 @@ def observe_reset(
     env = _build(settings, rows, about_to)
     every = range(env.rows)
     seen = []
-    for seed in range(1, 2 if env.rows > 1 else 3):
-        env.reset(every, [0] * env.rows, [seed + row for row in every])
-        seen.append(env.observe(every))
-    then(env)
+    try:
+        for seed in range(1, 2 if env.rows > 1 else 3):
+            env.reset(every, [0] * env.rows, [seed + row for row in every])
+            seen.append(env.observe(every))
+        then(env)
+    except BaseException:
+        with suppress(ContractViolation, PolyrhythmError):  # the first error is told
+            env.close()
+        raise
     env.close()
     return env.spec, {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
 
@@ -169,7 +176,7 @@ def check_step_rows(env: CheckedEnv) -> str:
     if not env.spec.step_rows:
         return "the batch steps as a whole"
     before = _row(_begin(env), 1)
-    env.step([0], random_actions(env, 1))
+    env.step([0], _actions(env, 1))
     if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
         raise ContractViolation(
             f"step([0]) changes {name!r} of row 1", "step only these rows, or set step_rows False in the spec"
@@ -185,7 +192,7 @@ def check_end(env: CheckedEnv) -> str:
     running, steps, how = np.ones(env.rows, bool), 0, "max_steps"
     while running[0] and steps < env.spec.max_steps:
         rows = np.flatnonzero(running) if env.spec.step_rows else np.arange(env.rows)
-        result = env.step(rows, random_actions(env, len(rows), rng))
+        result = env.step(rows, _actions(env, len(rows), rng))
         steps += 1
         if result.terminated[0] or result.truncated[0]:
             how = "terminated" if result.terminated[0] else "truncated"
@@ -200,7 +207,7 @@ def check_end(env: CheckedEnv) -> str:
             "switch autoreset off: a row that ended is unchanged until reset",
         )
     if not env.spec.step_rows:
-        env.step(every, random_actions(env, env.rows))  # a row that ended gets no-ops while others run
+        env.step(every, _actions(env, env.rows))  # a row that ended gets no-ops while others run
     again = _reset_first(env) if env.spec.reset_rows else _begin(env)
     if name := _differing(initial, _row(again, 0)):
         raise ContractViolation(f"after an episode the same seed gave another {name!r}", "restore all state in reset")
@@ -212,7 +219,7 @@ def _check_stays(env: CheckedEnv, final: Arrays) -> None:
     if env.rows < 2 or not (env.spec.step_rows and env.spec.reset_rows):
         return
     env.reset([1], [0], [2])
-    env.step([1], random_actions(env, 1))
+    env.step([1], _actions(env, 1))
     if name := _differing(final, _row(env.observe(range(env.rows)), 0)):
         raise ContractViolation(
             f"a row that ended changes {name!r} while another row begins and steps",
@@ -229,7 +236,7 @@ def _reset_first(env: CheckedEnv) -> Arrays:
 def _moves(env: CheckedEnv) -> bool:
     """Whether a step changes the observation of row 0."""
     before = _row(_begin(env), 0)
-    env.step(range(env.rows), random_actions(env, env.rows))
+    env.step(range(env.rows), _actions(env, env.rows))
     return bool(_differing(before, _row(env.observe(range(env.rows)), 0)))
 
 
@@ -263,14 +270,14 @@ def _replay(env: CheckedEnv, row: int) -> list[float]:
     """Rewards of a row over some steps of fixed actions, until an episode ends."""
     rng, rewards = np.random.default_rng(5), []
     for _ in range(_REPLAYED):
-        result = env.step(range(env.rows), np.repeat(random_actions(env, 1, rng), env.rows, axis=0))
+        result = env.step(range(env.rows), np.repeat(_actions(env, 1, rng), env.rows, axis=0))
         rewards.append(float(result.reward[row]))
         if (result.terminated | result.truncated).any():
             break
     return rewards
 
 
-def random_actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
+def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
     """Random actions within the bounds."""
     rng, action = rng or np.random.default_rng(0), env.spec.action
     if action.kind == "discrete":
@@ -292,7 +299,7 @@ def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
         yield from (np.full(shape, choice) for choice in (0, env.spec.action.choices - 1))
     else:
         yield from (np.broadcast_to(bound, shape).astype(np.float32) for bound in _finite_bounds(env))
-    yield random_actions(env, env.rows)
+    yield _actions(env, env.rows)
 
 
 def _finite_bounds(env: CheckedEnv) -> tuple[NDArray[Any], NDArray[Any]]:

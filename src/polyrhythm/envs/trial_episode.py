@@ -1,11 +1,12 @@
-"""An episode of an environment before a run, for what is only called once one has been played.
+"""An episode of a text environment before a run, for what is only called once one has been played.
 
-A text environment gets its expert's messages, or else its own prompt as the answer; others get random actions.
+Other environments are not stepped: random actions may break what they move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,44 +14,67 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import StepResult
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv
-from polyrhythm.envs.conformance import random_actions
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.specs import Trajectory, split_seed
+from polyrhythm.specs import EnvSpec, Trajectory, split_seed
 
 #: Seed of the episode's ticket.
 SEED = 1
-#: Most steps that are played; a longer episode counts as cut.
-_STEPS = 8
+#: Most messages of an expert; a longer episode counts as cut.
+_MESSAGES = 8
+#: Most tokens of a message that is none of an expert's: short, so that it overflows no context.
+_WORDS = 4
 
 
-def play_episode(env: CheckedEnv) -> Trajectory:
-    """The sample of a training episode of row 0, of its first task, with what a policy would add left at 0. Raises
-    ContractViolation, with the user's line, or PolyrhythmError."""
+class TrialEpisode(NamedTuple):
+    """The sample, and what it is, in words."""
+
+    sample: Trajectory
+    said: str
+
+
+def is_text(spec: EnvSpec) -> bool:
+    """Whether its actions are messages that answer a prompt of tokens."""
+    return bool(spec.action.stops) and {"tokens", "length"} <= spec.observation.keys()
+
+
+def play_episode(env: CheckedEnv, *, expert: bool) -> TrialEpisode:
+    """A training episode of row 0, of its first task, with what a policy would add left at 0: of the expert's messages,
+    or else of a single one, a few words of the prompt. Raises ContractViolation, with the user's line, or
+    PolyrhythmError. expert: whether it is asked."""
     every = range(env.rows)
     env.reset(every, [0] * env.rows, [split_seed(env.spec, SEED + row, held_out=False) for row in every])
-    rng, rows = np.random.default_rng(0), [0] if env.spec.step_rows else list(every)
-    seen, chosen, results = [env.observe(every)], [], list[StepResult]()
-    most = min(_STEPS, env.spec.max_steps)
-    while len(results) < most and not (results and (results[-1].terminated[0] or results[-1].truncated[0])):
-        actions = _message(env, rows, seen[-1]) if env.spec.action.stops else random_actions(env, len(rows), rng)
+    rows = [0] if env.spec.step_rows else list(every)
+    seen, chosen, results, over = [env.observe(every)], [], list[StepResult](), False
+    for _ in range(min(_MESSAGES, env.spec.max_steps)):
+        found = _expert_messages(env, rows) if expert else None
+        actions = _words_of_prompts(env, rows, seen[-1]) if found is None else found
         chosen.append(actions[:1])
         results.append(env.step(rows, actions))
         seen.append(env.observe(every))
-    return _sample(env, seen, np.concatenate(chosen), results)
+        over = bool(results[-1].terminated[0] or results[-1].truncated[0])
+        if over or found is None:
+            break
+    count, by = len(results), "the prompt's own words" if found is None else "the expert"
+    said = f"an episode of {count} message{'s' * (count > 1)}, answered by {by}{'' if over else ', cut there'}"
+    return TrialEpisode(_sample(env, seen, np.concatenate(chosen), results), said)
 
 
-def _message(env: CheckedEnv, rows: Sequence[int], seen: Arrays) -> NDArray[np.int64]:
-    """What a model might say: [n,C,1]. The prompt as an answer, where there is no expert or it has none."""
+def _expert_messages(env: CheckedEnv, rows: Sequence[int]) -> NDArray[np.int64] | None:
+    """[n,C,1]; None where there is no expert, or it raises, which is told when demonstrations are recorded."""
     try:
         found = env.expert_actions(rows)
     except (ContractViolation, PolyrhythmError):
-        found = None  # a run without demonstrations does not need it
-    if found is not None:
-        return found.astype(np.int64)
-    message = np.full((len(rows), env.spec.chunk, 1), env.spec.action.stops[0], np.int64)
+        return None
+    return None if found is None else found.astype(np.int64)
+
+
+def _words_of_prompts(env: CheckedEnv, rows: Sequence[int], seen: Arrays) -> NDArray[np.int64]:
+    """The first tokens of each prompt as its answer: [n,C,1]."""
+    stops = env.spec.action.stops
+    message = np.full((len(rows), env.spec.chunk, 1), stops[0], np.int64)
     for place, row in enumerate(rows):
-        own = [token for token in seen["tokens"][row, : seen["length"][row]] if token not in env.spec.action.stops]
-        own = own[: env.spec.chunk - 1]
+        own = [token for token in seen["tokens"][row, : seen["length"][row]] if token not in stops]
+        own = own[: min(_WORDS, env.spec.chunk - 1)]
         message[place, : len(own), 0] = own
     return message
 
@@ -58,11 +82,10 @@ def _message(env: CheckedEnv, rows: Sequence[int], seen: Arrays) -> NDArray[np.i
 def _sample(
     env: CheckedEnv, seen: Sequence[Arrays], actions: NDArray[np.generic], results: Sequence[StepResult]
 ) -> Trajectory:
-    """actions: [T,...] of row 0."""
-    steps, chunk, last = len(results), env.spec.chunk or 1, results[-1]
-    actions = actions.reshape(steps, chunk, -1)
-    valid = np.ones((steps, chunk), bool)
-    rewards = np.zeros((steps, chunk), np.float32)
+    """actions: [T,C,1] of row 0."""
+    steps, last = len(results), results[-1]
+    valid = np.ones((steps, env.spec.chunk), bool)
+    rewards = np.zeros((steps, env.spec.chunk), np.float32)
     for step, result in enumerate(results):
         if result.executed is not None:
             valid[step] = result.executed[0]
@@ -80,7 +103,7 @@ def _sample(
         terminated=terminated,
         truncated=not terminated,
         success=any(bool(result.success[0]) for result in results),
-        env_steps=int(valid.sum()) if env.spec.chunk == 0 else steps,
+        env_steps=steps,
         ticket=0,
         group=0,
         task=0,

@@ -380,7 +380,7 @@ def _trainer_factory(
         version=version,
         strategy=config.placement.trainer.strategy,
         shard=config.placement.trainer.shard.model_dump(mode="json"),
-        token_versions=config.freshness.on_update == "abort" or getattr(config.policy, "refreshes", False),
+        token_versions=config.freshness.on_update == "abort" or getattr(config.policy, "keeps_no_old_cache", False),
     )
 
 

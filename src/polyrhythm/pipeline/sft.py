@@ -18,7 +18,7 @@ from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
-from polyrhythm.pipeline.validation.check import ValidatedRun
+from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
 from polyrhythm.pipeline.warm_start.demos import has_expert, refuse_misfit
 from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, prepare_initial_policy
 from polyrhythm.training.demonstrations import Demonstrations
@@ -36,6 +36,11 @@ def sft_config(config: RunConfig) -> RunConfig:
     if config.init_from:
         raise ConfigError(f"init_from = {config.init_from}: sft makes the initial weights; leave it out")
     return config.model_copy(update={"name": f"{config.name}-sft"})
+
+
+def validate_imitation(config: RunConfig) -> ValidatedRun:
+    """`validate_run` without the reward function: only later evaluations use it."""
+    return validate_run(config.model_copy(update={"scoring": None}), trainer=False)._replace(config=config)
 
 
 def check_demonstrations(file: Path | None, checked: ValidatedRun) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import defined, raised
+from polyrhythm.conformance import definition_place, raised
 from polyrhythm.envs.base import Transcribes
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript, split_seed
@@ -62,7 +62,7 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
             ) from error
         if not callable(made):
             raise ConfigError(f"{label}: its objects cannot be called; give the class __call__(self, sample)")
-        return RewardFunction(label, made, defined(made))
+        return RewardFunction(label, made, definition_place(made))
     if not callable(found):
         raise ConfigError(f"{label}: it is {type(found).__name__}, not a function; name a function of {module}")
     try:
@@ -73,7 +73,7 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
         ) from error
     except ValueError:
         pass  # it has no signature, such as a builtin
-    return RewardFunction(label, lambda sample: found(sample, **options), defined(found))
+    return RewardFunction(label, lambda sample: found(sample, **options), definition_place(found))
 
 
 def as_score(value: object) -> Score:

@@ -30,3 +30,5 @@ class ScoringSettings(Section):
     """Samples that each of them scores at a time, in threads; more than 1 for functions that wait for others."""
     max_attempts: Count = 3
     """Tries of a sample before it is dropped, with its group, and replaced."""
+    try_first: bool = True
+    """Call the function before the start, on an episode of a text environment."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import defined
+from polyrhythm.conformance import definition_place
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
 from polyrhythm.envs.text.prepared import PreparedMessages
@@ -166,7 +166,7 @@ class TextBatch:
         reply = conversation.reply(self._tokenizer.decode(message.tolist()))
         if not isinstance(reply, Reply) or not _is_finite(reply.reward):
             found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
-            where = defined(type(conversation).reply)
+            where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
         return reply
 

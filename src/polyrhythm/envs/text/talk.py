@@ -24,11 +24,11 @@ class Talk:
     def begin(self, run: Coroutine[Any, Any, None]) -> str | None:
         """What the coroutine says before it asks for a message; None: it has ended. One that runs is ended first."""
         self.drop()
-        return in_loop(self._begin(run))
+        return run_in_loop(self._begin(run))
 
     def answer(self, message: str) -> str | None:
         """The same, after it got this message."""
-        return in_loop(self._go_on(message))
+        return run_in_loop(self._go_on(message))
 
     async def ask(self, said: str) -> str:
         """Called by the coroutine: the message that follows what it says."""
@@ -41,7 +41,7 @@ class Talk:
         """End the coroutine, if one runs."""
         running, self._running = self._running, None
         if running is not None:
-            in_loop(_end(running))
+            run_in_loop(_end(running))
 
     async def _begin(self, run: Coroutine[Any, Any, None]) -> str | None:
         self._running = asyncio.create_task(run)
@@ -73,7 +73,7 @@ async def _end(running: asyncio.Task[None]) -> None:
         running.exception()
 
 
-def in_loop(call: Coroutine[Any, Any, _Found]) -> _Found:
+def run_in_loop(call: Coroutine[Any, Any, _Found]) -> _Found:
     """What it returns, in the event loop of this process."""
     return asyncio.run_coroutine_threadsafe(call, _loop_of(os.getpid())).result()
 

@@ -46,7 +46,7 @@ class PolicyAgent:
         if self.trace is not None:
             raise RuntimeError("the environment opened a second interaction in one episode")
         async with AsyncExitStack() as open_tools:
-            tools = Tools(await self._shared.opened())
+            tools = Tools(await self._shared.open_once())
             await tools.open(self._toolsets(task), open_tools, task)
             found = _Interaction(self._talk, task, tools)
             self.trace = found.trace

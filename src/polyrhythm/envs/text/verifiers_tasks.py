@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart, is_held_out
-from polyrhythm.envs.text.talk import Talk, in_loop
+from polyrhythm.envs.text.talk import Talk, run_in_loop
 from polyrhythm.envs.text.verifiers_talk import PolicyAgent, lacking
 from polyrhythm.envs.text.verifiers_tools import SharedTools, warn_of_tasks
 from polyrhythm.errors import ConfigError, MissingError, pip_install
@@ -63,7 +63,7 @@ class VerifiersTask:
         self._loaded = _load(settings.taskset, json.dumps(settings.options), settings.most)
         self._success = settings.success
         self._talk = Talk()
-        self._shared = _SharedBy(settings)
+        self._shared = SharedToolsLease(settings)
         self._agent: PolicyAgent | None = None
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
@@ -91,7 +91,7 @@ class VerifiersTask:
         self._shared.give_up()
 
 
-class _SharedBy:
+class SharedToolsLease:
     """The tools that the conversations of a process with equal settings share; the last one that gives them up closes
     them."""
 
@@ -116,7 +116,7 @@ class _SharedBy:
             if users > 1:
                 self._users[self._key] = tools, users - 1
         if users == 1:
-            in_loop(tools.end())
+            run_in_loop(tools.end())
 
 
 class _Loaded(NamedTuple):

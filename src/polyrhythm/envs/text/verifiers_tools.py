@@ -77,7 +77,7 @@ class SharedTools:
         self._ready: asyncio.Future[Tools] | None = None
         self._over: asyncio.Event | None = None
 
-    async def opened(self) -> Tools:
+    async def open_once(self) -> Tools:
         """The tools. What their setup raised is raised; then the next episode sets them up anew."""
         if self._serving is None or self._ready is None:
             self._ready, self._over = asyncio.get_running_loop().create_future(), asyncio.Event()
@@ -103,6 +103,9 @@ class SharedTools:
                 log.warning("the shared tools could not be closed", exc_info=True)
             else:
                 ready.set_exception(error)
+        finally:
+            if not ready.done():
+                ready.set_exception(RuntimeError("the setup of the shared tools was cancelled"))
 
     async def end(self) -> None:
         """Close them, if they were opened."""

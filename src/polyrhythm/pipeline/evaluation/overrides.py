@@ -11,10 +11,11 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable
+from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 
 _ENGINE = "policy.engine"
-#: Settings of the section `policy` by which a language model's tokens are drawn.
-_SAMPLING = ("temperature", "top_k", "top_p")
+#: Settings by which a language model's tokens are drawn.
+_SAMPLING = tuple(f"policy.{name}" for name in CausalLmSettings.sampling_settings)
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -28,15 +29,15 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         changes = merge(changes, parse_override(text))
     tree = merge(saved, changes)
     allowed = movable(saved["policy"], tree["policy"]) if isinstance(tree["policy"], dict) else frozenset()
+    allowed |= {f"policy.{name}" for name in _sampling_settings(config)}
     named = {text.partition("=")[0].strip(): text for text in overrides}
     engine = [name for name in named if f"{name}.".startswith(f"{_ENGINE}.") and "engine" in saved["policy"]]
     for name, text in named.items():
-        sampled = name in {f"policy.{one}" for one in _SAMPLING if one in saved["policy"]}
-        if name not in allowed and name not in engine and not sampled:
+        if name not in allowed and name not in engine:
             may = " and ".join(sorted(MOVABLE))
             raise ConfigError(
                 f"{text}: the run has its own {name}; only {may} may differ, where they name folders, and of a "
-                f"language model {_ENGINE}, {', '.join(f'policy.{one}' for one in _SAMPLING)}"
+                f"language model {', '.join((_ENGINE, *_SAMPLING))}"
             )
     found = validate(tree)
     return _with_engine(config, found, named[engine[0]]) if engine else found
@@ -45,7 +46,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def acts_greedily(greedy: bool | None, overrides: Sequence[str]) -> bool:
     """Whether the policy acts without noise. greedy: as asked; None: without, unless a setting of sampling is given.
     ConfigError: one is given that then means nothing."""
-    given = [text for text in overrides if text.partition("=")[0].strip() in {f"policy.{one}" for one in _SAMPLING}]
+    given = [text for text in overrides if text.partition("=")[0].strip() in _SAMPLING]
     if greedy and given:
         raise ConfigError(
             f"{given[0]}: greedily the likeliest token is taken, whatever this says; leave it out, or sample "
@@ -56,8 +57,12 @@ def acts_greedily(greedy: bool | None, overrides: Sequence[str]) -> bool:
 
 def sampling_of(config: RunConfig, *, greedy: bool) -> dict[str, Any]:
     """{sampling: the settings by which the tokens of a language model are drawn}; empty for others, and greedily."""
-    found = {name: getattr(config.policy, name) for name in _SAMPLING if hasattr(config.policy, name)}
+    found = {name: getattr(config.policy, name) for name in _sampling_settings(config)}
     return {"sampling": found} if found and not greedy else {}
+
+
+def _sampling_settings(config: RunConfig) -> tuple[str, ...]:
+    return getattr(config.policy, "sampling_settings", ())
 
 
 def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:

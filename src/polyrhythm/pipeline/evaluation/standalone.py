@@ -167,7 +167,7 @@ def _measure(
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
     """The result of these episodes in this environment, and the episodes' own. path: of the weights, for errors."""
     config = without_joining(config)
-    _, spec, policy = validate_run(config, trainer=False)
+    _, spec, policy = validate_run(config, trainer=False, begun=True)
     if choice.swap:
         refuse_swapping(spec)
     try:

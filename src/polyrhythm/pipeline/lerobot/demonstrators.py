@@ -13,8 +13,7 @@ from polyrhythm.pipeline.lerobot.acting import PolicyActor
 from polyrhythm.pipeline.lerobot.layout import require_pyarrow
 from polyrhythm.pipeline.lerobot.recording import Source, open_recording, record_dataset, recorded_form
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
-from polyrhythm.pipeline.sft import refuse_without_expert
-from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
 from polyrhythm.pipeline.warm_start.demos import OnProgress
 from polyrhythm.pipeline.warm_start.episodes import Actor, expert_of
 from polyrhythm.policies.base import as_module
@@ -66,7 +65,7 @@ def _record(
 def _policy_of(config: RunConfig, run: Path) -> tuple[Actor, str]:
     """The run's policy in this recipe's environment, acting greedily, and its name in the journal."""
     found, weights, version = load_policy(run)
-    policy = validate_run(config.model_copy(update={"policy": found.policy}), trainer=False).policy
+    policy = validate_imitation(config.model_copy(update={"policy": found.policy})).policy
     try:
         apply_state(as_module(policy), weights)
     except ValueError as error:

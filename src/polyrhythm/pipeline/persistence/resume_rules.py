@@ -32,7 +32,7 @@ _FREE = frozenset(
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
         "training.optimizer.warmup_updates",
         "policy.engine",
-        *("scoring.processes", "scoring.at_a_time", "scoring.max_attempts"),
+        *("scoring.processes", "scoring.at_a_time", "scoring.max_attempts", "scoring.try_first"),
         *("rollout.max_attempts", "rollout.max_dropped", "rollout.quarantine_after", "rollout.reset_ahead"),
         *("training.on_nonfinite_gradient", "training.max_skipped_steps"),
         *("training.optimizer.offload", "training.precomputed_mib"),

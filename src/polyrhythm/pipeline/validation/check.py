@@ -59,13 +59,14 @@ class ValidatedRun(NamedTuple):
     policy: Policy
 
 
-def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
+def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False) -> ValidatedRun:
     """Raise ConfigError for the first setting that cannot be run, StartError if the machine lacks resources.
 
     A checkpoint is compared with the environment's spec before anything else. Then the environment is built once, with
-    two rows, and reset once, unless all simulators join; a reward function is called on an episode of it. The policy is
-    tried on these observations, or its miniature is (`policy_to_try`).
-    trainer: whether the run has a trainer.
+    two rows, and reset once, unless all simulators join; of a text environment an episode is played, which a reward
+    function gets. The policy is tried on these observations, or its miniature is (`policy_to_try`).
+    trainer: whether the run has a trainer; begun: the run has begun before, so no episode is played: a judge that is
+    down for a moment does not stop it.
     """
     log.info("checks of settings, environment and policy …")
     check_devices(config, trainer=trainer)
@@ -78,7 +79,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True) -> ValidatedRun:
         declared = try_spec(config, env)
         form = _form_with_room(config, declared, trainer=trainer)
     if _simulates_here(config):
-        spec, rows = try_env(config, env)
+        spec, rows = try_env(config, env, play=not begun)
     else:
         spec, rows = declared_rows(try_spec(config, env))
         load_reward_function(config)

@@ -33,7 +33,7 @@ from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
 from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
-from polyrhythm.pipeline.validation.reward_trial import RewardTrial
+from polyrhythm.pipeline.validation.reward_trial import WAY_OUT, EpisodeTrial
 from polyrhythm.specs import EnvSpec
 
 #: Call → the setting of its time limit.
@@ -77,10 +77,10 @@ def declared_rows(spec: EnvSpec) -> EnvTrial:
     return EnvTrial(spec, rows)
 
 
-def try_env(config: RunConfig, settings: EnvSettings) -> EnvTrial:
-    """Build the environment once and reset it once; of a text environment, and for a reward function, play an episode.
-    Raises ConfigError if it breaks its contract, or the reward function does."""
-    seen = dict(_events("observe", config, settings))
+def try_env(config: RunConfig, settings: EnvSettings, *, play: bool = True) -> EnvTrial:
+    """Build the environment once and reset it once; of a text environment, play an episode, which a reward function
+    gets. Raises ConfigError if it breaks its contract, or the reward function does. play: whether one is played."""
+    seen = dict(_events("observe", config, settings, play=play))
     return EnvTrial(seen["spec"], seen["arrays"])
 
 
@@ -92,11 +92,11 @@ def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding |
             yield Finding(*seen) if kind == "finding" else seen
 
 
-def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[tuple[str, Any]]:
+def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield the trial's results as (kind, content). Raises ConfigError if the job fails."""
     what = f"env.type = {getattr(config.env, 'type', '')}"
     trial = _in_thread if config.launcher == "inline" else _in_process
-    for event in trial(what, job, config, settings):
+    for event in trial(what, job, config, settings, _episode(config, play=play)):
         match event:
             case ["violation", problem, fix]:
                 raise ConfigError(f"{what}: {problem}; {fix}")
@@ -108,11 +108,12 @@ def _events(job: str, config: RunConfig, settings: EnvSettings) -> Iterator[tupl
                 yield kind, seen
 
 
-def _reward(config: RunConfig) -> RewardTrial | None:
+def _episode(config: RunConfig, *, play: bool) -> EpisodeTrial:
+    expert = config.demonstrations is not None and config.demonstrations.dataset is None
     if config.scoring is None:
-        return None
+        return EpisodeTrial(play, expert)
     options = config.scoring.model_dump(mode="json")["options"]
-    return RewardTrial(config.scoring.function, options, config.scoring.max_attempts)
+    return EpisodeTrial(play, expert, config.scoring.function, options, config.scoring.try_first)
 
 
 def _callee(config: RunConfig, what: str, call: str) -> tuple[str, str]:
@@ -131,20 +132,27 @@ def _timeout_error(config: RunConfig, what: str, call: str, where: str) -> Confi
     whose, name = _callee(config, what, call)
     return ConfigError(
         f"{whose}: {name} has not returned within {limit:g} s{where}; fix it there, or raise supervision.{LIMITS[call]}"
+        f"{_way_out(call)}"
     )
+
+
+def _way_out(call: str) -> str:
+    return f", {WAY_OUT}" if call == "score" else ""
 
 
 # ------------------------------------------------------------ in a thread
 
 
-def _in_thread(what: str, job: str, config: RunConfig, settings: EnvSettings) -> Iterator[list[Any]]:
+def _in_thread(
+    what: str, job: str, config: RunConfig, settings: EnvSettings, episode: EpisodeTrial
+) -> Iterator[list[Any]]:
     """Yield the thread's events. Waits for: the next event. Unblocked by: it, or the current call's time limit."""
     events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
     limits, call = _limits(config), "spec"
 
     def work() -> None:
         try:
-            run_trial(job, settings, config.rollout.rows, lambda *event: events.put(list(event)), _reward(config))
+            run_trial(job, settings, config.rollout.rows, lambda *event: events.put(list(event)), episode)
         except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
             events.put(["raised", error])
 
@@ -188,11 +196,11 @@ def _same_random_numbers() -> Iterator[None]:
 # ------------------------------------------------------------ in a process
 
 
-def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings) -> Iterator[list[Any]]:
+def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings, episode: EpisodeTrial) -> Iterator[list[Any]]:
     """Yield the process's events. Waits for: its next line. Unblocked by: it, the process's end, or the limit."""
     limits, call = _limits(config), "spec"
     with tempfile.TemporaryFile() as log:
-        popen, lines = _start(job, config, limits, log)
+        popen, lines = _start(job, config, episode, limits, log)
         try:
             while True:
                 line = lines.next(limits[call] + _GRACE_S)
@@ -232,7 +240,7 @@ class _LineReader:
 
 
 def _start(
-    job: str, config: RunConfig, limits: dict[str, float], log: IO[bytes]
+    job: str, config: RunConfig, episode: EpisodeTrial, limits: dict[str, float], log: IO[bytes]
 ) -> tuple[subprocess.Popen[bytes], _LineReader]:
     """Start the process in a new session, so that only main receives the terminal's signals."""
     ours, theirs = os.pipe()
@@ -254,7 +262,7 @@ def _start(
         "rows": config.rollout.rows,
         "limits": limits,
         "pipe": theirs,
-        "reward": _reward(config),
+        "episode": episode,
     }
     assert popen.stdin is not None
     try:
@@ -282,5 +290,5 @@ def _exit_error(config: RunConfig, what: str, call: str, popen: subprocess.Popen
     whose, name = _callee(config, what, call)
     return ConfigError(
         f"{whose}: {name} ended the trial process (status {status}): {last.strip()}; make it run outside of "
-        "polyrhythm first"
+        f"polyrhythm first{_way_out(call)}"
     )

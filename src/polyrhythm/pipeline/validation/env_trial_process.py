@@ -20,11 +20,10 @@ from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.checked_env import CheckedEnv, ask_spec
+from polyrhythm.envs.checked_env import ask_spec
 from polyrhythm.envs.conformance import check_contract, observe_reset
-from polyrhythm.envs.trial_episode import play_episode
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.validation.reward_trial import RewardTrial, try_reward
+from polyrhythm.pipeline.validation.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),
@@ -32,9 +31,9 @@ from polyrhythm.specs.plain import as_plain, from_plain
 Send = Callable[..., None]
 
 
-def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, reward: RewardTrial | None = None) -> None:
+def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: EpisodeTrial) -> None:
     """Do a job. `spec`: get the spec. `observe`: that, and two rows after a reset; then an episode of a text
-    environment, or where there is a reward function, which gets it. `contract`: all checks, then that.
+    environment, which a reward function gets. `contract`: all checks, then that.
 
     rows: of an env batch in the run.
     """
@@ -42,20 +41,15 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, reward: Re
     def about_to(call: str) -> None:
         send("call", call)
 
-    def play(env: CheckedEnv) -> None:
-        if reward is None and not env.spec.action.stops:
-            return  # its user's code was called, and simulators may take long
-        sample = play_episode(env)
-        if reward is not None:
-            try_reward(reward, settings, env.spec, sample, about_to)
-
     try:
         if job == "spec":
             send("spec", ask_spec(settings, about_to))
         else:
             for finding in check_contract(settings, rows, about_to) if job == "contract" else ():
                 send("finding", finding)
-            spec, arrays = observe_reset(settings, rows, about_to, play)
+            spec, arrays = observe_reset(
+                settings, rows, about_to, lambda env: try_episode(episode, settings, env, about_to)
+            )
             send("spec", spec)
             send("arrays", arrays)
     except ContractViolation as violation:
@@ -109,8 +103,7 @@ def main() -> None:
         except (InvalidSetting, NestedRefusal) as refusal:
             send("error", f"env.type = {job['env'].get('type')}: {refusal}")
         else:
-            reward = RewardTrial(*job["reward"]) if job["reward"] else None
-            run_trial(job["job"], settings, job["rows"], send, reward)
+            run_trial(job["job"], settings, job["rows"], send, EpisodeTrial(*job["episode"]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # do not wait for a simulator's threads and exit handlers

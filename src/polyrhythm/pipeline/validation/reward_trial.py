@@ -1,7 +1,6 @@
-"""Calls the run's reward function before the start, on a sample of the run's environment.
+"""Calls the run's reward function before the start, on an episode of the run's text environment.
 
-It is made and called where the environment is tried: in a process that ends afterwards, or inline in a thread. A class
-that loads a model is tried too, since its object is made for the check anyway.
+It is made and called where the environment is tried: in a process that ends afterwards, or inline in a thread.
 """
 
 from __future__ import annotations
@@ -10,40 +9,46 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from polyrhythm.conformance import raised
-from polyrhythm.envs.trial_episode import SEED
+from polyrhythm.envs.checked_env import CheckedEnv
+from polyrhythm.envs.trial_episode import SEED, is_text, play_episode
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.stations.reward_function import WrongScore, as_score, load_reward, view_of
 
-
-class RewardTrial(NamedTuple):
-    """function, options, attempts: those of `scoring` (attempts: `max_attempts`)."""
-
-    function: str
-    options: Mapping[str, Any]
-    attempts: int
+#: How a valid function is let through that this episode is not for.
+WAY_OUT = "or set scoring.try_first=false"
 
 
-def try_reward(
-    trial: RewardTrial, env: object, spec: EnvSpec, sample: Trajectory, about_to: Callable[[str], None]
-) -> None:
-    """Raise ConfigError unless the function gives the sample a score, in one of as many attempts as a sample has.
+class EpisodeTrial(NamedTuple):
+    """What is tried after the reset. play: whether an episode is played, of a text environment; expert: whether its
+    expert is asked; function, options: those of `scoring`, "" for none; score: whether it is called on the episode."""
 
-    env: its environment's settings; about_to: called before each call into user code.
-    """
-    about_to("load")
-    reward = load_reward(trial.function, trial.options)
-    view = view_of(env, spec, sample, seed=SEED, evaluation=False)
-    where, problem, fix = f"{reward.label}: on a first episode of task {view.task} (seed {view.seed})", "", ""
-    for _attempt in range(trial.attempts):
-        about_to("score")
-        try:
-            as_score(reward(view))
-        except WrongScore as wrong:
-            said, _, fix = str(wrong).rpartition("; ")
-            problem = f"{said}{reward.place}"
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - of the user's code
-            problem, fix = f"it {raised(error)}", "fix it there"
-        else:
-            return
-    raise ConfigError(f"{where} {problem}; {fix}")
+    play: bool = True
+    expert: bool = False
+    function: str = ""
+    options: Mapping[str, Any] = {}
+    score: bool = False
+
+
+def try_episode(trial: EpisodeTrial, settings: object, env: CheckedEnv, about_to: Callable[[str], None]) -> None:
+    """Make the reward function, and play and score an episode. Raises ConfigError for the function, ContractViolation
+    for the environment. settings: the environment's; about_to: called before each call into user code."""
+    reward = None
+    if trial.function:
+        about_to("load")
+        reward = load_reward(trial.function, trial.options)
+    if not trial.play or not is_text(env.spec):
+        return
+    sample, said = play_episode(env, expert=trial.expert)
+    if reward is None or not trial.score:
+        return
+    view = view_of(settings, env.spec, sample, seed=SEED, evaluation=False)
+    about_to("score")
+    try:
+        as_score(reward(view))
+        return
+    except WrongScore as wrong:
+        found, _, fix = str(wrong).rpartition("; ")
+        problem = f"{found}{reward.place}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - of the user's code
+        problem, fix = f"it {raised(error)}", "fix it there"
+    raise ConfigError(f"{reward.label}: on {said} (task {view.task}, seed {view.seed}), {problem}; {fix}, {WAY_OUT}")

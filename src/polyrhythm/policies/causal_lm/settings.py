@@ -35,6 +35,8 @@ class CausalLmSettings(BaseModel):
     needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
     preload: ClassVar = ("transformers.modeling_utils",)
+    #: By which tokens are drawn.
+    sampling_settings: ClassVar = ("temperature", "top_k", "top_p")
 
     type: Literal["causal_lm"] = "causal_lm"
     """The policy's name."""
@@ -108,7 +110,7 @@ class CausalLmSettings(BaseModel):
         return f"policy.engine.url = {self.engine.url}" if isinstance(self.engine, ServerSettings) else ""
 
     @property
-    def refreshes(self) -> bool:
+    def keeps_no_old_cache(self) -> bool:
         """Whether a token's log-prob depends on no weights older than those that sampled it."""
         return self.refresh_cache and not isinstance(self.engine, ServerSettings)
 

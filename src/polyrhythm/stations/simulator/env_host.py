@@ -21,6 +21,7 @@ from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, PrepareEpisodes, RefuseRequest, Ticket
 from polyrhythm.specs import EnvSpec, split_seed
 from polyrhythm.stations.simulator.chunk import stepper, whole_batch
+from polyrhythm.stations.simulator.deferred_steps import DeferredSteps
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.lanes import Lanes
@@ -67,12 +68,8 @@ class EnvHost:
         self._step_chunk = stepper(env.spec, settings.action_repeat)
         self._todo: deque[Slot] = deque()
         self._queued: set[str] = set()  # names of those in `_todo`
-        self._begins = env if self.env.begins_steps and isinstance(env, BeginsSteps) else None
-        self._begun: dict[str, int] = {}  # request whose step was begun, by slot
-        self._unseen: dict[str, Slot] = {}  # queued since steps were begun last, where they can be
-        self._defers = False
-        self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would wait, and since when
-        self._last_deferred = ""  # of those that were queued to be looked at again, the last one
+        begins = env if self.env.begins_steps and isinstance(env, BeginsSteps) else None
+        self._deferred = DeferredSteps(self.env, begins)
         self._lanes = Lanes()
         self._reset_slots: Sequence[Slot] = ()  # slots reset in the last unit, until `_reset_end`
         self._step_slots: Sequence[Slot] = ()  # slots stepped after that in the same unit
@@ -87,13 +84,12 @@ class EnvHost:
     def defer(self) -> int | None:
         """From now on a step that would wait is put off until it would not, and other slots go on. A descriptor that
         can be read when that may have changed; None: no step ever waits."""
-        self._defers = self._begins is not None
-        return self._begins.fileno() if self._begins is not None else None
+        return self._deferred.defer()
 
     @property
     def doing(self) -> tuple[str, float]:
         """The call under way, else the step that has been put off longest."""
-        since = min((since for _, since in list(self._deferred.values())), default=None)
+        since = self._deferred.since
         return self.env.doing if since is None or self.env.doing[0] else ("step", since)
 
     # ------------------------------------------------------------ messages
@@ -122,10 +118,10 @@ class EnvHost:
 
     def cancel(self, command: CancelRow) -> None:
         slot = self.slots[command.slot]
-        begun = self._begun_rows(slot)
+        begun = self._deferred.begun_rows(slot)
         if not slot.cancel(command.ticket, command.attempt):
             log.info("slot %s: ticket %d has ended, nothing to cancel", command.slot, command.ticket)
-        if unwanted := begun - self._begun_rows(slot):
+        if unwanted := begun - self._deferred.begun_rows(slot):
             self.env.drop_step(sorted(unwanted))
         self._lanes.note_change(slot, time.monotonic())
         self._queue_related(slot)
@@ -144,8 +140,7 @@ class EnvHost:
             log.warning("slot %s: late answer to request %d ignored", reply.slot, reply.sequence)
 
     def _queue(self, slot: Slot) -> None:
-        if self._begins is not None:
-            self._unseen[slot.name] = slot
+        self._deferred.note_queued(slot)
         if slot.name not in self._queued:
             self._queued.add(slot.name)
             self._todo.append(slot)
@@ -172,15 +167,16 @@ class EnvHost:
         ended samples the request is posted in the next unit, so that rows granted in between can join it.
         """
         self._reset_slots = self._step_slots = ()
-        if self._begins is not None:
-            if self._defers:
-                self._begins.waits(())  # else an end that no slot asks for leaves the descriptor readable
-            self._begin_steps()
-        looked = self._look_again() if self._last_deferred not in self._queued else False
-        while self._todo or not looked:
-            if not self._todo:
-                looked = self._look_again()
-                continue
+        self._deferred.begin(self._on_begin_fault)
+        if self._deferred.are_queued(self._queued) and self._work_through_queue():
+            return True
+        for slot in self._deferred.requeued():
+            self._queue(slot)
+        return self._work_through_queue()
+
+    def _work_through_queue(self) -> bool:
+        """Whether a unit was done for one of the queued slots; those before it are queued no more."""
+        while self._todo:
             slot = self._todo.popleft()
             self._queued.remove(slot.name)
             if self._work_on(slot):
@@ -207,7 +203,7 @@ class EnvHost:
             self._reset_end = time.monotonic()
         if slot.answered:
             members = self._slots_to_step(slot)
-            if members and self._must_wait(slot, members):
+            if members and self._deferred.must_wait(slot, members):
                 return worked
             if members:
                 self._step_slots = members
@@ -332,45 +328,11 @@ class EnvHost:
                 self._queue(other)
         return members
 
-    def _look_again(self) -> bool:
-        """Queue the slots that were put off, once those that were queued so before have been looked at; True."""
-        for slot, _ in list(self._deferred.values()):
-            self._queue(slot)
-            self._last_deferred = slot.name
-            if not slot.answered or not slot.due_rows:  # its rows were cancelled
-                del self._deferred[slot.name]
-        return True
-
-    def _begin_steps(self) -> None:
-        """Begin the steps of the slots that were answered since the last time."""
-        unseen, self._unseen = self._unseen, {}
-        for slot in unseen.values():
-            if slot.answered and slot.due_rows and self._begun.get(slot.name) != slot.sequence:
-                self._begun[slot.name] = slot.sequence
-                try:
-                    self.env.begin_step(*slot.due())
-                except EnvFault as fault:
-                    log.exception("env batch %s: a step could not begin", self.info.name)
-                    self.env.drop_step(sorted(self._begun_rows(slot)))
-                    slot.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
-                    self._lanes.note_change(slot, time.monotonic())
-                    self._queue_related(slot)
-
-    def _begun_rows(self, slot: Slot) -> set[int]:
-        """The slot's rows whose step was begun and is still to be done."""
-        begun = slot.answered and self._begun.get(slot.name) == slot.sequence
-        return set(map(int, slot.due()[0])) if begun else set()
-
-    def _must_wait(self, slot: Slot, members: Sequence[Slot]) -> bool:
-        """Whether the step of these slots is put off."""
-        if not self._defers or self._begins is None:
-            return False
-        if self._begins.waits(np.concatenate([member.due()[0] for member in members])):
-            self._deferred.setdefault(slot.name, (slot, time.monotonic()))
-            return True
-        for member in members:
-            self._deferred.pop(member.name, None)
-        return False
+    def _on_begin_fault(self, slot: Slot, fault: EnvFault) -> None:
+        log.error("env batch %s: a step could not begin", self.info.name, exc_info=fault)
+        slot.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
+        self._lanes.note_change(slot, time.monotonic())
+        self._queue_related(slot)
 
     def _step_members(self, members: Sequence[Slot]) -> bool:
         """Do one chunk step of these slots together; True if a sample ended or failed."""

@@ -1,0 +1,83 @@
+"""Steps of an env batch that can begin before they are done: which have begun, and which are put off until they would
+not wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+
+import numpy as np
+
+from polyrhythm.envs.base import BeginsSteps
+from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
+from polyrhythm.stations.simulator.slot import Slot
+
+
+class DeferredSteps:
+    """Of one env batch. begins: the environment, if its steps can begin before they are done."""
+
+    def __init__(self, env: GuardedEnv, begins: BeginsSteps | None) -> None:
+        self._env, self._begins = env, begins
+        self._defers = False
+        self._begun: dict[str, int] = {}  # request whose step was begun, by slot
+        self._unseen: dict[str, Slot] = {}  # queued since steps were begun last
+        self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would wait, and since when
+        self._last_requeued = ""  # of those that were queued to be looked at again, the last one
+
+    def defer(self) -> int | None:
+        """From now on steps that would wait are put off. A descriptor that can be read when that may have changed;
+        None: no step ever waits."""
+        self._defers = self._begins is not None
+        return self._begins.fileno() if self._begins is not None else None
+
+    @property
+    def since(self) -> float | None:
+        """Since when a step has been put off, the longest one."""
+        return min((since for _, since in list(self._deferred.values())), default=None)
+
+    def note_queued(self, slot: Slot) -> None:
+        """The slot was queued, so it may have been answered."""
+        if self._begins is not None:
+            self._unseen[slot.name] = slot
+
+    def begin(self, on_fault: Callable[[Slot, EnvFault], None]) -> None:
+        """Begin the steps of the slots that were answered since the last time. on_fault: told of one that cannot."""
+        if self._defers and self._begins is not None:
+            self._begins.waits(())  # else an end that no slot asks for leaves the descriptor readable
+        unseen, self._unseen = self._unseen, {}
+        for slot in unseen.values():
+            if slot.answered and slot.due_rows and self._begun.get(slot.name) != slot.sequence:
+                self._begun[slot.name] = slot.sequence
+                try:
+                    self._env.begin_step(*slot.due())
+                except EnvFault as fault:
+                    self._env.drop_step(sorted(self.begun_rows(slot)))
+                    on_fault(slot, fault)
+
+    def begun_rows(self, slot: Slot) -> set[int]:
+        """The slot's rows whose step was begun and is still to be done."""
+        begun = slot.answered and self._begun.get(slot.name) == slot.sequence
+        return set(map(int, slot.due()[0])) if begun else set()
+
+    def must_wait(self, slot: Slot, members: Sequence[Slot]) -> bool:
+        """Whether the step of these slots is put off. slot: the one that is looked at."""
+        if not self._defers or self._begins is None:
+            return False
+        if self._begins.waits(np.concatenate([member.due()[0] for member in members])):
+            self._deferred.setdefault(slot.name, (slot, time.monotonic()))
+            return True
+        for member in members:
+            self._deferred.pop(member.name, None)
+        return False
+
+    def are_queued(self, queued: Container[str]) -> bool:
+        """Whether those that were put off are still to be looked at again. queued: names of slots."""
+        return self._last_requeued in queued
+
+    def requeued(self) -> Iterator[Slot]:
+        """The slots that were put off, to be looked at again."""
+        for slot, _ in list(self._deferred.values()):
+            self._last_requeued = slot.name
+            if not slot.answered or not slot.due_rows:  # its rows were cancelled
+                del self._deferred[slot.name]
+            yield slot
