@@ -165,8 +165,7 @@ def test_simulators_of_a_host_share_one_measurement(waiting: Path, tmp_path: Pat
         "from polyrhythm.envs.gl_choice import *\n"
         "with set_simulator_count(1): print(fastest(('serial', 'parallel')))"
     )
-    path = os.pathsep.join((os.environ["PYTHONPATH"], *sys.path))
-    variables = os.environ | {RUN_FOLDER: str(tmp_path), "PYTHONPATH": path}
+    variables = os.environ | same_imports() | {RUN_FOLDER: str(tmp_path)}
     simulators = [
         subprocess.Popen(
             [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.built import built
+from tests.long import long
 from tests.pipeline.runs import config as cartpole
 from tests.pipeline.test_streams import LANGUAGE
 from tests.policies import openai_server, sglang_server
@@ -64,7 +65,7 @@ def server_of(config: RunConfig, kind: str = "sglang", seed: int = 9) -> Any:
     [
         ("sglang", "inline", "drain"),
         ("sglang", "inline", "abort"),
-        ("sglang", "local", "continue"),
+        pytest.param("sglang", "local", "continue", marks=long(9, "a server and processes")),
         ("openai", "inline", "drain"),
         ("openai", "inline", "continue"),
     ],

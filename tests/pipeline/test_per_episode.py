@@ -41,7 +41,7 @@ def _saved(folder: Path, case: str, rows: int, launcher: str) -> Path:
         pytest.param("cartpole", True, id="cartpole-greedy"),
         pytest.param("cartpole", False, marks=long(3, "cartpole, sampled"), id="cartpole-sampled"),
         pytest.param("metaworld-state", True, marks=long(7, "Meta-World, greedy"), id="metaworld-state-greedy"),
-        pytest.param("metaworld-state", False, id="metaworld-state-sampled"),
+        pytest.param("metaworld-state", False, marks=long(11, "Meta-World, sampled"), id="metaworld-state-sampled"),
     ],
 )
 def test_an_outcome_depends_on_neither_rows_nor_launcher(tmp_path: Path, case: str, greedy: bool) -> None:

@@ -95,6 +95,7 @@ def test_a_run_on_two_hosts_is_complete_and_leaves_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@long(25, "a language model on two hosts")
 def test_a_stream_answers_the_prompt_of_another_host(tmp_path: Path) -> None:
     """Lengths of sampled answers follow from prompt, noise key and weights: equal on one host and on two."""
     changes = {**LANGUAGE, "launcher": "local", "rollout": {"rows": 8, "sharding": "even:8"}}
@@ -112,6 +113,7 @@ def test_a_stream_answers_the_prompt_of_another_host(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@long(9, "scorers on two hosts")
 def test_scorers_of_another_host_score_what_lies_on_this_one(tmp_path: Path) -> None:
     """Also an evaluation's samples, which are kept for them. Stations: simulator, generator, two scorers, trainer."""
     one, two = apart_by_setting(tmp_path, 2)
@@ -293,4 +295,4 @@ def test_a_host_without_memory_is_refused_before_anything_starts(tmp_path: Path)
         train(checked, folder, nodes=nodes)
     assert not children()
     assert not orphaned_folders()
-    assert not folder.exists(), "nothing of the run was made"
+    assert not list(folder.iterdir()), "nothing of the run was made"

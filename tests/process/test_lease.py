@@ -81,7 +81,8 @@ def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without
     assert first_difference(Conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(9, "replicas that leave")), "shard"])
+@long(15, "ranks that leave a device")
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
 def test_the_ranks_of_a_trainer_leave_together(strategy: str, tmp_path: Path) -> None:
     placement = {"trainer": {"ranks": 2, "strategy": strategy}}
     _, shared = run(tmp_path / "together", LOCKSTEP, launcher="local", placement=placement)

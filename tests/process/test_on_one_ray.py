@@ -71,11 +71,11 @@ def test_a_run_that_ray_refuses_leaves_nothing_and_proposes_no_resume(
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(merge(ASYNCHRONOUS, {"launcher": "ray", "ray": {"cpus_per_station": 2.0}})))
-    assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 2
+    assert main(["train", str(recipe), f"out_dir={tmp_path / 'runs'}"]) == 2
     told = capsys.readouterr().err
     assert "ray.cpus_per_station = 2: 10 CPUs are wanted for 5 stations, 2 are in the cluster" in told
     assert "resume" not in told
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.glob("runs/*/*"))
 
 
 def test_the_pipeline_learns(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.long import LONG_TESTS
+from tests.long import LONG_TESTS, long
 from tests.pipeline.memory.micro_batch import parts
 
 from polyrhythm.pipeline.memory import activations
@@ -63,7 +63,9 @@ def test_a_process_grows_by_what_is_estimated(policy: str, measured_bytes: dict[
     assert estimate >= measured["saved"]
 
 
-@pytest.mark.parametrize("policy", ["{type: pi0}", "{type: openvla_oft, train: expert}"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("{type: pi0}", marks=long(7, "a probe of pi0")), "{type: openvla_oft, train: expert}"]
+)
 def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
     settings, spec, form = parts(policy)
     probed, traced = estimated(policy), activations._traced(settings, spec, form)
