@@ -229,9 +229,9 @@ class StationProcess:
     def _beat(self, *, pending_work: bool = False) -> None:
         """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
         self._tell_spans()
-        spec, now = self._spec, time.monotonic()
-        stations = [part.station for part in self._parts if part.station is not None]
+        spec, stations = self._spec, [part.station for part in self._parts if part.station is not None]
         calls = [(part, *part.station.current_call()) for part in self._parts if part.station is not None]
+        now = time.monotonic()  # after the calls' begins, so that none lasts less than nothing
         doing, since, place = "", now, ""
         if under_way := [call for call in calls if call[1]]:
             part, doing, since = min(under_way, key=lambda call: call[2])
