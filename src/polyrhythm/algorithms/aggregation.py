@@ -67,5 +67,5 @@ def _total(x: Tensor, trajectory: Tensor) -> Tensor:
 
 
 def per_row_like(x: Tensor, like: Tensor) -> Tensor:
-    """x [N] shaped to broadcast against `like` [N,...]."""
-    return x.reshape(-1, *(1,) * (like.dim() - 1))
+    """x [N] or [N,C] shaped to broadcast against `like` [N,...] or [N,C,...]."""
+    return x.reshape(*x.shape, *(1,) * (like.dim() - x.dim()))

@@ -61,6 +61,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def is_told(count: int) -> bool:
+    """Whether what happens often is told this time: the 1st, the 10th, the 100th, and so on."""
+    return str(count).strip("0") == "1"
+
+
+def times_so_far(count: int) -> str:
+    """` (10 times so far)`; "" the first time."""
+    return "" if count == 1 else f" ({count} times so far)"
+
+
 def measures_success(successes: Iterable[float], returns: Iterable[float | None], reported: bool | None = None) -> bool:
     """Whether success, rather than return, ranks the episodes. reported: what the environment's spec says of it. Where
     that is unknown: False if some earned a reward and none succeeded. successes: counts or rates."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from polyrhythm.observe.intervals import is_told, times_so_far
+
 #: Share of an update's samples whose advantages are all 0, where groups are compared.
 ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 _WAYS = ("greedy", "sampled")
@@ -83,9 +85,9 @@ class SetbackWatch:
         if self._taught or not before:
             return ""
         self._stretches += 1
-        if str(self._stretches).strip("0") != "1":
+        if not is_told(self._stretches):
             return ""
-        times = "" if self._stretches == 1 else f" ({self._stretches} times so far)"
+        times = times_so_far(self._stretches)
         return (
             f"{ZERO_ADVANTAGE} = 1 in update {line['step']}{times}: in every group all samples have earned the same, "
             "so nothing is learned from them; take easier or harder tasks, or a reward with more levels, raise "

@@ -1,4 +1,4 @@
-"""Finds NaN and infinity in arrays, and describes them as the error of a sample."""
+"""Finds NaN and infinity in arrays, and describes them as the error of a sample; reads a number of any type."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def describe_not_finite(culprit: str, what: str) -> str:
     """Error of a failed sample: `policy: logprob is not finite`. Without numbers, so that equal faults are counted
     together. culprit: POLICY or ENVIRONMENT."""
     return f"{culprit}: {what} is not finite"
+
+
+def as_number(value: object) -> float:
+    """The number that this is, of whatever type; NaN if it is none. A text is none."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def is_finite(values: NDArray[Any]) -> bool:

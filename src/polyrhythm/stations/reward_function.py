@@ -17,6 +17,7 @@ from polyrhythm.conformance import definition_place, raised
 from polyrhythm.envs.base import Transcribes
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript, split_seed
+from polyrhythm.specs.finite import as_number
 
 #: Characters quoted of what a function returned.
 _QUOTED = 80
@@ -79,10 +80,7 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
 def as_score(value: object) -> Score:
     """The score that the function returned. WrongScore: it is none, or not finite."""
     number, success = (value.reward, value.success) if isinstance(value, Score) else (value, None)
-    try:
-        reward = math.nan if isinstance(number, str) else float(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        reward = math.nan
+    reward = as_number(number)
     if not math.isfinite(reward):
         raise WrongScore(f"it returned {repr(value)[:_QUOTED]}; return a finite number, or a Score")
     return Score(reward, None if success is None else bool(success))

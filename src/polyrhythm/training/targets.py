@@ -260,7 +260,7 @@ def _own_entries(
     """Of the entries in the mask those that the weights of `own_version` made: of chunk steps that are wholly theirs,
     or by token."""
     own = (_versions(packed, algorithm) if by_token else packed.version).eq(own_version)
-    return mask & own.reshape(*own.shape, *(1,) * (mask.dim() - own.dim()))
+    return mask & aggregation.per_row_like(own, mask)
 
 
 def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:

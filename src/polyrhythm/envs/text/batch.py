@@ -15,6 +15,7 @@ from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
 from polyrhythm.envs.text.prepared import PreparedMessages
 from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.specs.finite import as_number
 
 if TYPE_CHECKING:
     from polyrhythm.envs.text.base import TextSettings
@@ -164,7 +165,7 @@ class TextBatch:
     def _replied(self, row: int, message: NDArray[Any]) -> Reply:
         conversation = self._conversations[row]
         reply = conversation.reply(self._tokenizer.decode(message.tolist()))
-        if not isinstance(reply, Reply) or not _is_finite(reply.reward):
+        if not isinstance(reply, Reply) or not math.isfinite(as_number(reply.reward)):
             found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
             where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
@@ -189,14 +190,6 @@ class TextBatch:
             if callable(close := getattr(conversation, "close", None)):
                 close()
         self._prepared.close()
-
-
-def _is_finite(value: object) -> bool:
-    """Whether it is a finite number, of whatever type."""
-    try:
-        return not isinstance(value, str) and math.isfinite(float(value))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
 
 
 class TextBatchWithExpert(TextBatch):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from polyrhythm.observe.intervals import counted
+from polyrhythm.observe.intervals import counted, is_told, times_so_far
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.processes.manager import find_log
@@ -53,32 +53,23 @@ class SampleFailureLog(Observer):
         culprit, _, what = said.partition(": ")
         known = self._types.get(culprit)
         self.last = f"{f'{known}: {what}' if known else said}{f' ({detail})' if detail else ''}"
-        if _is_told(self.counts[kind]):
+        if is_told(self.counts[kind]):
             file = find_log(self._logs, station, incarnation) if self._logs and known is None else None
             where = f"; the traceback: {file}" if file else ""
-            log.warning("%s: a sample failed%s: %s%s", station, _times(self.counts[kind]), self.last, where)
+            log.warning("%s: a sample failed%s: %s%s", station, times_so_far(self.counts[kind]), self.last, where)
 
     def _tell_set_aside(self, command: records.EpisodeSetAside) -> None:
         name = self._tasks[command.task] if self._tasks else command.task
         self._set_aside += 1
-        if self._set_aside <= _FIRST_SET_ASIDE or _is_told(self._set_aside):
+        if self._set_aside <= _FIRST_SET_ASIDE or is_told(self._set_aside):
             said = "task %s, seed %d is set aside after %s%s (rollout.quarantine_after), the last one: %s"
-            times = _times(self._set_aside) if self._set_aside > _FIRST_SET_ASIDE else ""
+            times = times_so_far(self._set_aside) if self._set_aside > _FIRST_SET_ASIDE else ""
             log.warning(said, name, command.seed, counted(command.failures, "failure"), times, command.reason)
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         if skipped := int(report.values.get(_SKIPPED, 0)):
             self._skipped += 1
-            if _is_told(self._skipped):
+            if is_told(self._skipped):
                 why = f"; why: {find_log(self._logs, report.station, report.incarnation)}" if self._logs else ""
                 said = "update %d: %d optimizer steps were skipped, their gradient is not finite%s%s"
-                log.warning(said, report.step, skipped, _times(self._skipped), why)
-
-
-def _is_told(count: int) -> bool:
-    """Of 1, 10, 100 and so on."""
-    return str(count).strip("0") == "1"
-
-
-def _times(count: int) -> str:
-    return "" if count == 1 else f" ({count} times so far)"
+                log.warning(said, report.step, skipped, times_so_far(self._skipped), why)
