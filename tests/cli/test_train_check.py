@@ -62,6 +62,16 @@ def test_no_simulator_is_started(defect: str, capsys: pytest.CaptureFixture[str]
     assert main(["check", *words]) == 1, "the environment is broken, and only running it tells"
 
 
+def test_a_dataset_that_is_not_there_is_missing_and_another_folder_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["quickstart", "demonstrations.dataset.only_success=false"]
+    found = told(capsys, *words, f"demonstrations.dataset.folder={tmp_path / 'none'}", status=3)
+    assert found["missing"] == [f"{tmp_path / 'none'} is not there"]
+    found = told(capsys, *words, f"demonstrations.dataset.folder={tmp_path}", status=1)
+    assert found["failed"] == [f"{tmp_path} has no meta/info.json: it is not a LeRobot dataset"]
+
+
 def test_the_recipe_of_a_released_policy_lacks_its_files_alone(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "metaworld_pi0", "policy.checkpoint=/no/such/folder", status=3)
     assert found["failed"] == []

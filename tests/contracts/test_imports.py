@@ -73,7 +73,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
             "observe",
             (
                 "PIL",
-                "imageio_ffmpeg",
+                "av",
                 "numpy",
                 "prometheus_client",
                 "tensorboard",

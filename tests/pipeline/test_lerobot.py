@@ -16,18 +16,19 @@ from tests.pipeline.test_demos import Demonstrable
 
 from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSettings
 from polyrhythm.envs.base import RowsFailed
-from polyrhythm.errors import ConfigError, PolyrhythmError, RunFolderError, RunHalted
+from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, RunFolderError, RunHalted
 from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.checking import check_dataset
-from polyrhythm.pipeline.lerobot.images import VideoFrames
 from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.lerobot.recording import Source, record_dataset, recorded_form
+from polyrhythm.pipeline.lerobot.video import VideoFrames
 from polyrhythm.pipeline.warm_start.demos import demonstrate
 from polyrhythm.pipeline.warm_start.episodes import expert_of, plan_episode
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.stations.simulator.slot import StepSettings
 
+av = pytest.importorskip("av", reason="videos need: pip install 'polyrhythm[video]'")
 pq = pytest.importorskip("pyarrow.parquet", reason="LeRobot datasets are parquet: pip install 'polyrhythm[lerobot]'")
 
 
@@ -264,7 +265,7 @@ WRONG: dict[str, tuple[Any, type[PolyrhythmError], str]] = {
     "version": (
         lambda folder: _edit(folder, lambda info: info.update(codebase_version="v2.1")),
         RunFolderError,
-        "is v2.1, and only v3 is read; convert it with lerobot: python -m lerobot",
+        "has version v2.1, and only v3 is read; convert it with lerobot: python -m lerobot",
     ),
     "info": (lambda folder: (folder / layout.INFO).unlink(), RunFolderError, "has no meta/info.json"),
     "rubbish": (lambda folder: (folder / layout.INFO).write_text("{"), RunFolderError, "info.json is damaged"),
@@ -286,7 +287,7 @@ WRONG: dict[str, tuple[Any, type[PolyrhythmError], str]] = {
     "unknown": (
         lambda folder: _edit(folder, lambda info: info["features"].pop("next.success")),
         ConfigError,
-        "has no next.success, so nobody knows",
+        "has no next.success; set it to false",
     ),
 }
 
@@ -306,7 +307,7 @@ def test_what_does_not_fit_is_said_before_any_frame_is_read(name: str, tmp_path:
 def test_tasks_keys_and_holding_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     recorded(tmp_path)
     other = Seen(1, (Task("a", "do a"), Task("c", "do c")))
-    with pytest.raises(ConfigError, match=r"has the task 'do b', which the environment has not \(do a, a, do c, c\)"):
+    with pytest.raises(ConfigError, match=r"'do b', which the environment does not have \(do a, a, do c, c\)"):
         read(tmp_path, env=other)
     assert len(read(tmp_path, env=other, tasks=["a"])) == len(read(tmp_path, tasks=["a"]))
     with pytest.raises(ConfigError, match="has no episode of the chosen tasks"):
@@ -317,7 +318,7 @@ def test_tasks_keys_and_holding_that_do_not_fit_are_refused(tmp_path: Path) -> N
         read(tmp_path, keys={"y": "observation.x"})
     with pytest.raises(ConfigError, match=r"action_repeat = 3: the demonstrations in .* hold each action for 2 steps"):
         check_dataset(DatasetSettings(folder=str(tmp_path)), Seen(1).spec, 3)
-    with pytest.raises(RunFolderError, match="is not there; name the folder"):
+    with pytest.raises(MissingError, match="is not there; name the folder"):
         read(tmp_path / "none")
 
 
@@ -447,36 +448,58 @@ def test_what_lerobot_itself_writes_is_read(tmp_path: Path) -> None:
     assert np.array_equal(found.actions[:, 0], theirs["action"])
 
 
+def write_mp4(file: Path, frames: Any, fps: int) -> None:
+    """Losslessly, with a key frame every fourth frame."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"qp": "0", "g": "4"})
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuv444p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def grey(levels: Any, height: int = 16, width: int = 24) -> list[Any]:
+    return [np.full((height, width, 3), level, np.uint8) for level in levels]
+
+
+def levels_of(frames: Any) -> list[int]:
+    """The level, to the 1 or 2 that YUV rounds off, in tens."""
+    return [round(float(frame.mean()) / 10) for frame in frames]
+
+
 def test_a_video_of_many_episodes_is_decoded_once(tmp_path: Path) -> None:
-    """The decoder is `cat`, of files with raw frames."""
-    frames = np.arange(30 * 2 * 3 * 3, dtype=np.uint16).astype(np.uint8).reshape(30, 2, 3, 3)
-    files = [tmp_path / "a", tmp_path / "b"]
+    files = [tmp_path / "a.mp4", tmp_path / "b.mp4"]
     for file in files:
-        file.write_bytes(frames.tobytes())
-    started: list[Path] = []
-
-    def command(file: Path) -> list[str]:
-        started.append(file)
-        return ["cat", str(file)]
-
-    with closing(VideoFrames(command)) as videos:
-        for first in range(0, 30, 5):  # six episodes of five frames, every second one wanted
-            wanted = list(range(first, first + 5, 2))
+        write_mp4(file, grey(range(0, 240, 10)), fps=10)
+    with closing(VideoFrames()) as videos:
+        for first in range(0, 24, 4):  # six episodes of four frames, every second one wanted
+            wanted = [first, first + 2]
             for camera, file in zip(("left", "right"), files, strict=True):
-                assert np.array_equal(videos.take(camera, file, wanted, (2, 3)), frames[wanted])
-        assert started == files
-        assert videos.decoded == 2 * 30
-        assert np.array_equal(videos.take("left", files[0], [3, 4], (2, 3)), frames[3:5]), "it starts again"
-        assert np.array_equal(videos.take("left", files[1], [0], (2, 3)), frames[:1])
-        assert started == [*files, *files]
-        with pytest.raises(RunFolderError, match="b has 30 frames of 2x3 and should have 41; copy it again"):
-            videos.take("left", files[1], [20, 40], (2, 3))
-        processes = [decoder.process for decoder in videos._decoders.values()]
-    assert all(process.poll() is not None for process in processes)
+                assert levels_of(videos.take(camera, file, [t / 10 for t in wanted], (16, 24))) == wanted
+        assert videos.decoded == 2 * 23
+        assert levels_of(videos.take("left", files[0], [0.3, 0.4], (16, 24))) == [3, 4], "it goes back"
+        assert levels_of(videos.take("left", files[1], [0.9], (16, 24))) == [9], "another file"
+
+
+def test_frames_are_chosen_by_their_time_and_have_the_size_that_is_declared(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "fast.mp4", grey([10 * (i // 3) for i in range(36)]), fps=30)
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    with closing(VideoFrames()) as videos:
+        times = [t / 10 for t in range(12)]
+        assert levels_of(videos.take("c", tmp_path / "fast.mp4", times, (16, 24))) == list(range(12))
+        with pytest.raises(RunFolderError, match=r"has no frame at 0.550 s \(the next one: 0.567 s\)"):
+            videos.take("c", tmp_path / "fast.mp4", [0.55], (16, 24))
+        with pytest.raises(RunFolderError, match=r"has no frame at 1.200 s \(the next one: 1.167 s\)"):
+            videos.take("c", tmp_path / "fast.mp4", [1.1, 1.2], (16, 24))
+        with pytest.raises(RunFolderError, match=r"has frames of 16x24, and info.json says 24x16"):
+            videos.take("c", tmp_path / "fast.mp4", [0.0], (24, 16))
+        with pytest.raises(RunFolderError, match=r"broken.mp4 cannot be read as a video"):
+            videos.take("c", tmp_path / "broken.mp4", [0.0], (16, 24))
 
 
 def test_cameras_may_be_videos(tmp_path: Path) -> None:
-    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need: pip install 'polyrhythm[video]'")
     pa = pytest.importorskip("pyarrow")
     env = Seen(1)
     spec = EnvSpec(
@@ -489,11 +512,7 @@ def test_cameras_may_be_videos(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
     levels = np.linspace(10, 240, 9).astype(np.uint8)
     video = tmp_path / "videos/observation.images.cam/chunk-000/file-000.mp4"
-    writer = ffmpeg.write_frames(str(video), (48, 32), fps=10, macro_block_size=2, ffmpeg_log_level="error")
-    writer.send(None)
-    for level in levels:
-        writer.send(np.full((32, 48, 3), level, np.uint8))
-    writer.close()
+    write_mp4(video, grey(levels, 32, 48), fps=10)
     features = layout.features_of(spec)
     features["observation.images.cam"]["dtype"] = "video"
     info = {"codebase_version": "v3.0", "fps": 10, "features": features, "data_path": layout.DATA}
@@ -520,8 +539,11 @@ def test_cameras_may_be_videos(tmp_path: Path) -> None:
     assert np.abs(found.obs["cam"].mean((1, 2, 3)) - levels[[0, 2, 4, 6, 8]]).max() < 4
     short = {**rows[1], "videos/observation.images.cam/from_timestamp": 2.0}
     pq.write_table(pa.Table.from_pylist([rows[0], short]), tmp_path / layout.EPISODES.format(**layout.file_place(0)))
-    with pytest.raises(RunFolderError, match=r"file-000.mp4 has 9 frames of 32x48 and should have 25"):
+    with pytest.raises(RunFolderError, match=r"file-000.mp4 has no frame at 2.000 s \(the next one: 0.800 s\)"):
         read_demonstrations(DatasetSettings(folder=str(tmp_path)), spec, 2, 1)
+    write_mp4(video, grey(levels, 48, 32), fps=10)
+    with pytest.raises(RunFolderError, match=r"file-000.mp4 has frames of 48x32, and info.json says 32x48"):
+        check_dataset(DatasetSettings(folder=str(tmp_path)), spec, 1)
     video.unlink()
     with pytest.raises(RunFolderError, match=r"file-000.mp4 is not there"):
         check_dataset(DatasetSettings(folder=str(tmp_path)), spec, 1)

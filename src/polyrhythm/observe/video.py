@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +39,9 @@ def check_format(path: Path) -> None:
     """Raise ConfigError unless this machine can write a video of this suffix."""
     if path.suffix not in (".gif", ".mp4"):
         raise ConfigError(f"video = {path}: its name must end with .gif or .mp4; rename it")
-    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+    if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
         install = pip_install("'polyrhythm[video]'")
-        raise ConfigError(f"video = {path}: mp4 needs the package imageio-ffmpeg; run {install}, or name a .gif")
+        raise ConfigError(f"video = {path}: mp4 needs the package av; run {install}, or name a .gif")
 
 
 def reduced(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -120,17 +120,15 @@ def _write_gif(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
-    import imageio_ffmpeg
+    import av
 
-    rate, writer, grid = _rate(clips), None, None
-    for grid in grids(clips):
-        if writer is None:
-            options = {"macro_block_size": 2, "output_params": ["-f", "mp4"], "ffmpeg_log_level": "error"}
-            writer = imageio_ffmpeg.write_frames(str(path), grid.size, fps=rate, **options)
-            writer.send(None)
-        writer.send(grid.tobytes())
-    assert writer is not None
-    assert grid is not None
-    for _ in range(round(rate * _HOLD_S)):
-        writer.send(grid.tobytes())
-    writer.close()
+    rate = _rate(clips)
+    shown = [av.VideoFrame.from_image(grid) for grid in grids(clips)]
+    shown += shown[-1:] * round(rate * _HOLD_S)
+    with av.open(str(path), "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = shown[0].width, shown[0].height, "yuv420p"
+        for number, frame in enumerate(shown):
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))

@@ -1,11 +1,9 @@
-"""Images of a dataset: PNG in a parquet column, or the frames of an mp4."""
+"""Images of a dataset in a parquet column, as PNG or JPEG."""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from polyrhythm.errors import MissingError, RunFolderError, pip_install
+from polyrhythm.errors import MissingError, pip_install
 
 
 def as_images(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -31,11 +29,21 @@ def png(image: NDArray[np.uint8]) -> bytes:
     return stream.getvalue()
 
 
-def decoded(data: bytes) -> NDArray[np.uint8]:
-    """The image [H,W,C] of a PNG or JPEG; C is 1 for grey, else 3."""
-    with Image.open(BytesIO(data)) as image:
-        found = np.asarray(image if image.mode == "L" else image.convert("RGB"))
-    return found.reshape(*found.shape[:2], -1)
+def decoded(data: bytes, size: Sequence[int] | None = None) -> NDArray[np.uint8]:
+    """The image [H,W,C] of a PNG or JPEG; C is 1 for grey, else 3. size: [H,W,C] that it must have; then grey becomes
+    colour. ValueError: it is damaged, has another size, or more than 8 bits."""
+    try:
+        with Image.open(BytesIO(data)) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"its pixels have more than 8 bits (mode {image.mode})")
+            colour = size is not None and size[2] == 3
+            found = np.asarray(image if image.mode == "L" and not colour else image.convert("RGB"))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"it cannot be decoded: {error}") from error
+    found = found.reshape(*found.shape[:2], -1)
+    if size is not None and list(found.shape) != list(size):
+        raise ValueError(f"it is {list(found.shape)}, and info.json says {list(size)}")
+    return found
 
 
 def as_array(images: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -47,83 +55,7 @@ def as_array(images: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.ui
 
 def require_video(path: Path) -> None:
     """Raise MissingError if this machine cannot read videos."""
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
+    if importlib.util.find_spec("av") is None:
         raise MissingError(
-            f"{path} holds videos, and the package imageio-ffmpeg is not installed; run: "
-            f"{pip_install(repr('polyrhythm[video]'))}"
+            f"{path} holds videos, and the package av is not installed; run: {pip_install(repr('polyrhythm[video]'))}"
         )
-
-
-def ffmpeg(file: Path) -> list[str]:
-    """The command that writes the frames of an mp4 as raw RGB."""
-    import imageio_ffmpeg
-
-    decode = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file), "-fps_mode", "passthrough"]
-    return [*decode, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-
-
-@dataclass(slots=True)
-class _Decoder:
-    """A decoder of a file that has given the frames before `number`."""
-
-    file: Path
-    process: subprocess.Popen[bytes]
-    number: int = 0
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-class VideoFrames:
-    """Frames of a dataset's videos by number. A camera's decoder goes on where the episode before ended, so that a file
-    of many episodes is decoded once; only frames before that start it again. command: of the decoder of a file.
-
-    Invariant: a camera has one decoder at most, and `close` ends all. decoded: frames decoded so far.
-    """
-
-    def __init__(self, command: Callable[[Path], list[str]] = ffmpeg) -> None:
-        self._command = command
-        self._decoders: dict[str, _Decoder] = {}
-        self.decoded = 0
-
-    def take(self, camera: str, file: Path, wanted: Sequence[int], size: tuple[int, int]) -> NDArray[np.uint8]:
-        """The wanted frames [n,H,W,3], whose numbers ascend. size: H, W. RunFolderError: it has fewer, or is damaged.
-
-        Waits for: the decoder's next frame. Unblocked by: that frame, or the end of the decoder, which reads a file
-        only.
-        """
-        decoder = self._at(camera, file, wanted[0])
-        assert decoder.process.stdout is not None
-        frames, (height, width) = np.empty((len(wanted), *size, 3), np.uint8), size
-        for place, number in enumerate(wanted):
-            while decoder.number <= number:
-                frame = decoder.process.stdout.read(height * width * 3)
-                if len(frame) < height * width * 3:
-                    raise RunFolderError(
-                        f"{file} has {decoder.number} frames of {height}x{width} and should have {wanted[-1] + 1}; "
-                        "copy it again"
-                    )
-                decoder.number += 1
-                self.decoded += 1
-            frames[place] = np.frombuffer(frame, np.uint8).reshape(height, width, 3)
-        return frames
-
-    def _at(self, camera: str, file: Path, first: int) -> _Decoder:
-        """The camera's decoder, of this file and not beyond its frame `first`."""
-        found = self._decoders.get(camera)
-        if found is not None and (found.file != file or found.number > first):
-            self._decoders.pop(camera).close()
-            found = None
-        if found is None:
-            process = subprocess.Popen(  # noqa: S603 - no shell; ffmpeg of the package, a file of the dataset
-                self._command(file), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-            found = self._decoders[camera] = _Decoder(file, process)
-        return found
-
-    def close(self) -> None:
-        """End all decoders."""
-        for decoder in self._decoders.values():
-            decoder.close()
-        self._decoders.clear()

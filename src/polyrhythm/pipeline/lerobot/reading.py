@@ -8,9 +8,11 @@ frame its last action is repeated. `every: n` begins one at every n-th frame: wi
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import groupby
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,18 @@ from numpy.typing import NDArray
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.lerobot import layout
-from polyrhythm.pipeline.lerobot.checking import CheckedDataset, check_dataset, data_file, video_file
-from polyrhythm.pipeline.lerobot.images import VideoFrames, as_array, decoded
-from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
+from polyrhythm.pipeline.lerobot.checking import CheckedDataset, check_dataset
+from polyrhythm.pipeline.lerobot.images import as_array, decoded
+from polyrhythm.pipeline.lerobot.metadata import Episode
+from polyrhythm.pipeline.lerobot.video import VideoFrames
+from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.training.demonstrations import Demonstrations
 
 log = logging.getLogger(__name__)
+
+#: Share of actions outside the environment's bounds above which a warning says so.
+_MOST_BEYOND = 0.1
 
 
 def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, action_repeat: int) -> Demonstrations:
@@ -37,29 +44,41 @@ def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, ac
     dataset = check_dataset(settings, spec, action_repeat)
     parts: list[tuple[dict[str, NDArray[Any]], NDArray[Any]]] = []
     taken = dict.fromkeys(range(len(spec.tasks)), 0)
+    episodes = 0
     with closing(VideoFrames()) as videos:
-        for row, columns in _episodes(dataset, settings, taken):
-            begins = np.arange(0, len(columns["frame_index"]), settings.every)
-            task = dataset.tasks[int(columns["task_index"][0])]
+        for episode, columns in _episodes(dataset, settings, taken):
+            begins, tasks = _begins(dataset, settings, episode, columns, taken)
+            if not len(begins):
+                continue
+            episodes += 1
             obs = {
-                name: _array(dataset, videos, row, key, columns, begins, spec.observation[name].shape).astype(
+                name: _array(dataset, videos, episode, key, columns, begins, spec.observation[name].shape).astype(
                     spec.observation[name].dtype, copy=False
                 )
                 for name, key in dataset.keys.items()
             }
-            obs[INSTRUCTION] = np.full(len(begins), task, np.int64)
+            obs[INSTRUCTION] = tasks
             done = np.minimum(begins * action_repeat / spec.max_steps, 1.0)
             obs[PROGRESS] = done.astype(np.float32)
             parts.append((obs, _chunks(columns[layout.ACTION], begins, chunk, spec)))
-            _refuse_not_finite(dataset, row, parts[-1])
+            _check_values(dataset, episode, parts[-1], spec)
     if not parts:
         raise ConfigError(
             f"no episode of {dataset.folder} passes the filters (only_success, tasks); change demonstrations.dataset"
         )
-    log.info("demonstrations: %d episodes of %s", len(parts), dataset.folder)
+    log.info("demonstrations: %d episodes of %s", episodes, dataset.folder)
+    actions = np.concatenate([actions for _, actions in parts])
+    if spec.action.kind == "continuous":
+        beyond = ((actions < np.array(spec.action.low)) | (actions > np.array(spec.action.high))).any(-1).mean()
+        if beyond > _MOST_BEYOND:
+            log.warning(
+                "%.0f%% of the actions of %s are outside the environment's bounds; they are imitated as they are",
+                100 * beyond,
+                dataset.folder,
+            )
     return Demonstrations(
         {name: np.concatenate([obs[name] for obs, _ in parts]) for name in parts[0][0]},
-        np.concatenate([actions for _, actions in parts]),
+        actions,
         tuple(task.name for task in spec.tasks),
         action_repeat,
     )
@@ -67,16 +86,16 @@ def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, ac
 
 def _episodes(
     dataset: CheckedDataset, settings: DatasetSettings, taken: dict[int, int]
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Row and columns of each episode that passes the filters; file by file. taken: episodes so far by task."""
+) -> Iterator[tuple[Episode, dict[str, Any]]]:
+    """Each episode with its columns in the order of its frames; file by file, until all tasks have enough."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    features = dataset.info["features"]
-    names = [layout.ACTION, *layout.INDICES, *(k for k in dataset.keys.values() if features[k]["dtype"] != "video")]
+    features = dataset.info.features
+    names = [layout.ACTION, *layout.INDICES, *(k for k in dataset.keys.values() if features[k].dtype != "video")]
     if settings.only_success:
         names.append(layout.SUCCESS)
-    for file, rows in groupby(dataset.episodes, lambda row: data_file(dataset.folder, dataset.info, row)):
+    for file, episodes in groupby(dataset.episodes, lambda episode: episode.file):
         if settings.max_episodes and all(taken[task] >= settings.max_episodes for task in dataset.tasks.values()):
             return
         try:
@@ -87,95 +106,154 @@ def _episodes(
             raise RunFolderError(f"{file} cannot be read as parquet ({words}); copy it again") from error
         if lacking:
             raise RunFolderError(f"{file} has no column {min(lacking)}; copy it again")
-        numbers = table["episode_index"].to_numpy()
-        for row in rows:
-            places = np.flatnonzero(numbers == row["episode_index"])
-            if len(places) != row["length"]:
+        numbers = _numbers(table["episode_index"], 1, f"{file}: episode_index")
+        for episode in episodes:
+            places = np.flatnonzero(numbers == episode.number)
+            where = f"{file}, episode {episode.number}"
+            frames = _numbers(table["frame_index"].take(places), 1, f"{where}: frame_index")
+            if len(places) != episode.length or sorted(frames) != list(range(episode.length)):
                 raise RunFolderError(
-                    f"{file} has {len(places)} frames of episode {row['episode_index']} and should have "
-                    f"{row['length']}; copy it again"
+                    f"{where} has {len(places)} frames and should have {episode.length}, numbered from 0; copy it again"
                 )
-            found = {name: table[name].take(places) for name in names}
-            columns = {name: x if _is_image(features, name) else _numbers(x) for name, x in found.items()}
-            task = dataset.tasks.get(int(columns["task_index"][0]))
-            full = bool(settings.max_episodes) and task is not None and taken[task] >= settings.max_episodes
-            if task is None or full or (settings.only_success and not columns[layout.SUCCESS].any()):
-                continue
-            taken[task] += 1
-            yield row, columns
+            found = {name: table[name].take(places[np.argsort(frames)]) for name in names}
+            yield episode, {name: _values(dataset, column, name, where) for name, column in found.items()}
 
 
-def _is_image(features: Mapping[str, Any], name: str) -> bool:
-    return bool(features.get(name, {}).get("dtype") == "image")
+def _values(dataset: CheckedDataset, column: Any, name: str, where: str) -> Any:
+    """A column's numbers [T,D], or [T] of those that are not features; images as they are stored."""
+    feature = dataset.info.features.get(name)
+    if feature is not None and feature.is_camera:
+        return column.to_pylist()
+    is_array = feature is not None and name not in layout.INDICES and name != layout.SUCCESS
+    size = math.prod(feature.shape) if feature is not None and is_array else 1
+    numbers = _numbers(column, size, f"{where}: {name}")
+    return numbers.reshape(-1, size) if is_array else numbers
 
 
-def _numbers(column: Any) -> NDArray[Any]:
-    """A column of numbers, or of lists of equal length: [T] or [T,D]."""
+def _numbers(column: Any, size: int, what: str) -> NDArray[Any]:
+    """All numbers of a column whose rows have `size` each, in nested lists or alone. RunFolderError: a row has another
+    count, is null, or holds something else."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):
-        flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        return np.asarray(flat.reshape(len(column), -1))
-    return np.asarray(column.to_numpy())
+    rows, values = len(column), pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    lists = (pa.types.is_list, pa.types.is_fixed_size_list, pa.types.is_large_list)
+    while any(is_kind(values.type) for is_kind in lists):
+        if values.null_count:
+            raise RunFolderError(f"{what} is null in a frame; correct the dataset")
+        if pc.count_distinct(pc.list_value_length(values)).as_py() > 1:
+            raise RunFolderError(f"{what} has lists of different lengths; correct the dataset")
+        values = values.flatten()
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    if values.null_count or not any(is_kind(values.type) for is_kind in kinds):
+        found = "null in a frame" if values.null_count else f"of type {values.type}"
+        raise RunFolderError(f"{what} is {found}; it must be {size} number{'s' * (size > 1)} in each frame")
+    if len(values) != rows * size:
+        raise RunFolderError(
+            f"{what} has {len(values) / max(rows, 1):g} numbers in a frame, and info.json says {size}; correct one"
+        )
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _begins(
+    dataset: CheckedDataset,
+    settings: DatasetSettings,
+    episode: Episode,
+    columns: Mapping[str, Any],
+    taken: dict[int, int],
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """The frames at which chunk steps of chosen tasks begin, and their tasks [n]; both empty if the filters leave
+    nothing. Counts the episode for each of its tasks in `taken`."""
+    where = f"{dataset.folder}, episode {episode.number}"
+    indices = columns["task_index"]
+    present = {int(index) for index in np.unique(indices)}
+    for index in sorted(present):
+        sentence = dataset.sentences.get(index)
+        if sentence is None or (episode.tasks and sentence not in episode.tasks):
+            raise RunFolderError(
+                f"{where}: a frame has task_index {index} ({sentence or 'no sentence in ' + layout.TASKS}), and "
+                f"meta/episodes names {', '.join(episode.tasks) or 'no task'}; correct the dataset"
+            )
+    if settings.only_success:
+        outcome = columns[layout.SUCCESS].astype(np.float64)
+        if not np.isin(outcome, (0.0, 1.0)).all():
+            raise RunFolderError(f"{where}: {layout.SUCCESS} is neither true nor false in a frame; correct the dataset")
+        if not outcome.any():
+            present = set()
+    wanted = {
+        index: task
+        for index, task in dataset.tasks.items()
+        if index in present and not (settings.max_episodes and taken[task] >= settings.max_episodes)
+    }
+    for task in set(wanted.values()):
+        taken[task] += 1
+    begins = np.arange(0, episode.length, settings.every)
+    begins = begins[np.isin(indices[begins], list(wanted))]
+    return begins, np.array([wanted[int(index)] for index in indices[begins]], np.int64)
 
 
 def _array(
     dataset: CheckedDataset,
     videos: VideoFrames,
-    row: Mapping[str, Any],
+    episode: Episode,
     key: str,
     columns: Mapping[str, Any],
     begins: NDArray[np.intp],
     shape: tuple[int, ...],
 ) -> NDArray[Any]:
     """The environment's array [n, *shape] at the frames where chunk steps begin."""
-    kind = dataset.info["features"][key]["dtype"]
-    if kind == "image":
-        stored = columns[key]
-        return as_array(np.stack([decoded(_bytes(dataset, stored[int(t)].as_py())) for t in begins]), shape)
-    if kind == "video":
-        image = layout.image_shape(ArraySpec(shape, "uint8"))
-        assert image is not None
-        return as_array(_video(dataset, videos, row, key, begins, image[:2]), shape)
-    return np.asarray(columns[key][begins].reshape(len(begins), *shape))
+    feature = dataset.info.features[key]
+    if not feature.is_camera:
+        return np.asarray(columns[key][begins].reshape(len(begins), *shape))
+    if feature.dtype == "video":
+        part, (height, width, _) = episode.videos[key], feature.size
+        times = part.first_s + np.asarray(columns["timestamp"], np.float64)[begins]
+        if not np.isfinite(times).all() or (np.diff(times) <= 0).any():
+            raise RunFolderError(f"{dataset.folder}, episode {episode.number}: timestamp does not ascend; correct it")
+        return as_array(videos.take(key, part.file, times.tolist(), (height, width)), shape)
+    images = []
+    for frame in begins:
+        try:
+            images.append(decoded(_stored(dataset.folder, columns[key][frame]), feature.size))
+        except ValueError as error:
+            raise RunFolderError(
+                f"{dataset.folder}: {key} in frame {frame} of episode {episode.number}: {error}; correct the dataset"
+            ) from error
+    return as_array(np.stack(images), shape)
 
 
-def _bytes(dataset: CheckedDataset, stored: Mapping[str, Any]) -> bytes:
-    """The image's file, which is in the column or beside it."""
+def _stored(folder: Path, stored: Any) -> bytes:
+    """An image's file, which is in the column or beside it. ValueError: there is none."""
+    if isinstance(stored, bytes):
+        return stored
+    if not isinstance(stored, dict):
+        raise ValueError(f"it is stored as {type(stored).__name__}, not as a picture")
     if stored.get("bytes"):
         return bytes(stored["bytes"])
-    file = dataset.folder / (stored.get("path") or "")
-    if not file.is_file():
-        raise RunFolderError(f"{dataset.folder}: the image {stored.get('path')} is not there; copy the dataset again")
-    return file.read_bytes()
-
-
-def _video(
-    dataset: CheckedDataset,
-    videos: VideoFrames,
-    row: Mapping[str, Any],
-    key: str,
-    begins: NDArray[np.intp],
-    size: tuple[int, int],
-) -> NDArray[np.uint8]:
-    """A camera's frames of an episode, which begins at `from_timestamp` seconds of its file."""
-    first = round(float(row[f"videos/{key}/from_timestamp"]) * float(dataset.info["fps"]))
-    return videos.take(key, video_file(dataset.folder, dataset.info, row, key), [first + int(t) for t in begins], size)
+    name = PurePosixPath(stored.get("path") or "")
+    if not name.parts or name.is_absolute() or ".." in name.parts:
+        raise ValueError(f"path = {stored.get('path')!r}: it must be a file inside the folder")
+    if not (folder / name).is_file():
+        raise ValueError(f"{name} is not there")
+    return (folder / name).read_bytes()
 
 
 def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int, spec: EnvSpec) -> NDArray[Any]:
     """Action chunks [n,C,A]; past the end the last action is repeated."""
     frames = np.minimum(begins[:, None] + np.arange(chunk), len(actions) - 1)
-    return np.asarray(actions.reshape(len(actions), spec.action.dim)[frames], spec.action.dtype)
+    return np.asarray(actions[frames], spec.action.dtype)
 
 
-def _refuse_not_finite(
-    dataset: CheckedDataset, row: Mapping[str, Any], part: tuple[Mapping[str, NDArray[Any]], NDArray[Any]]
+def _check_values(
+    dataset: CheckedDataset, episode: Episode, part: tuple[Mapping[str, NDArray[Any]], NDArray[Any]], spec: EnvSpec
 ) -> None:
+    """Raise RunFolderError if a number is not finite, or a discrete action is not one of the environment's."""
     obs, actions = part
+    where = f"{dataset.folder}, episode {episode.number}"
     floating = {name: x for name, x in (*obs.items(), ("action", actions)) if x.dtype.kind == "f"}
     for name in first_not_finite(floating).values():
+        raise RunFolderError(f"{where}: {name} is not finite; leave that episode out")
+    if spec.action.kind == "discrete" and not np.isin(actions, range(spec.action.choices)).all():
         raise RunFolderError(
-            f"{dataset.folder}: {name} of episode {row['episode_index']} is not finite; leave that episode out"
+            f"{where}: an action is not one of 0 to {spec.action.choices - 1}; name a dataset of this robot"
         )

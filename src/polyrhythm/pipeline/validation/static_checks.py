@@ -21,6 +21,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.lerobot.checking import check_dataset
 from polyrhythm.pipeline.memory.needs import memory_by_station
 from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
@@ -202,8 +203,10 @@ def _first_weights(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
     """Where they come from, where a run names them."""
     if config.evaluation.swapped:
         refuse_swapping(spec)
-    if not config.init_from or config.resume != "never":
+    if config.resume != "never":
         return ""
+    if not config.init_from:
+        return _demonstrations(config, spec)
     if not Path(config.init_from).exists():
         raise MissingError(
             f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"
@@ -214,6 +217,15 @@ def _first_weights(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
     else:
         check_init_settings(config)
     return f"init_from = {config.init_from}"
+
+
+def _demonstrations(config: RunConfig, spec: EnvSpec) -> str:
+    """The dataset that is imitated first, if any; only its small files are read."""
+    dataset = config.demonstrations.dataset if config.demonstrations else None
+    if dataset is None:
+        return ""
+    found = check_dataset(dataset, spec, config.rollout.action_repeat)
+    return f"{len(found.episodes)} episodes of {found.folder}"
 
 
 def _shared_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> str:

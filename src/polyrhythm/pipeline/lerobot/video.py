@@ -1,0 +1,136 @@
+"""Frames of a dataset's videos by their time, decoded with PyAV (the extra `video`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.errors import RunFolderError
+
+#: A frame shows a time if it is within this many seconds of it. Containers round times to 1/90,000 s or finer and
+#: timestamps are float32; LeRobot's reader allows 0.0001.
+TOLERANCE_S = 0.001
+#: Seconds forward that are decoded rather than skipped by seeking.
+_DECODED_S = 10.0
+
+
+class _Stream:
+    """An open video and the frame that was decoded last. Errors of the decoder become RunFolderError."""
+
+    def __init__(self, file: Path) -> None:
+        import av
+
+        self.file = file
+        self._damaged = (av.FFmpegError, OSError, ValueError)
+        try:
+            self._container: Any = av.open(str(file))
+        except self._damaged as error:
+            raise RunFolderError(f"{file} cannot be read as a video ({error}); copy it again") from error
+        if not self._container.streams.video:
+            self._container.close()
+            raise RunFolderError(f"{file} has no video stream; copy it again")
+        self._stream = self._container.streams.video[0]
+        self._frames: Iterator[Any] = self._container.decode(self._stream)
+        self.frame: Any = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """H, W of its frames, as the file's header declares them."""
+        return self._stream.height, self._stream.width
+
+    @property
+    def time(self) -> float:
+        """Time of the last frame in seconds; before the first one, minus infinity."""
+        return float("-inf") if self.frame is None else float(self.frame.time)
+
+    def decode(self) -> bool:
+        """Decode the next frame; False at the end."""
+        try:
+            found = next((frame for frame in self._frames if frame.time is not None), None)
+        except self._damaged as error:
+            raise RunFolderError(f"{self.file} is damaged after {self.time:.3f} s ({error}); copy it again") from error
+        if found is not None:
+            self.frame = found
+        return found is not None
+
+    def seek(self, time: float) -> None:
+        """Go to the last key frame at or before this time."""
+        try:
+            self._container.seek(int(time / self._stream.time_base), stream=self._stream)
+        except self._damaged as error:
+            raise RunFolderError(f"{self.file} has no frame at {time:.3f} s ({error}); copy it again") from error
+        self._frames, self.frame = self._container.decode(self._stream), None
+
+    def close(self) -> None:
+        self._container.close()
+
+
+def check_size(file: Path, size: tuple[int, int]) -> None:
+    """Raise RunFolderError unless the file is a video of frames of H, W."""
+    stream = _Stream(file)
+    stream.close()
+    _refuse_other_size(file, stream.size, size)
+
+
+def _refuse_other_size(file: Path, found: tuple[int, int], size: tuple[int, int]) -> None:
+    if found != size:
+        raise RunFolderError(
+            f"{file} has frames of {found[0]}x{found[1]}, and info.json says {size[0]}x{size[1]}; correct one of them"
+        )
+
+
+class VideoFrames:
+    """Reads frames by camera. A camera's video stays open where the episode before ended, so that a file of many
+    episodes is decoded once.
+
+    Invariant: a camera has one open video at most, and `close` closes all. decoded: frames decoded so far.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+        self.decoded = 0
+
+    def take(self, camera: str, file: Path, times: Sequence[float], size: tuple[int, int]) -> NDArray[np.uint8]:
+        """The frames [n,H,W,3] at these ascending times in seconds. size: H, W.
+
+        RunFolderError: there is no frame within `TOLERANCE_S` of a time, a frame has another size, or the file is
+        damaged.
+        """
+        stream = self._at(camera, file, times[0])
+        frames = np.empty((len(times), *size, 3), np.uint8)
+        for place, time in enumerate(times):
+            while stream.time < time - TOLERANCE_S and stream.decode():
+                self.decoded += 1
+            frame = stream.frame
+            if frame is None or abs(stream.time - time) > TOLERANCE_S:
+                nearest = "none" if frame is None else f"{stream.time:.3f} s"
+                raise RunFolderError(
+                    f"{file} has no frame at {time:.3f} s (the next one: {nearest}), the time of a frame by timestamp "
+                    "and from_timestamp; correct these, or convert the video to the dataset's fps"
+                )
+            _refuse_other_size(file, (frame.height, frame.width), size)
+            frames[place] = frame.to_ndarray(format="rgb24")
+        return frames
+
+    def _at(self, camera: str, file: Path, first_s: float) -> _Stream:
+        """The camera's stream, of this file and not beyond this time."""
+        stream = self._streams.get(camera)
+        if stream is not None and stream.file != file:
+            self._streams.pop(camera).close()
+            stream = None
+        if stream is None:
+            stream = self._streams[camera] = _Stream(file)
+        ahead = first_s - stream.time
+        if stream.frame is not None and not -TOLERANCE_S <= ahead <= _DECODED_S:
+            stream.seek(first_s)
+        return stream
+
+    def close(self) -> None:
+        """Close all videos."""
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
