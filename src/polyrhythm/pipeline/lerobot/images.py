@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from polyrhythm.errors import MissingError, RunFolderError, pip_install
+from polyrhythm.errors import MissingError, RunFolderError, install_command
 
 
 def as_images(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -50,7 +50,7 @@ def require_video(path: Path) -> None:
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingError(
             f"{path} holds videos, and the package imageio-ffmpeg is not installed; run: "
-            f"{pip_install(repr('polyrhythm[video]'))}"
+            f"{install_command('video')}"
         )
 
 
