@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from polyrhythm.cli.show import columns
+
 if TYPE_CHECKING:
     from polyrhythm.config.catalog import Adapter, Setting
     from polyrhythm.specs import EnvSpec
@@ -102,7 +104,7 @@ def needs(one: Adapter) -> str:
 
 def detailed(one: Adapter) -> str:
     """Purpose, packages, settings and tasks."""
-    about = [textwrap.fill(part, _WIDTH) for part in one.about.split("\n\n") if part]
+    about = [textwrap.fill(part, columns(_WIDTH)) for part in one.about.split("\n\n") if part]
     lines = [brief(one), "", *about, *[""] * bool(about), "settings", *setting_lines(one.settings)]
     if one.tasks:
         width = max(map(len, one.tasks))
@@ -112,13 +114,12 @@ def detailed(one: Adapter) -> str:
 
 def setting_lines(settings: Sequence[Setting]) -> list[str]:
     """Name, kind, default and meaning of each setting."""
-    lines = []
+    lines, width, indent = [], columns(_WIDTH), 6 * " "
     for setting in settings:
         default = "required" if setting.required else json.dumps(setting.default, default=str)
-        lines.append(textwrap.shorten(f"  {setting.name}: {setting.kind}, {default}", _WIDTH, placeholder=" ..."))
-        lines[-1] = f"  {lines[-1].strip()}"
+        lines.append("  " + textwrap.shorten(f"{setting.name}: {setting.kind}, {default}", width, placeholder=" ..."))
         if setting.about:
-            lines.append(textwrap.fill(setting.about, _WIDTH, initial_indent="      ", subsequent_indent="      "))
+            lines.append(textwrap.fill(setting.about, width, initial_indent=indent, subsequent_indent=indent))
     return lines
 
 
