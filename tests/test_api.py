@@ -214,3 +214,44 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="video_episodes = 0: it must be at least 1"):
         pr.evaluate(tmp_path, video=tmp_path / "shown.gif", video_episodes=0)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_runs_is_its_newest_and_what_is_exported_loads_again(tmp_path: Path) -> None:
+    recipe = pr.load_recipe(_recipe(), "training.versions=2", "evaluation.episodes=4", "checkpoint.keep_every=1")
+    first = pr.train(recipe, out=tmp_path / "runs" / "one")
+    assert repr(first) == f"TrainResult(folder={first.folder!r}, finished=True)"
+    longer = pr.resume(tmp_path / "runs", "training.versions=3")
+    assert longer.folder == first.folder
+    assert longer.finished
+    kept = {path.name for path in (first.folder / "checkpoints").glob("trainer-*")}
+    assert kept >= {f"trainer-0000000{version}.pt" for version in (1, 2, 3)}
+    assert pr.evaluate(first.folder / "checkpoints" / "trainer-00000001.pt", episodes=2).version == 1
+    assert pr.report(tmp_path / "runs") == first.folder / "report.html"
+    out = pr.export(tmp_path / "runs", tmp_path / "exported")
+    expected, found = pr.evaluate(longer), pr.evaluate(out)
+    assert (found.version, found.mean_return, found.rate) == (3, expected.mean_return, expected.rate)
+    assert "tasks" not in repr(found)
+    begun = pr.train(pr.load_recipe(recipe, f"init_from={out}", "training.versions=0"), out=tmp_path / "again")
+    assert pr.evaluate(begun).mean_return == expected.mean_return
+    (out / "policy.json").write_text("{}")
+    with pytest.raises(pr.PolyrhythmError, match=r"is not an exported policy that can be loaded \(KeyError"):
+        pr.load_policy(out)
+
+
+def test_an_evaluation_of_another_environment_lists_what_differs(tmp_path: Path) -> None:
+    run = pr.train(pr.load_recipe(_recipe(), "training.versions=0"), out=tmp_path / "run")
+    found = pr.evaluate(run, episodes=2, overrides={"env.max_steps": 3})
+    assert found.env == ["env.max_steps=3"]
+    assert pr.evaluate(run, episodes=2).env == ()
+    for wrong in ("env.type=latency", "rollout.rows=2"):
+        with pytest.raises(pr.PolyrhythmError, match="the run has its own"):
+            pr.evaluate(run, episodes=2, overrides=wrong)
+
+
+def test_out_of_an_unfinished_run_proposes_to_resume_it(tmp_path: Path) -> None:
+    def stop(_metrics: object) -> None:
+        raise pr.StopTraining
+
+    pr.train(_recipe(), out=tmp_path / "run", callbacks=stop)
+    with pytest.raises(pr.PolyrhythmError, match="is not finished; to go on with it: polyrhythm resume"):
+        pr.train(_recipe(), out=tmp_path / "run")

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
         ValidatedRun,
         check,
         evaluate,
+        export,
         load_policy,
         load_recipe,
+        report,
+        resume,
         train,
     )
 
@@ -39,8 +42,11 @@ __all__ = [
     "__version__",
     "check",
     "evaluate",
+    "export",
     "load_policy",
     "load_recipe",
+    "report",
+    "resume",
     "train",
 ]
 

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.cli import export as exporting
 from polyrhythm.config.load import load_config
 from polyrhythm.config.objects import in_main
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.observe.report import write_report
+from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
 from polyrhythm.pipeline.evaluation import standalone as evaluating
-from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
+from polyrhythm.pipeline.persistence.resume_rules import (
+    config_to_resume,
+    naming_where_it_began,
+    new_folder,
+    run_to_resume,
+)
 from polyrhythm.pipeline.trained_policy import StandalonePolicy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
@@ -34,8 +42,11 @@ __all__ = [
     "ValidatedRun",
     "check",
     "evaluate",
+    "export",
     "load_policy",
     "load_recipe",
+    "report",
+    "resume",
     "train",
 ]
 
@@ -52,7 +63,7 @@ class TrainResult:
     """
 
     folder: Path
-    summary: Mapping[str, Any]
+    summary: Mapping[str, Any] = field(repr=False)
     finished: bool
 
 
@@ -88,8 +99,12 @@ def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = 
     checked = checking.validate_run(config, begun=folder is not None)
     if folder is None:
         folder = new_folder(config, named)
+    return _train_in(folder, checked, own_callbacks)
+
+
+def _train_in(folder: Path, checked: ValidatedRun, callbacks: Callbacks) -> TrainResult:
     try:
-        return TrainResult(folder, running.train(checked, folder, callbacks=own_callbacks), finished=True)
+        return TrainResult(folder, running.train(checked, folder, callbacks=callbacks), finished=True)
     except StopTraining:
         return TrainResult(folder, {}, finished=False)
 
@@ -116,7 +131,8 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     the first `video_episodes` episodes; conversations: so many of the first episodes of a text environment have what
     was said in the result (default: as many as in the run); overrides: where the released folders of the run are now,
     "policy.checkpoint=FOLDER", or of a language model another engine, {"policy.engine.type": "vllm"}, or how tokens are
-    sampled, {"policy.temperature": 0.6} (also top_k, top_p). ConfigError: one of another setting.
+    sampled, {"policy.temperature": 0.6} (also top_k, top_p), or other settings of the environment, {"env.max_steps":
+    200}, which the result lists as `env`. ConfigError: one of another setting.
     """
     if conversations is not None and conversations < 0:
         raise ConfigError(f"conversations = {conversations}: it must be at least 0")
@@ -127,6 +143,37 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     words = _words(overrides)
     found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown, overrides=words)
     return EvaluationResult.of("evaluation", found)
+
+
+def resume(run: str | Path | TrainResult, *overrides: str, callbacks: object = ()) -> TrainResult:
+    """Go on with a run in its own folder: an interrupted one, or a finished one with more `training.versions`.
+
+    run: its folder, or a folder of runs, of which the newest is taken; overrides: "section.key=value", of the settings
+    that a resumed run may change (`polyrhythm resume --help`); callbacks: as in `train`. Raises what `train` raises.
+    """
+    folder = find_run(_path(run))
+    config = config_to_resume(folder, overrides)
+    with naming_where_it_began(folder):
+        checked = checking.validate_run(_config(config), begun=True)
+    return _train_in(folder, checked, Callbacks(callbacks))
+
+
+def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Path:
+    """Write the HTML report of a run, or the comparison of several; return the file.
+
+    out: the file (default: report.html of the run, or comparison.html beside the first). RunFolderError: not a run.
+    """
+    return write_report([_path(run) for run in runs], None if out is None else Path(out))
+
+
+def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path | None = None) -> Path:
+    """Write the policy of a run, a checkpoint or a policy file into the new folder `out`; return that folder.
+
+    A released policy is written in its own layout; `load_policy`, `evaluate` and `init_from` take the folder of any
+    other. base: the released folder that was trained, if it was moved. ConfigError: it cannot be written so.
+    """
+    exporting.export(_path(run), Path(out), None if base is None else str(base))
+    return Path(out)
 
 
 def _words(overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:

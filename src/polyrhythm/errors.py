@@ -17,9 +17,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 #: Most problems that the message of one ConfigError lists.
 _LISTED = 8
+#: Extras that `make setup` installs.
+_SETUP_EXTRAS = ("metaworld", "vla")
+#: Extras whose own pins contradict constraints.txt.
+_OWN_PINS = ("gem", "vllm")
 
 
 class PolyrhythmError(Exception):
@@ -78,6 +83,20 @@ class HostLost(RunHalted):
 
 class RunDistrusted(RunHalted):
     """The run violated a guarantee, so its result is not to be trusted."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of this package, with the versions that are tested together.
+
+    `make setup` in a checkout, where that installs it.
+    """
+    package = Path(__file__).parent
+    root = package.parents[1] if (package.parents[1] / "Makefile").is_file() else package
+    if root != package and extra in _SETUP_EXTRAS:
+        return "make setup"
+    constraints = root / "constraints.txt"
+    tested = constraints.is_file() and extra not in _OWN_PINS
+    return pip_install(f"-c {shlex.quote(str(constraints))} " * tested + f"'polyrhythm[{extra}]'")
 
 
 def pip_install(words: str) -> str:

@@ -42,10 +42,10 @@ def test_a_run_is_not_lost_with_its_report(
     assert "no report was written; the run is complete" in caplog.text
 
 
-def test_a_folder_without_a_run_is_the_users_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_is_refused_and_of_runs_the_newest_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "no config.yaml; name the folder of a run" in capsys.readouterr().err
     (tmp_path / "newest").mkdir()
     (tmp_path / "newest" / "config.yaml").touch()
-    assert main(["report", str(tmp_path)]) == 2
-    assert f"name its newest run, {tmp_path / 'newest'}" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'newest' / 'report.html'}\n"

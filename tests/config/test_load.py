@@ -177,6 +177,31 @@ def test_the_two_recipes_of_the_readme_are_there() -> None:
     assert {"cartpole", "quickstart"} <= set(recipe_names())
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("my recipe (2).yaml", "my-recipe-2"),
+        ("rézept.yaml", "rézept"),
+        ("机器人.yaml", "机器人"),
+        ("_draft.yaml", "_draft"),
+        ("a.b.yaml", "a.b"),
+        ("-x-.yaml", "x"),
+        ("@@.yaml", "recipe"),
+        (".hidden.yaml", "hidden"),
+        ("a\tb\n.yaml", "a-b"),
+    ],
+)
+def test_a_recipe_may_have_any_file_name(file: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(find_recipe("cartpole").read_text())
+    assert load_config(tmp_path / file).name == name
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "-x", "x\n", ".."])
+def test_a_name_is_one_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"name = .*: it must match"):
+        load_config("cartpole", [{"name": name}])
+
+
 def test_cartpole_is_synchronous_by_settings_alone() -> None:
     synchronous = ["freshness.max_lag=0", "freshness.on_update=drain", "batching.type=lockstep"]
     assert load_config("cartpole", synchronous).batching.type == "lockstep"

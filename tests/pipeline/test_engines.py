@@ -248,7 +248,7 @@ def test_an_evaluation_by_an_engine_that_would_change_the_policy_is_refused() ->
         (
             run,
             ["policy.layers=2"],
-            "the run has its own policy.layers; only policy.checkpoint and",
+            "the run has its own policy.layers; only env.SETTING may differ, policy.checkpoint and",
         ),
         (run, ["policy.engines=x"], "policy.engines=x: the run has its own policy.engines"),
         (cartpole(), ["policy.engine.type=vllm"], "the run has its own policy.engine.type; only .* of a language"),

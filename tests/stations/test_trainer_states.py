@@ -53,6 +53,18 @@ def test_the_newest_states_are_kept_whatever_their_form(tmp_path: Path) -> None:
     assert [states.updates(path) for path in states.paths()] == [10, 11]
 
 
+def test_the_state_of_every_nth_version_stays(tmp_path: Path) -> None:
+    states = TrainerStates(str(tmp_path), every_versions=3, keep=1, keep_every=2, sync_interval=2)
+    assert [version for version in range(1, 9) if states.due(version)] == [2, 3, 4, 6, 8]
+    for version in range(1, 8):
+        if states.due(version):
+            states.save(Saving(2 * version)).wait()  # type: ignore[arg-type]
+    assert [states.updates(path) for path in states.paths()] == [4, 8, 12]
+    save_state(state(10), tmp_path / "other.pt")
+    states.reset(tmp_path / "other.pt")
+    assert [states.updates(path) for path in states.paths()] == [4, 8, 10], "later ones are of updates done again"
+
+
 @pytest.mark.parametrize("strategy", ["replicate", "shard"])
 def test_a_rank_above_0_takes_part_and_removes_nothing(strategy: str, tmp_path: Path) -> None:
     states = TrainerStates(str(tmp_path), keep=1)

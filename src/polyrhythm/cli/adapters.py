@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from polyrhythm.cli.show import columns
+
 if TYPE_CHECKING:
-    from polyrhythm.config.catalog import Adapter
+    from polyrhythm.config.catalog import Adapter, Setting
     from polyrhythm.specs import EnvSpec
 
 _WIDTH = 118
@@ -101,17 +104,23 @@ def needs(one: Adapter) -> str:
 
 def detailed(one: Adapter) -> str:
     """Purpose, packages, settings and tasks."""
-    about = [textwrap.fill(part, _WIDTH) for part in one.about.split("\n\n") if part]
-    lines = [brief(one), "", *about, *[""] * bool(about), "settings"]
-    for setting in one.settings:
-        default = "required" if setting.required else json.dumps(setting.default, default=str)
-        lines.append(f"  {setting.name}: {setting.kind}, {default}")
-        if setting.about:
-            lines.append(textwrap.fill(setting.about, _WIDTH, initial_indent="      ", subsequent_indent="      "))
+    about = [textwrap.fill(part, columns(_WIDTH)) for part in one.about.split("\n\n") if part]
+    lines = [brief(one), "", *about, *[""] * bool(about), "settings", *setting_lines(one.settings)]
     if one.tasks:
         width = max(map(len, one.tasks))
         lines += ["", "tasks", *(f"  {name:{width}}  {instruction}" for name, instruction in one.tasks.items())]
     return "\n".join(lines)
+
+
+def setting_lines(settings: Sequence[Setting]) -> list[str]:
+    """Name, kind, default and meaning of each setting."""
+    lines, width, indent = [], columns(_WIDTH), 6 * " "
+    for setting in settings:
+        default = "required" if setting.required else json.dumps(setting.default, default=str)
+        lines.append("  " + textwrap.shorten(f"{setting.name}: {setting.kind}, {default}", width, placeholder=" ..."))
+        if setting.about:
+            lines.append(textwrap.fill(setting.about, width, initial_indent=indent, subsequent_indent=indent))
+    return lines
 
 
 def plain(one: Adapter) -> dict[str, object]:

@@ -28,10 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "policy",
         nargs="*",
         default=[],
-        metavar="policy.NAME=VALUE",
-        help="policy.checkpoint, policy.tokenizer: where the released folder that the run began from is now, if it was "
-        "moved; policy.engine: of a language model, what generates its tokens; policy.temperature, policy.top_k, "
-        "policy.top_p: how they are sampled",
+        metavar="section.key=value",
+        help="env.NAME: another setting of the environment, which the result lists; policy.checkpoint, "
+        "policy.tokenizer: where the released folder that the run began from is now, if it was moved; policy.engine: "
+        "of a language model, what generates its tokens; policy.temperature, policy.top_k, policy.top_p: how they are "
+        "sampled",
     )
     parser.add_argument(
         "--episodes", type=count, metavar="N", help="episodes over all tasks (default: the run's evaluation, else 128)"

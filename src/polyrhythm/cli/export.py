@@ -2,7 +2,8 @@
 
 A policy with a released layout (the published VLA policies, a language model from a folder) is written in that layout,
 or as adapters of its base; any other as model.safetensors, with the tensors by their names in the policy, and
-policy.json, with its settings and the form of its environment. The weights are the newest of the run; those of its
+policy.json, with its settings and the form of its environment; eval, init_from and load_policy take that folder. The
+weights are the newest of the run; those of its
 best.pt, of a saved run or of a trainer's state, sharded over ranks or not, where that is named.
 """
 
@@ -20,9 +21,6 @@ from polyrhythm.errors import ConfigError, MissingError
 if TYPE_CHECKING:
     from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
     from polyrhythm.policies.vla.checkpoint import Checkpoint
-
-#: Files of a policy without a released layout.
-MODEL_FILE, SETTINGS_FILE = "model.safetensors", "policy.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,16 +87,18 @@ def _language_model(saved: SavedPolicy, path: Path, base: str, out: Path) -> dic
 def _write_plain(saved: SavedPolicy, out: Path) -> None:
     """A policy of ours: its tensors and its settings."""
     from polyrhythm.files import name_in_errors
+    from polyrhythm.pipeline.persistence.checkpoints import EXPORTED_MODEL, EXPORTED_SETTINGS
     from polyrhythm.policies.vla.saving import new_folder, write_tensors
     from polyrhythm.specs.plain import as_plain
 
     spec = None if saved.spec is None else as_plain(saved.spec)
-    content = {"policy": saved.config["policy"], "version": saved.version, "env": saved.config.get("env"), "spec": spec}
+    policy, env = saved.config["policy"], saved.config.get("env")
+    content = {"policy": policy, "version": saved.version, "env": env, "spec": spec, "config": saved.config}
     with new_folder(out) as unfinished:
-        with name_in_errors(unfinished / SETTINGS_FILE):
-            (unfinished / SETTINGS_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        with name_in_errors(unfinished / EXPORTED_SETTINGS):
+            (unfinished / EXPORTED_SETTINGS).write_text(json.dumps(content, indent=1), encoding="utf-8")
         # Tensors that share memory, which safetensors does not write, are written each.
-        write_tensors({name: tensor.clone() for name, tensor in saved.weights.items()}, unfinished / MODEL_FILE)
+        write_tensors({name: tensor.clone() for name, tensor in saved.weights.items()}, unfinished / EXPORTED_MODEL)
 
 
 def open_base(base: str, of: Path, *, named: bool) -> Checkpoint:

@@ -31,6 +31,9 @@ COMMANDS = {
     "train": "train a policy with a recipe",
     "resume": "resume a run, or extend a finished one",
     "join": "join a run with an environment of this machine, as a simulator",
+    "new": "copy an example into a new folder",
+    "recipes": "list the recipes",
+    "settings": "list the settings of a recipe, their defaults and meaning",
     "check": "check a recipe, its environment and its policy, without training",
     "demos": "record demonstrations of the environment's expert",
     "sft": "run the supervised warm start alone",
@@ -84,7 +87,8 @@ def main(words: Sequence[str]) -> int:
         if (error.name or "polyrhythm").partition(".")[0] in ("polyrhythm", "polyrhythm_bench"):
             raise
         print(
-            f"polyrhythm: error: the package {error.name} is not installed; add it, or run make setup", file=sys.stderr
+            f"polyrhythm: error: the package {error.name} is not installed; run: {pip_install(error.name or '')}",
+            file=sys.stderr,
         )
         return 2
     except KeyboardInterrupt as error:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [-h] [--json] RUN [section.key=value ...]"
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run, or of runs: the newest")
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -36,10 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.observe.run_folder import find_run
     from polyrhythm.pipeline.persistence.phases import command_of
     from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, naming_where_it_began, refuse_out
 
-    folder = arguments.run_folder
+    folder = find_run(arguments.run_folder)
     if arguments.out is not None:
         refuse_out(folder, arguments.out)
     config = config_to_resume(folder, arguments.overrides)

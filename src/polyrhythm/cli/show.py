@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,11 @@ def lines(result: Mapping[str, Any], reported: bool | None = None) -> str:
         if name not in printed
     ]
     return "\n".join(first + rest)
+
+
+def columns(most: int) -> int:
+    """Width of a text: the terminal's, so that it breaks no word, but at most so many."""
+    return max(60, min(most, shutil.get_terminal_size((most, 24)).columns))
 
 
 def aligned(rows: Iterable[tuple[str, str]]) -> str:

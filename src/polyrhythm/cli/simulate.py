@@ -12,24 +12,33 @@ from polyrhythm.cli import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="YAML description of the cluster and its workload")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="YAML description of the cluster and its workload, or a shipped one"
+    )
     parser.add_argument("--trace", type=Path, metavar="PATH", help="write a timeline for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.errors import ConfigError
-
-    if not arguments.file.is_file():
-        raise ConfigError(
-            f"file {str(arguments.file)!r} does not exist; name a YAML description of a cluster, such as "
-            "examples/clusters/small.yaml"
-        )
     from polyrhythm.clustersim.file import simulate_file
 
-    summary = simulate_file(arguments.file, trace_path=arguments.trace)
+    summary = simulate_file(_find(arguments.file), trace_path=arguments.trace)
     print(json.dumps(summary, indent=2) if arguments.json else show.aligned(_rows(summary)))
     return 0
+
+
+def _find(file: Path) -> Path:
+    """The file, or the shipped description of this name."""
+    from polyrhythm.config.recipes import examples_folder
+    from polyrhythm.errors import ConfigError
+
+    shipped = {path.stem: path for path in sorted((examples_folder() / "clusters").glob("*.yaml"))}
+    if not file.is_file() and str(file) not in shipped:
+        raise ConfigError(
+            f"file {str(file)!r} does not exist; name a YAML description of a cluster, or a shipped one: "
+            f"{', '.join(shipped)}"
+        )
+    return file if file.is_file() else shipped[str(file)]
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

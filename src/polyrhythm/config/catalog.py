@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from polyrhythm.config.base import InvalidSetting, models_in
 from polyrhythm.config.registry import TABLE, Kind, settings_class
-from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, install_command, pip_install
 
 
 class Need(NamedTuple):
@@ -69,7 +69,7 @@ def adapter(kind: Kind, name: str) -> Adapter:
     needs = [need(package) for package in getattr(model, "needs", ())]
     missing = [wanted.package for wanted in needs if not wanted.found]
     extra = getattr(model, "extra", "")
-    install = pip_install(f"'polyrhythm[{extra}]'" if extra else " ".join(missing))
+    install = install_command(extra) if extra else pip_install(" ".join(missing))
     if clash := _find_clash(needs, getattr(model, "pins", {}), extra) if missing else "":
         install = f"polyrhythm envs setup {extra}"
     return Adapter(
@@ -78,7 +78,7 @@ def adapter(kind: Kind, name: str) -> Adapter:
         "\n\n".join(about[1:]),
         needs,
         install if missing else "",
-        _settings(model),
+        settings_of(model),
         dict(getattr(model, "known_tasks", {})),
         clash,
     )
@@ -120,7 +120,7 @@ def need(package: str) -> Need:
         return Need(package, found, "")
 
 
-def _settings(model: type[BaseModel], within: str = "") -> list[Setting]:
+def settings_of(model: type[BaseModel], within: str = "") -> list[Setting]:
     """The fields of a settings model, each followed by those of its possible sections: `head[bins].greedy`."""
     found = []
     for name, field in model.model_fields.items():
@@ -137,7 +137,7 @@ def _settings(model: type[BaseModel], within: str = "") -> list[Setting]:
             )
         )
         for kind, section in sections.items():
-            found += _settings(section, f"{within}{name}[{kind}].")
+            found += settings_of(section, f"{within}{name}[{kind}].")
     return found
 
 
@@ -158,6 +158,8 @@ def _kind(annotation: Any) -> str:
     if annotation is NoneType:
         return "null"
     names = {str: "text", bool: "true | false", Mapping: "section", dict: "section"}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, inner))

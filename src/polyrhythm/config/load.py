@@ -7,6 +7,7 @@ whole inherited section, since the keys of another type do not apply. Lists are 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,7 +43,9 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
         tree = {"name": "script", **_extended(_sections(plain(recipe)), origin, Path(), ())}
     else:
         path = find_recipe(recipe)
-        tree = {"name": path.stem, **_read_recipe(path, ())}
+        # Spaces and signs of a file's name are not for a folder's: my recipe (2).yaml runs in runs/my-recipe-2.
+        name = re.sub(r"[^\w.]+", "-", path.stem).strip("-.") or "recipe"
+        tree = {"name": name, **_read_recipe(path, ())}
     changes: Tree = {}
     _check_order([override for override in overrides if isinstance(override, str)])
     for override in overrides:

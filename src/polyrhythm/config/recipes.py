@@ -1,4 +1,4 @@
-"""Finds recipes: by path, beside the recipe that extends them, or by name among the shipped ones."""
+"""Finds recipes: by path, beside the recipe that extends them, or by name among the shipped ones; and examples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def recipes_folder() -> Path:
     """The folder of shipped recipes: inside an installed package, at the root of a checkout."""
     inside = _PACKAGE / "recipes"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "recipes"
+
+
+def examples_folder() -> Path:
+    """The folder of shipped examples, as `recipes_folder`."""
+    inside = _PACKAGE / "examples"
+    return inside if inside.is_dir() else _PACKAGE.parents[1] / "examples"
 
 
 def recipe_names() -> list[str]:

@@ -51,8 +51,8 @@ def _policy(value: Any) -> BaseModel:
 class RunConfig(Section):
     """Configuration of a run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    """Name of the run's folder under out_dir; default: the recipe's name."""
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    """Name of the run's folder under out_dir: letters, digits, _ . - alone; default: the recipe's name."""
     seed: Seed = 0
     """Seed of initial weights, initial states and sampling noise."""
     launcher: Literal["local", "inline", "ray"] = "local"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from polyrhythm.errors import MissingError, StartError, pip_install
+from polyrhythm.errors import MissingError, StartError, install_command
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -195,7 +195,7 @@ def check_installed() -> None:
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
-        command = pip_install("'polyrhythm[prometheus]'")
+        command = install_command("prometheus")
         raise MissingError(f"prometheus.port: prometheus_client is not installed; install it: {command}") from error
 
 

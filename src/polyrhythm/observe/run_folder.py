@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,8 +13,12 @@ from pathlib import Path
 
 from polyrhythm.errors import RunFolderError
 
+log = logging.getLogger(__name__)
+
 #: Held by the process whose run the folder is.
 LOCK_FILE = ".lock"
+#: In every run's folder.
+_CONFIG_FILE = "config.yaml"
 
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:
@@ -40,6 +46,16 @@ def _claim(parent: Path, stamp: str) -> Path:
             attempt += 1
         else:
             return folder
+
+
+def find_run(folder: Path) -> Path:
+    """The folder itself if it is a run's; of a folder of runs, the one that was begun last, which the log names."""
+    if folder.is_dir() and not (folder / _CONFIG_FILE).is_file():
+        runs = sorted(folder.glob(f"*/{_CONFIG_FILE}"), key=lambda file: file.stat().st_mtime)
+        if runs:
+            log.info("%s is a folder of runs; its newest is taken: %s", folder, runs[-1].parent)
+            return runs[-1].parent
+    return folder
 
 
 def take_file(file: Path) -> Path:
@@ -82,6 +98,11 @@ def take_folder(folder: Path) -> Path:
         taken = any(folder.iterdir())
     except OSError as error:
         raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
+    if (folder / _CONFIG_FILE).is_file() and not (folder / "summary.json").is_file():
+        raise RunFolderError(
+            f"folder {folder} holds a run that is not finished; to go on with it: polyrhythm resume "
+            f"{shlex.quote(str(folder))}; for a new run name another folder"
+        )
     if taken:
         raise RunFolderError(f"folder {folder} is not empty; name another, a run never overwrites one")
     return folder

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from polyrhythm.errors import ConfigError, pip_install
+from polyrhythm.errors import ConfigError, install_command
 from polyrhythm.files import atomic_write
 
 #: Most and least frames a second; target length of the video; how long the last frame stays.
@@ -40,7 +40,7 @@ def check_format(path: Path) -> None:
     if path.suffix not in (".gif", ".mp4"):
         raise ConfigError(f"video = {path}: its name must end with .gif or .mp4; rename it")
     if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
-        install = pip_install("'polyrhythm[video]'")
+        install = install_command("video")
         raise ConfigError(f"video = {path}: mp4 needs the package av; run {install}, or name a .gif")
 
 

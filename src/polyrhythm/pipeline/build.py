@@ -237,7 +237,14 @@ def _trainer_states(config: RunConfig, folder: Path | None) -> TrainerStates | N
     if folder is None:
         return None
     kept = config.checkpoint
-    return TrainerStates(str(folder / STATES), kept.every_versions, kept.keep_last, config.training.versions)
+    return TrainerStates(
+        str(folder / STATES),
+        kept.every_versions,
+        kept.keep_last,
+        last=config.training.versions,
+        keep_every=kept.keep_every,
+        sync_interval=config.freshness.sync_interval,
+    )
 
 
 def _failure_log(config: RunConfig, spec: EnvSpec, folder: Path | None) -> SampleFailureLog:

@@ -29,7 +29,8 @@ class EvaluationResult:
     mean_return; metrics: means of the environment's own metrics; tasks, suites: the same by task and by suite, if there
     are several; variants, kinds: by variant of the environment that was asked for, and by kind of variant;
     dropped: episodes that failed and are missing; greedy: without noise; sampling: the settings by which the tokens of
-    a language model were drawn otherwise (of `evaluate`); video: its file, episodes, successes and
+    a language model were drawn otherwise (of `evaluate`); env: the environment's settings that differed from the run's;
+    video: its file, episodes, successes and
     failed ones, if one was requested; conversations: what was said in the first episodes of a text environment, each
     with prompt, turns (message, reply), success and return.
     """
@@ -43,15 +44,16 @@ class EvaluationResult:
     successes: int
     episodes: int
     mean_return: float
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    suites: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    suites: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
     video: Mapping[str, Any] | None = None
     dropped: int = 0
-    conversations: Sequence[Mapping[str, Any]] = ()
+    conversations: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     sampling: Mapping[str, float] = field(default_factory=dict)
+    env: Sequence[str] = ()
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:

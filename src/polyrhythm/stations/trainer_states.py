@@ -5,7 +5,8 @@
 
 Each is whole or absent. Any number of ranks goes on from either.
 
-Invariant: the newest `keep` states are there; the highest number is the newest.
+Invariant: the newest `keep` states are there, and that of every `keep_every`-th version; the highest number is the
+newest.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ _NAME = re.compile(r"trainer-([0-9]+)(\.pt)?")
 @dataclass(frozen=True, slots=True)
 class TrainerStates:
     """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication, and before
-    that of the version `last`, from which a run is extended."""
+    that of the version `last`, from which a run is extended. keep_every: the state of every so many versions is saved
+    too and stays; 0 for none. sync_interval: updates of a version."""
 
     pattern: ClassVar[str] = "trainer-*"
     folder: str
     every_versions: int = 1
     keep: int = 2
     last: int = 0
+    keep_every: int = 0
+    sync_interval: int = 1
 
     def due(self, version: int) -> bool:
-        return version % self.every_versions == 0 or version == self.last
+        stays = bool(self.keep_every) and version % self.keep_every == 0
+        return version % self.every_versions == 0 or version == self.last or stays
 
     def is_last(self, version: int) -> bool:
         return version == self.last
@@ -57,9 +62,13 @@ class TrainerStates:
         return _StateSaving(self, path, saving, first=learner.ranks.rank == 0)
 
     def remove_oldest(self) -> None:
-        """Remove all but the newest `keep` states."""
+        """Remove all but the newest `keep` states and those that stay."""
         for old in self.paths()[: -self.keep]:
-            remove_whole(old)
+            if not self._stays(old):
+                remove_whole(old)
+
+    def _stays(self, path: Path) -> bool:
+        return bool(self.keep_every) and self.updates(path) % (self.keep_every * self.sync_interval) == 0
 
     def _remove_unfinished(self) -> None:
         """Remove what a trainer left when it was killed while it wrote or removed a state."""
@@ -82,12 +91,14 @@ class TrainerStates:
         return int(path.stem.removeprefix("trainer-"))
 
     def reset(self, state: Path | None) -> None:
-        """Begin again with this state, of whatever folder, or with none; the others are gone."""
+        """Begin again with this state, of whatever folder, or with none; the others are gone, but for older ones that
+        stay."""
+        updates = -1 if state is None else int(load(state)["updates"])
         for path in self.paths():
-            remove_whole(path)
+            if not (self._stays(path) and self.updates(path) < updates):
+                remove_whole(path)
         if state is None:
             return
-        updates = int(load(state)["updates"])
         path = Path(self.folder) / f"trainer-{updates:08d}{'' if state.is_dir() else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)

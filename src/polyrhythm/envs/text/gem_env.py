@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from polyrhythm.envs.text.base import Count, Reply, TextSettings
-from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, install_command
 
 #: GEM draws from the global generators, which all rows of a process share.
 _GLOBAL = threading.Lock()
@@ -95,7 +95,7 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
         import gem
         from gem.envs.registration import ENV_REGISTRY
     except ImportError as error:
-        install = pip_install("'polyrhythm[gem]'")
+        install = install_command("gem")
         raise MissingError(f"env.type = gem: {error}; run in a Python of its own: {install}") from error
     if name not in ENV_REGISTRY:
         near = get_close_matches(name, ENV_REGISTRY, 3, 0.3) or sorted(ENV_REGISTRY)[:3]

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from polyrhythm.envs.sandbox.tool import SandboxSettings
 from polyrhythm.envs.text.base import Conversation, Count, Reply, TextSettings, draw_apart
 from polyrhythm.envs.text.with_python import INSTRUCTION, with_python
-from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.specs import EnvSpec, Task
 
 #: Problems of a data set: each is made of its number alone.
@@ -124,7 +124,7 @@ def _dataset(name: str, options: str) -> Any:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        install = pip_install("'polyrhythm[reasoning-gym]'")
+        install = install_command("reasoning-gym")
         raise MissingError(f"env.type = reasoning_gym: {error}; run: {install}") from error
     if name not in DATASETS:
         raise ConfigError(f"env.datasets = {name}: reasoning-gym has no such; use one such as {_near(name, DATASETS)}")

@@ -23,7 +23,7 @@ from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart, is
 from polyrhythm.envs.text.talk import Talk, run_in_loop
 from polyrhythm.envs.text.verifiers_talk import PolicyAgent, lacking
 from polyrhythm.envs.text.verifiers_tools import SharedTools, warn_of_tasks
-from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, install_command
 
 
 class VerifiersSettings(TextSettings):
@@ -151,7 +151,7 @@ def _load(name: str, options: str, most: int) -> _Loaded:
         from verifiers.v1.env import Env
         from verifiers.v1.utils.loaders import import_taskset, load_environment, resolve_env_config
     except ImportError as error:
-        install = pip_install("'polyrhythm[verifiers]'")
+        install = install_command("verifiers")
         raise MissingError(f"env.type = verifiers: {error}; run: {install}") from error
     try:
         import_taskset(name)

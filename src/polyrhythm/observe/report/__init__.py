@@ -9,6 +9,7 @@ from polyrhythm.errors import RunFolderError
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.report.page import page
 from polyrhythm.observe.report.read import read_run
+from polyrhythm.observe.run_folder import find_run
 
 REPORT_FILE, COMPARISON_FILE = "report.html", "comparison.html"
 
@@ -18,6 +19,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
 
     RunFolderError: a folder is not a run's, or the page cannot be written.
     """
+    folders = [find_run(folder) for folder in folders]
     runs = [read_run(folder) for folder in folders]
     try:
         text = page(runs)

@@ -5,7 +5,7 @@ With one run each series has its own colour; with several runs each run has its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from polyrhythm.observe.activity import by_kind
 from polyrhythm.observe.report import svg
 from polyrhythm.observe.report.read import (
     Measured,
+    Point,
     Run,
     change_places,
     fault_times,
@@ -21,6 +22,7 @@ from polyrhythm.observe.report.read import (
     split_at_pauses,
     training_points,
 )
+from polyrhythm.observe.report.seeds import group_label, over_seeds, seed_groups
 from polyrhythm.observe.report.svg import Plot, percent
 
 _WAYS = ("greedy", "sampled", "swapped")
@@ -89,15 +91,18 @@ def success(runs: Sequence[Run]) -> Figure | None:
     if not any(run.evaluations or run.updates for run in runs) or not any(run.measures_success for run in runs):
         return None
     plot = _over_transitions(runs, "Success", (0.0, 1.0), 340)
-    for number, run in enumerate(runs):
-        points = training_points(run)
-        plot.band([(p.transitions, p.low, p.high) for p in points], colour(number))
-        plot.line([(p.transitions, p.rate) for p in points], look(number) if len(runs) > 1 else "s0")
+    if (groups := seed_groups(runs)) is not None:
+        _draw_groups(plot, groups, lambda point: point.rate)
+    else:
+        for number, run in enumerate(runs):
+            points = training_points(run)
+            plot.band([(p.transitions, p.low, p.high) for p in points], colour(number))
+            plot.line([(p.transitions, p.rate) for p in points], look(number) if len(runs) > 1 else "s0")
     mark_changes(plot, runs)
     _evaluations(plot, runs, measured=True)
     sentence = (
         "The curve is the success of training episodes, with noise; the points are evaluations on held-out seeds, each "
-        "with its Wilson 95% interval."
+        f"with its Wilson 95% interval.{_seeds_sentence(runs)}"
     )
     return Figure("Success over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
 
@@ -110,16 +115,43 @@ def returns(runs: Sequence[Run]) -> Figure | None:
     high = max(earned) + 0.05 * abs(max(earned))
     measured = any(run.measures_success for run in runs)
     plot = _over_transitions(runs, "Mean return", (min(0.0, *earned), high), 240 if measured else 340)
-    for number, run in enumerate(runs):
-        curve = [(p.transitions, p.mean_return) for p in training_points(run) if p.mean_return is not None]
-        plot.line(curve, look(number) if len(runs) > 1 else "s0")
+    if (groups := seed_groups(runs)) is not None:
+        _draw_groups(plot, groups, lambda point: point.mean_return)
+    else:
+        for number, run in enumerate(runs):
+            curve = [(p.transitions, p.mean_return) for p in training_points(run) if p.mean_return is not None]
+            plot.line(curve, look(number) if len(runs) > 1 else "s0")
     mark_changes(plot, runs)
     _evaluations(plot, runs, measured=False)
     sentence = (
         f"{'' if measured else 'This environment reports no success. '}The curve is the mean return of training "
-        "episodes, with noise; the points are evaluations on held-out seeds."
+        f"episodes, with noise; the points are evaluations on held-out seeds.{_seeds_sentence(runs)}"
     )
     return Figure("Mean return over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
+
+
+def _draw_groups(plot: Plot, groups: Sequence[Sequence[Run]], value: Callable[[Point], float | None]) -> None:
+    """For each group of seeds the mean curve, with a band from the lowest to the highest seed."""
+    for number, group in enumerate(groups):
+        curves = [[(p.transitions, y) for p in training_points(run) if (y := value(p)) is not None] for run in group]
+        points = over_seeds([curve for curve in curves if curve])
+        if len(group) > 1:
+            plot.band([(x, low, high) for x, _, low, high in points], colour(number))
+        plot.line([(x, mean) for x, mean, _, _ in points], look(number))
+
+
+def _seeds_sentence(runs: Sequence[Run]) -> str:
+    if seed_groups(runs) is None:
+        return ""
+    return " Runs that differ only in their seed share a colour: the mean over them, from the lowest to the highest."
+
+
+def _group_number(runs: Sequence[Run], number: int) -> int:
+    """The place of the run's group among all groups; of the run where there are none."""
+    groups = seed_groups(runs)
+    if groups is None:
+        return number
+    return next(place for place, group in enumerate(groups) if any(run is runs[number] for run in group))
 
 
 def _over_transitions(runs: Sequence[Run], what: str, y: tuple[float, float], height: int) -> Plot:
@@ -151,7 +183,7 @@ def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
         for evaluation in run.evaluations:
             way = ways.index(evaluation.way)
             aside = 9.0 * (number * len(ways) + way - (places - 1) / 2)
-            kind = colour(number if len(runs) > 1 else way + 1)
+            kind = colour(_group_number(runs, number) if len(runs) > 1 else way + 1)
             y = evaluation.rate if measured else evaluation.mean_return
             if measured:
                 plot.interval(evaluation.transitions, evaluation.low, evaluation.high, kind, aside=aside)
@@ -180,6 +212,9 @@ def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *,
 
 def _success_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
     ways = _ways(runs)
+    if (groups := seed_groups(runs)) is not None:
+        keys = [(line_key(look(number)), group_label(group)) for number, group in enumerate(groups)]
+        return keys + [(mark_key("plain", number), way) for number, way in enumerate(ways)]
     if len(runs) > 1:
         return run_keys(runs) + [(mark_key("plain", number), way) for number, way in enumerate(ways)]
     marks = [(mark_key(colour(number + 1), number), f"evaluation, {way}") for number, way in enumerate(ways)]

@@ -26,7 +26,7 @@ p{margin:4px 0 10px}.soft,figcaption{color:var(--soft)}
 .notice{border-left:4px solid var(--s1);padding:4px 12px}
 figure{margin:0}
 figure svg{display:block;width:100%;height:auto}
-.one{overflow-x:auto}.one>svg{min-width:640px}
+.one{overflow-x:auto}.one>svg{min-width:640px}.one>svg.plot{min-width:0;overflow:visible}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(320px,1fr));gap:8px 20px;align-items:center}
 .pair.one{grid-template-columns:1fr}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:2px 20px;margin:4px 0 8px;padding:0;font-size:.875rem}
@@ -43,11 +43,11 @@ text{font:13px system-ui,sans-serif;fill:var(--ink)}
 .fault{fill:none;stroke:var(--s5);stroke-width:1.5;stroke-dasharray:3 3}
 .change{fill:none;stroke:var(--soft);stroke-width:1.5;stroke-dasharray:6 3}
 .lane{fill:var(--lane)}.fill.faint{fill:var(--faint)}.mark.plain{fill:var(--ink)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(118px,1fr));gap:8px;margin:16px 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:8px;margin:16px 0}
 .tiles div{border:1px solid var(--rule);border-radius:6px;padding:8px 10px}
-.tiles dt{color:var(--soft);font-size:.8125rem;white-space:nowrap}
+.tiles dt{color:var(--soft);font-size:.8125rem}
 .tiles dd{margin:0}.tiles b{font-size:1.4rem;font-weight:600}
-.tiles span{display:block;color:var(--soft);font-size:.8125rem;white-space:nowrap}
+.tiles span{display:block;color:var(--soft);font-size:.8125rem;line-height:1.3}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;margin:8px 0 16px;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:4px 20px 4px 0;border-bottom:1px solid var(--rule);vertical-align:top}
@@ -57,6 +57,7 @@ pre{overflow-x:auto;background:var(--lane);padding:12px;border-radius:6px;font-s
 overflow-wrap:anywhere}
 .said tbody th{font-weight:600;padding-top:14px}.said td:nth-of-type(2n+1){white-space:nowrap}.said p{margin:0 0 4px}
 summary{cursor:pointer}
+@media (max-width:640px){svg.plot.wide .tick,svg.plot.wide .value{font-size:22px}svg.plot.wide .name{display:none}}
 @media print{:root{--page:#fff;--ink:#000;--soft:#444;--rule:#bbb;--lane:#f1f3f5;--faint:#c3cad2;--s0:#1f6fb4;
 --s1:#c2570c;--s2:#1b7f5a;--s3:#7c4db8;--s4:#0f7c8a;--s5:#b3324b;--s6:#6b7280}
 body{font-size:11pt;-webkit-print-color-adjust:exact;print-color-adjust:exact}
@@ -74,6 +75,7 @@ def page(runs: Sequence[Run]) -> str:
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
+    parts.append(_section("Settings that differ", tables.settings(runs)))
     parts.append(_section("Warnings", *(_named(run, tables.setbacks(run), runs) for run in runs)))
     details = "" if several else tables.by_task(runs[0]) + tables.by_metric(runs[0])
     parts.append(_section("Results", tables.results(runs), details))
@@ -95,7 +97,6 @@ def page(runs: Sequence[Run]) -> str:
     parts.append(_section("Faults", *(_named(run, tables.faults(run) + tables.set_aside(run), runs) for run in runs)))
     parts.append(_section("Weights", *(_named(run, tables.weights(run), runs) for run in runs)))
     parts.append(_section("Settings that were changed", *(_named(run, tables.changes(run), runs) for run in runs)))
-    parts.append(_section("Settings that differ", tables.settings(runs)))
     parts.append(_section("Configuration", *(_config(run) for run in runs)))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -94,9 +94,7 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read the run in `folder`. RunFolderError: it is not a run's folder, or its files cannot be read."""
     if not (folder / "config.yaml").is_file():
-        inner = sorted(folder.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime)
-        which = f"its newest run, {inner[-1].parent}" if inner else "the folder of a run"
-        raise RunFolderError(f"{folder} is not a run's folder: it has no config.yaml; name {which}")
+        raise RunFolderError(f"{folder} is not a run's folder: it has no config.yaml; name the folder of a run")
     try:
         return _read(folder)
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -18,6 +18,10 @@ Format = Callable[[float], str]
 MARKS = ("M-4.5,0a4.5,4.5 0 1,0 9,0a4.5,4.5 0 1,0 -9,0", "M-4,-4h8v8h-8z", "M0,-5.5L5,4H-5z", "M0,-6L5,0 0,6 -5,0z")
 
 
+#: About the width of a digit of a tick's label; charts wider than this are shrunk on a phone.
+_DIGIT, _NARROW = 7.0, 640
+
+
 def short(value: float) -> str:
     """The number in short form: `0`, `0.25`, `12.5`, `800`, `1.25k`, `12k`, `1.2M`."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -78,11 +82,14 @@ class Plot:
         y_ticks: Sequence[float] | None = None,
     ) -> None:
         """Draw grid lines, tick labels (at round numbers unless given) and axis titles."""
+        rows = [(y, y_format(y)) for y in (ticks(self._y0, self._y1) if y_ticks is None else y_ticks)]
+        # The title stands left of the longest label.
+        self._left = max(self._left, round(32 + _DIGIT * max((len(text) for _, text in rows), default=0)))
         left, right, floor = self._left, self.width - self._right, self.height - self._bottom
-        for y in ticks(self._y0, self._y1) if y_ticks is None else y_ticks:
+        for y, text in rows:
             at = self.py(y)
             self._parts.append(f'<path class="grid" d="M{left},{at:.1f}H{right}"/>')
-            self.label(left - 8, at + 4, y_format(y), "tick end")
+            self.label(left - 8, at + 4, text, "tick end")
         for x in ticks(self._x0, self._x1, self.width // 110) if x_ticks is None else x_ticks:
             self._parts.append(f'<path class="axis" d="M{self.px(x):.1f},{floor}v5"/>')
             self.label(self.px(x), floor + 18, short(x), "tick middle")
@@ -139,13 +146,15 @@ class Plot:
 
     @property
     def text(self) -> str:
-        return picture(self._title, self.width, self.height, self._parts)
+        kind = "plot wide" if self.width > _NARROW else "plot"
+        return picture(self._title, self.width, self.height, self._parts, kind)
 
 
-def picture(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """An SVG element with a title for screen readers."""
-    name = escape(title, quote=True)
-    return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
+def picture(title: str, width: float, height: float, parts: Iterable[str], kind: str = "") -> str:
+    """An SVG element with a title for screen readers. kind: its CSS classes."""
+    name, classes = escape(title, quote=True), f'class="{kind}" ' * bool(kind)
+    size = f"0 0 {width:.0f} {height:.0f}"
+    return f'<svg {classes}viewBox="{size}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
 
 
 def standing_alone(svg: str, style: str, width: float, height: float) -> str:

@@ -1,5 +1,5 @@
-"""What an evaluation of a saved run may have otherwise than the run: where its released folders are now, the engine
-that generates its tokens, and how these are sampled. None of them changes the policy's weights."""
+"""What an evaluation of a saved run may have otherwise than the run: its environment's settings, where its released
+folders are now, the engine that generates its tokens, and how these are sampled. None changes the policy's weights."""
 
 from __future__ import annotations
 
@@ -33,14 +33,20 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     named = {text.partition("=")[0].strip(): text for text in overrides}
     engine = [name for name in named if f"{name}.".startswith(f"{_ENGINE}.") and "engine" in saved["policy"]]
     for name, text in named.items():
-        if name not in allowed and name not in engine:
+        if name not in allowed and name not in engine and (not name.startswith("env.") or name == "env.type"):
             may = " and ".join(sorted(MOVABLE))
             raise ConfigError(
-                f"{text}: the run has its own {name}; only {may} may differ, where they name folders, and of a "
-                f"language model {', '.join((_ENGINE, *_SAMPLING))}"
+                f"{text}: the run has its own {name}; only env.SETTING may differ, {may} where they name folders, and "
+                f"of a language model {', '.join((_ENGINE, *_SAMPLING))}"
             )
     found = validate(tree)
     return _with_engine(config, found, named[engine[0]]) if engine else found
+
+
+def changed_env(overrides: Sequence[str]) -> dict[str, Any]:
+    """{env: the overrides of the environment}, so that a result shows that it is of another one; empty if none."""
+    env = [text.strip() for text in overrides if text.strip().startswith("env.")]
+    return {"env": env} if env else {}
 
 
 def acts_greedily(greedy: bool | None, overrides: Sequence[str]) -> bool:

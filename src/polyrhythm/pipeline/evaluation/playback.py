@@ -9,6 +9,7 @@ it by itself, and again as often as a run would.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
+
+#: Seconds between two lines of the log on how far a video is.
+_TELL_S = 10.0
 
 #: uint8 [H,W,3].
 Picture = NDArray[np.uint8]
@@ -136,7 +140,7 @@ class _Playback:
         self._fail_rows(running)
         self._observe(running)
         self._add_pictures(running)
-        steps = 0
+        steps, told = 0, time.monotonic()
         while len(running := self._unfailed(running)):
             over = np.ones(len(running), np.bool_)
             with self._failing(running):
@@ -145,6 +149,10 @@ class _Playback:
             self._observe(running)
             self._add_pictures(running[over] if steps % self._every else running)
             running = running[~over]
+            if time.monotonic() - told >= _TELL_S:
+                told = time.monotonic()
+                done = f"{steps} of at most {self._step.episode_steps(self._spec.max_steps)} chunk steps"
+                log.info("video: %s, %d of %d episodes have ended", done, len(episodes) - len(running), len(episodes))
         return self._played
 
     @contextmanager

@@ -22,7 +22,7 @@ from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
-from polyrhythm.pipeline.evaluation.overrides import acts_greedily, sampling_of, with_overrides
+from polyrhythm.pipeline.evaluation.overrides import acts_greedily, changed_env, sampling_of, with_overrides
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.variants import with_variants
 from polyrhythm.pipeline.observers.live import LiveDisplay
@@ -84,8 +84,9 @@ def evaluate(
     said in the first ones. `reports_success`: as the environment's spec says; where it is False, successes are 0 and
     mean nothing.
     live: progress display; video: of the first episodes, each variant's in a file of its own. overrides: where the
-    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, and of a language model the engine and how
-    tokens are sampled (`evaluation.overrides`). RunFolderError: there is no such policy.
+    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, other settings of the environment, which the
+    result lists as `env`, and of a language model the engine and how tokens are sampled (`evaluation.overrides`).
+    RunFolderError: there is no such policy.
     """
     config, weights, version = load_policy(path)
     config, acts = with_overrides(config, overrides), acts_greedily(greedy, overrides)
@@ -121,8 +122,9 @@ def evaluate(
     several = {kind: parts for kind, parts in by_kind.items() if len(parts) > 1}
     if several:
         found["kinds"] = {kind: _tally_kind(parts) for kind, parts in several.items()}
-    told = {"instructions": "exchanged"} if swap else {}
+    told: dict[str, Any] = {"instructions": "exchanged"} if swap else {}
     sampling = sampling_of(config, greedy=acts)
+    told |= changed_env(overrides)
     return {**found, **told, "greedy": acts, **sampling, "seed": seed, "version": version}
 
 

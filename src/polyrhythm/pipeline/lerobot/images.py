@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from polyrhythm.errors import MissingError, pip_install
+from polyrhythm.errors import MissingError, install_command
 
 
 def as_images(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -57,5 +57,5 @@ def require_video(path: Path) -> None:
     """Raise MissingError if this machine cannot read videos."""
     if importlib.util.find_spec("av") is None:
         raise MissingError(
-            f"{path} holds videos, and the package av is not installed; run: {pip_install(repr('polyrhythm[video]'))}"
+            f"{path} holds videos, and the package av is not installed; run: {install_command('video')}"
         )

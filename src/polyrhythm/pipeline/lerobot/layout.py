@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from polyrhythm.errors import MissingError, pip_install
+from polyrhythm.errors import MissingError, install_command
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 VERSION = "v3.0"
@@ -42,7 +42,7 @@ def require_pyarrow() -> None:
     if importlib.util.find_spec("pyarrow") is None:
         raise MissingError(
             "a folder of demonstrations needs the package pyarrow, which is not installed; run: "
-            f"{pip_install(repr('polyrhythm[lerobot]'))}, or use a FILE.npz"
+            f"{install_command('lerobot')}, or use a FILE.npz"
         )
 
 

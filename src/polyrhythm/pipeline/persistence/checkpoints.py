@@ -30,6 +30,7 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 POLICY_FILE = "policy.pt"
 #: The weights of the best evaluation during training (pipeline.evaluation.best).
 BEST_FILE = "best.pt"
+#: The files of an exported policy without a released layout.
+EXPORTED_MODEL, EXPORTED_SETTINGS = "model.safetensors", "policy.json"
 #: Where in a run folder the trainer's states and the saved runs are.
 STATES = "checkpoints"
 
@@ -80,7 +83,8 @@ def save_policy(
 
 
 def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
-    """The configuration, weights and version of a file of weights, a run folder, or a saved run or trainer in it."""
+    """The configuration, weights and version of a file of weights, a run folder, a saved run or trainer in it, or an
+    export."""
     saved = read_policy(path)
     return validate(saved.config, origin=str(saved.file)), saved.weights, saved.version
 
@@ -88,13 +92,17 @@ def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
 def read_policy(path: Path) -> SavedPolicy:
     """The same without looking for the classes that the configuration names.
 
-    A run folder's are its newest: a run that was killed has saved its trainer and itself after its last policy.pt.
+    A run folder's are its newest: a run that was killed has saved its trainer and itself after its last policy.pt. Of
+    a folder of runs the newest run is taken.
     """
+    path = find_run(path)
     if (path / RUN_FILE).is_file():
         return _with_weights(_beside(path), *_saved_policy(path))
     if TrainerStates.holds(path):
         beside = _beside(path)
         return _with_weights(beside, *_trainer_policy(path, beside.config))
+    if (path / EXPORTED_SETTINGS).is_file():
+        return _load_export(path)
     if not path.is_dir():
         return _load_file(path)
     newest = _policy_of_run(path)
@@ -119,6 +127,9 @@ def read_policy_settings(path: Path) -> dict[str, Any]:
 
     RunFolderError: there is no policy, as far as names tell.
     """
+    path = find_run(path)
+    if (path / EXPORTED_SETTINGS).is_file():
+        return _load_export(path).config
     file = path if path.is_file() else path / (RUN_FILE if (path / RUN_FILE).is_file() else POLICY_FILE)
     run = path if file.name == POLICY_FILE and path.is_dir() else file.resolve().parent
     if file.name == RUN_FILE or TrainerStates.holds(path):
@@ -177,6 +188,22 @@ def _load_file(file: Path) -> SavedPolicy:
         raise RunFolderError(
             f"{file} holds no policy with its settings ({type(error).__name__}: {error}); name a run's folder, or its "
             f"{POLICY_FILE}"
+        ) from error
+
+
+def _load_export(folder: Path) -> SavedPolicy:
+    """Of a folder that `polyrhythm export` wrote for a policy without a released layout."""
+    file = folder / EXPORTED_SETTINGS
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        spec = None if content["spec"] is None else from_plain(content["spec"])
+        from safetensors.torch import load_file
+
+        weights = load_file(folder / EXPORTED_MODEL)
+        return SavedPolicy(dict(content["config"]), weights, int(content["version"]), spec, file)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise RunFolderError(
+            f"{folder} is not an exported policy that can be loaded ({type(error).__name__}: {error}); export it again"
         ) from error
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Literal, NamedTuple
 
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import PolyrhythmError, install_command
 from polyrhythm.imports import same_imports
 
-RECIPE = "quickstart"
+RECIPE, _EXTRA = "quickstart", "metaworld"
 #: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.
 MEMORY_BYTES = 1_500_000_000
 #: Debian packages for rendering without a screen; tools/render_libs.sh installs the same.
@@ -68,7 +68,7 @@ def examine() -> Iterator[Finding]:
             if first != name:
                 yield Finding(name, "missing", f"could not be checked, for the same reason as {first}")
                 continue
-            fix = "make setup" if isinstance(error, ImportError) else ""
+            fix = install_command(_EXTRA) if isinstance(error, ImportError) else ""
             yield Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
 
 
@@ -103,7 +103,7 @@ def _python() -> Finding:
     detail = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info >= _PYTHON:
         return Finding("", "ok", detail)
-    fix = f"make PYTHON=/path/to/python{wanted} setup"
+    fix = f"(with your system's package manager) install Python {wanted}, and this package into it"
     return Finding("", "missing", f"{detail}; {wanted} or newer is needed", fix)
 
 
@@ -111,7 +111,7 @@ def _packages() -> Finding:
     try:
         requirements = metadata.requires("polyrhythm") or []
     except metadata.PackageNotFoundError:
-        return Finding("", "note", "polyrhythm runs from its sources and is not installed", "make setup")
+        return Finding("", "note", "polyrhythm runs from its sources and is not installed", install_command(_EXTRA))
     wanted = [line for line in requirements if "extra ==" not in line or "metaworld" in line.partition("extra ==")[2]]
     there, missing, unfit = [], [], []
     for line in wanted:
@@ -126,7 +126,7 @@ def _packages() -> Finding:
             unfit.append(f"{name} {version} (wanted {line.partition(';')[0].strip()})")
     if missing or unfit:
         parts = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unfit: {', '.join(unfit)}"] * bool(unfit)
-        return Finding("", "missing", "; ".join(parts), "make setup")
+        return Finding("", "missing", "; ".join(parts), install_command(_EXTRA))
     return Finding("", "ok", ", ".join(there))
 
 
@@ -259,7 +259,7 @@ def _rendering(backend: str, *, needed: bool) -> Finding:
         return Finding("", bad, f"no frame of {_TASK} within {_RENDER_S:.0f} s", _render_fix(backend))
     if done.returncode:
         why = _last(done.stderr).partition("; run:")[0]
-        fix = "make setup" if "No module named" in why else _render_fix(backend)
+        fix = install_command(_EXTRA) if "No module named" in why else _render_fix(backend)
         return Finding("", bad, f"no frame of {_TASK}: {why}", fix)
     drawn = json.loads(done.stdout.splitlines()[-1])
     if drawn["shades"] < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import ConfigError, MissingError, StartError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
 from polyrhythm.runtime.ray.reach import check_reachable
 
 _KINDS = ("simulators", "generators", "trainer", "scorers")
@@ -44,5 +44,5 @@ def check_launcher(config: RunConfig) -> None:
 def check_ray_installed() -> None:
     """MissingError: it is not."""
     if importlib.util.find_spec("ray") is None:
-        command = pip_install("'polyrhythm[ray]'")
+        command = install_command("ray")
         raise MissingError(f"launcher = ray: the package ray is not installed; install it: {command}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 from torch import nn
 
-from polyrhythm.errors import ConfigError, MissingError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.causal_lm.engine_settings import EngineSettings, NativeSettings, ServerSettings
 from polyrhythm.policies.causal_lm.network import CausalNetwork
@@ -123,7 +123,7 @@ class CausalLmSettings(BaseModel):
     def check(self) -> None:
         """MissingError: the engine is not installed."""
         if self.engine.type == "vllm" and find_spec("vllm") is None:
-            install = pip_install("'polyrhythm[vllm]'")
+            install = install_command("vllm")
             raise MissingError(f"policy.engine.type = vllm: the package vllm is not installed; run: {install}")
 
     @model_validator(mode="after")
