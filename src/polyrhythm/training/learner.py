@@ -25,6 +25,7 @@ from polyrhythm.training.batch import PackedBatch, TrainingBatch, minibatches
 from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.checkpoint import Saved, Saving, load, save
 from polyrhythm.training.micro_batches import MicroBatchLimits
+from polyrhythm.training.moments import update_normalizers
 from polyrhythm.training.objective import MicroStep, Normalizers, Objective
 from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
@@ -118,8 +119,9 @@ class Learner:
         training, ranks = self._training, self.ranks
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         share, packed = take_share(trajectories, ranks)
-        inputs = self._target_inputs(version, (share.chunk_steps, share.trajectories))
-        inputs = inputs._replace(own_version=None if own_weights else own_version)
+        inputs = self._target_inputs(version, (share.chunk_steps, share.trajectories))._replace(
+            own_version=None if own_weights else own_version
+        )
         if before_step is not None and isinstance(inputs.reference, SharedReference):
             before_step()  # the reference stands where the weights are, which a publication may still read
         batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
@@ -147,6 +149,7 @@ class Learner:
             yield
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
+        update_normalizers(self._module, packed.obs, packed.valid.any(1), ranks.total)
         table = log.table(ranks.total)
         metrics = table.means()
         self._note_skipped(update_index, table, packed, batch, inputs)
