@@ -25,11 +25,7 @@ WAITING = "simulators and generators wait for each other, busy 50% at most"
     ("changes", "said"),
     [
         ({"one_thread": True}, "The simulator takes 50% of the one thread that all stations share: set launcher=local"),
-        ({"one_thread": True, "cores": 1.0, "busy": {"trainer": 0.7, "simulator": 0.2}}, "The trainer takes 70% of"),
-        (
-            {"cores": 0.95},
-            "The processor's cores are busy, with the simulator most of all (50% of the time): more stat",
-        ),
+        ({"one_thread": True, "busy": {"trainer": 0.7, "simulator": 0.2}}, "The trainer takes 70% of"),
         (
             {"busy": {"simulator": 0.9, "trainer": 0.4}},
             "simulators limit the run, busy 90%; raise rollout.simulators",
@@ -40,7 +36,7 @@ WAITING = "simulators and generators wait for each other, busy 50% at most"
         ),
         (
             {"busy": {"simulator": 0.4, "scorer": 0.95, "trainer": 0.4}, "count": {"scorer": 3}},
-            "the scorers limit the run, busy 95%; raise scoring.processes (now 3).",
+            "the scorers limit the run, busy 95%; raise scoring.processes (now 3)",
         ),
         ({"one_slot": True}, f"The trainer waits for samples 55% of the time: {WAITING}; set rollout.sharding=even:2"),
         ({}, f"{WAITING}; raise rollout.rows (now 8), so that a pass serves more of them."),

@@ -12,13 +12,9 @@ from polyrhythm.planning.bottleneck import Load, bottleneck, idle_shares
 _KINDS = ("simulator", "generator", "scorer", "trainer")
 
 
-def limit_of(
-    config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Mapping[str, Any]], cores: int
-) -> str | None:
-    """The sentence on a run that trained; None if it did not.
-
-    summary: the content of summary.json; updates: of metrics.jsonl; cores: of this machine.
-    """
+def limit_of(config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Mapping[str, Any]]) -> str | None:
+    """The sentence on a run that trained, None if it did not. summary: the content of summary.json; updates: of
+    metrics.jsonl."""
     shares: Mapping[str, float] = summary.get("utilisation", {})
     idle = idle_shares(updates)
     by_kind = {
@@ -29,8 +25,6 @@ def limit_of(
     if not idle or not busy:
         return None
     rollout = config.rollout
-    on_cpu = [name for name, seat in summary["seats"].items() if seat["device"] == "cpu" and name in shares]
-    threads = sum(shares[name] * (rollout.env_batches if name.startswith("simulator") else 1) for name in on_cpu)
     count = {kind: len(own) for kind, own in by_kind.items()} | {"trainer": config.placement.trainer.ranks or 1}
     return bottleneck(
         Load(
@@ -38,7 +32,6 @@ def limit_of(
             count,
             **idle,
             max_lag=config.freshness.max_lag,
-            cores=threads / cores if config.launcher == "local" and not summary.get("hosts") else 0.0,
             one_thread=config.launcher == "inline",
             one_slot=rollout.simulators * rollout.env_batches == 1 and rollout.sharding == "whole",
             rows=rollout.rows,

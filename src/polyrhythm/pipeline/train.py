@@ -58,7 +58,6 @@ from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosts.nodes import Node
-from polyrhythm.runtime.memory.tensors import count_cores
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.specs import EnvSpec
 
@@ -336,7 +335,7 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
         summary |= progress.result(part) or {}
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
-    if (limit := limit_of(checked.config, summary, read_lines(folder), count_cores())) is not None:
+    if (limit := limit_of(checked.config, summary, read_lines(folder))) is not None:
         summary["bottleneck"] = limit
         log.info(limit)
     _write_json(folder / "ledger.json", rl.get("ledger", {}))

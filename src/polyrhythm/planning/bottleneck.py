@@ -8,8 +8,6 @@ from typing import Any
 
 #: Share of the time from which a side that has nothing to do counts as waiting, and a part that works as busy.
 _WAITS, _BUSY = 0.15, 0.6
-#: Busy shares of all stations, as a share of the processor's cores, from which cores are what is missing.
-_CORES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +15,8 @@ class Load:
     """Measured shares of training's time, 0..1, and the settings that the sentence names.
 
     busy: mean share of each kind of station (simulator, generator, scorer, trainer); count: stations of each kind.
-    rows_idle: rows that had no ticket; trainer_idle: the trainer neither trained nor published. cores: busy cores of
-    stations on the CPU over the machine's cores; 0 where that is not known. one_thread: all stations share a thread
-    (`launcher: inline`); one_slot: all rows step together; rows: of each env batch.
+    rows_idle: rows that had no ticket; trainer_idle: the trainer neither trained nor published. one_thread: all
+    stations share a thread (`launcher: inline`); one_slot: all rows step together; rows: of each env batch.
     """
 
     busy: Mapping[str, float]
@@ -27,7 +24,6 @@ class Load:
     rows_idle: float
     trainer_idle: float
     max_lag: float
-    cores: float = 0.0
     one_thread: bool = False
     one_slot: bool = False
     rows: int = 1
@@ -38,18 +34,13 @@ _MORE = {"simulator": "rollout.simulators", "generator": "rollout.generators", "
 
 
 def bottleneck(load: Load) -> str:
-    """The sentence. Rules in order: one thread; the processor's cores; both sides wait for each other; the trainer
-    waits, so rollout limits; rows wait, so the trainer limits; neither waits."""
-    kind = max(load.busy, key=lambda kind: load.busy[kind])
+    """The sentence. Rules in order: one thread; both sides wait for each other; the trainer waits, so rollout limits;
+    rows wait, so the trainer limits; neither waits."""
     if load.one_thread:
+        kind = max(load.busy, key=lambda kind: load.busy[kind])
         return (
             f"The {kind} takes {_percent(load.busy[kind])} of the one thread that all stations share: set "
             "launcher=local, so that they work side by side."
-        )
-    if load.cores >= _CORES:
-        return (
-            f"The processor's cores are busy, with the {kind} most of all ({_percent(load.busy[kind])} of the time): "
-            "more stations do not help; use more cores, or give the policy a GPU (placement.trainer.device)."
         )
     waits = f"rows without a ticket {_percent(load.rows_idle)} and the trainer idle {_percent(load.trainer_idle)}"
     if min(load.rows_idle, load.trainer_idle) >= _WAITS:
@@ -75,7 +66,7 @@ def _rollout_limits(load: Load) -> str:
     head = f"The trainer waits for samples {_percent(load.trainer_idle)} of the time"
     if own[kind] >= _BUSY:
         what = f"the {kind}s limit the run, busy {_percent(own[kind])}"
-        return f"{head}: {what}; raise {_MORE[kind]} (now {load.count[kind]})."
+        return f"{head}: {what}; raise {_MORE[kind]} (now {load.count[kind]}), if processor cores are free."
     what = f"simulators and generators wait for each other, busy {_percent(own[kind])} at most"
     if load.one_slot:
         return f"{head}: {what}; set rollout.sharding=even:2, so that half of the rows step while the others wait."
