@@ -112,9 +112,8 @@ def test_moments_are_those_of_all_numbers_at_once(batches: tuple[int, ...]) -> N
 def test_normalised_arrays_are_those_of_a_plain_computation() -> None:
     obs = observations(30)
     normalizer = ObservationNormalizer(ARRAYS)
-    assert torch.equal(normalizer(obs)["sensors.base"], obs["sensors.base"].clamp(-LIMIT, LIMIT).float()), (
-        "as there are no statistics"
-    )
+    raw = obs["sensors.base"].clamp(-LIMIT, LIMIT).float()
+    assert torch.equal(normalizer(obs)["sensors.base"], raw), "there are no statistics yet"
     update_normalizers(nn.ModuleList([normalizer]), obs, torch.arange(30) < 20)
     x = entries(obs)
     wanted = ((x - x[:20].mean(0)) / np.sqrt(x[:20].var(0) + EPSILON)).clip(-LIMIT, LIMIT)
@@ -230,7 +229,7 @@ def test_scaled_rewards_have_scaled_returns_and_equal_whitened_advantages() -> N
 
 
 def test_rewards_without_spread_keep_their_scale() -> None:
-    """One step to an episode, all rewards equal: their deviation is 0 but for rounding."""
+    """One step to an episode, all rewards equal: their deviation is 0."""
     settings = algorithm(normalize_rewards=True, reward_level="action")
     statistics = UpdateStatistics(nn.Identity(), settings, here)
     for lengths in ((1,), (1,) * 7, (1,) * 3):

@@ -34,9 +34,9 @@ class Moments(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """1/√(variance + 1e-8) of one kind of number; 1 where all are equal but for rounding: they have no scale."""
-        mean, variance = float(self.mean), float(self.variance)
-        return 1.0 / sqrt(variance + EPSILON) if variance > 1e-12 * mean * mean else 1.0
+        """1/√(variance + 1e-8) of one kind of number; 1 where all are equal: they have no scale."""
+        variance = float(self.variance)  # float32 numbers that are equal have exactly 0
+        return 1.0 / sqrt(variance + EPSILON) if variance else 1.0
 
     def merged(self, x: Tensor, total: Total = here) -> Moments:
         """With the columns of `x` [n,numbers], of which other processes hold more; total: sums over all of them.
