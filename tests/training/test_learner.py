@@ -16,7 +16,7 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.learner import Learner
+from polyrhythm.training.learner import STEPS, Learner
 from polyrhythm.training.steps import Metrics, finish
 
 VARIANTS: list[dict[str, Any]] = [
@@ -151,7 +151,8 @@ def test_one_optimizer_step_per_next() -> None:
 def test_metrics_have_the_sources_names_and_sense() -> None:
     loss = {"type": "decoupled_ppo", "dual_clip": 3.0, "behave_weight_threshold": 2.0}
     _, metrics = run({"loss": loss, "proximal": "recompute"}, {"epochs": 1})
-    assert set(metrics) == SOURCES | {"train/actor/lr"}
+    assert set(metrics) == SOURCES | {"train/actor/lr", STEPS}
+    assert metrics[STEPS] == 1
     assert metrics["train/actor/ratio"] == pytest.approx(1.0)
     assert metrics["train/actor/proximal_approx_kl"] == pytest.approx(0.0, abs=1e-9)
     assert metrics["train/actor/behav_approx_kl"] > 1e-4

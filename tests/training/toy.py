@@ -117,7 +117,13 @@ def algorithm(**changes: Any) -> AlgorithmSettings:
 
 
 def training(**changes: Any) -> TrainingSettings:
-    usual = {"versions": 10, "mini_batch_samples": 4, "optimizer": {"lr": 0.01, "weight_decay": 0.01}}
+    usual = {
+        "versions": 10,
+        "mini_batch_samples": 4,
+        "epochs": 1,
+        "minibatch_steps": 0,
+        "optimizer": {"lr": 0.01, "weight_decay": 0.01},
+    }
     return TrainingSettings.model_validate(usual | changes)
 
 

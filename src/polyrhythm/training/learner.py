@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import TrainingSettings
 
 
+#: Optimizer steps of an update (`observe.alarms`).
+STEPS = "train/actor/optimizer_steps"
 _ERROR, _RATIO = "train/actor/interpolation_error", "train/actor/ratio"
 #: KL from the behaviour policy at an update's first optimizer step: to π_prox where there is one, otherwise to π_θ.
 _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
@@ -148,7 +150,7 @@ class Learner:
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
         table = log.table(ranks.total)
-        metrics = table.means()
+        metrics = table.means() | {STEPS: float(len(drawn))}
         self._note_skipped(update_index, table, packed, batch, inputs)
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
             metrics[SKIPPED] = float(table.skipped.sum())

@@ -30,7 +30,7 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
-from polyrhythm.pipeline.validation.learning_checks import check_learning
+from polyrhythm.pipeline.validation.learning_checks import check_learning, update_findings
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
@@ -139,6 +139,7 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
             "the engine's server": lambda: check_server(config, policy),
         },
     )
+    yield from (Examined("training", finding) for finding in update_findings(config, spec, form))
     yield from note_shortage("training", config, spec, form)
 
 
