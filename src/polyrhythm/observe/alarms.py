@@ -86,7 +86,7 @@ class TrainingAlarms:
         updates = _Updates(self._first, self._newest)
         if self._learns(updates, _PROGRESS):
             return ""
-        name = next(name for name in _MEASURES if updates.means(name) is not None)
+        name = _SUCCESS if any(updates.means(_SUCCESS) or ()) else _RETURN
         before, after = updates.means(name) or (0.0, 0.0)
         return (
             f"{name} = {after:.3g} in the last {_NEWEST} updates, {before:.3g} in the first: training episodes have "

@@ -281,7 +281,7 @@ class _Run:
         forwarder = UpdateForwarder(metrics, self._callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
-        loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks))
+        loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks, metrics))
         if self._live is None:
             reported = pipeline.spec.reports_success
             loop.add_observers(ProgressLogger(self._updates, episodes, began, reported=reported))
