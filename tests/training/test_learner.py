@@ -375,6 +375,21 @@ def test_a_step_whose_ratio_left_its_bounds_is_skipped() -> None:
     assert same(after_one, weights(policy))
 
 
+def test_an_update_ends_once_the_policy_has_moved_far() -> None:
+    """At a huge learning rate the second step finds a KL above any bound, and is the last."""
+    huge = {"lr": 1.0}
+    _, whole = run({}, {"epochs": 4, "optimizer": huge})
+    _, cut = run({}, {"epochs": 4, "optimizer": huge, "max_kl": 0.02})
+    _, small = run({}, {"epochs": 4, "optimizer": {"lr": 1e-5}, "max_kl": 0.02})
+    assert (whole[STEPS], cut[STEPS], small[STEPS]) == (4, 2, 4)
+
+
+def test_without_a_proximal_policy_there_is_no_kl_to_bound() -> None:
+    """approx_kl has the samples' age in it, by which no update may end."""
+    _, metrics = run({"proximal": "behavior"}, {"epochs": 3, "optimizer": {"lr": 1.0}, "max_kl": 1e-6})
+    assert metrics[STEPS] == 3
+
+
 def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None:
     """(1 − α)·|logπ_θ − logπ_b| at the first step, where π_θ is what recomputing would give."""
     data = stale()

@@ -122,6 +122,7 @@ def training(**changes: Any) -> TrainingSettings:
         "mini_batch_samples": 4,
         "epochs": 1,
         "minibatch_steps": 0,
+        "max_kl": None,
         "optimizer": {"lr": 0.01, "weight_decay": 0.01},
     }
     return TrainingSettings.model_validate(usual | changes)

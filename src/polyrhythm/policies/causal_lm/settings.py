@@ -99,7 +99,7 @@ class CausalLmSettings(BaseModel):
     def training_defaults(self) -> Mapping[str, Any]:
         """One pass over the messages; small steps for a pretrained model (TRL's and verl's lr)."""
         lr = 1e-6 if self.checkpoint and self.train == "all" else 1e-5 if self.checkpoint else 2e-4
-        return {"epochs": 1, "minibatch_steps": 128, "optimizer": {"lr": lr, "betas": (0.9, 0.99)}}
+        return {"epochs": 1, "minibatch_steps": 128, "max_kl": None, "optimizer": {"lr": lr, "betas": (0.9, 0.99)}}
 
     @property
     def streaming_engine(self) -> str:

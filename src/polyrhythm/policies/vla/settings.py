@@ -99,9 +99,10 @@ class VlaSettings(BaseModel):
     def training_defaults(self) -> Mapping[str, Any]:
         """Small steps for released weights (RLinf's for π0 and GR00T), larger ones for a network from a seed."""
         if not self.checkpoint:
-            return {"optimizer": {"lr": 3e-4, "value_lr": 1e-3}}
+            return {"max_kl": None, "optimizer": {"lr": 3e-4, "value_lr": 1e-3}}
         optimizer = {"lr": 5e-6, "value_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.01}
-        return {"epochs": 2, "minibatch_steps": 1024, "micro_batch_steps": 32, "optimizer": optimizer}
+        passes = {"epochs": 2, "minibatch_steps": 1024, "max_kl": None, "micro_batch_steps": 32}
+        return {**passes, "optimizer": optimizer}
 
     def state_entries(self, env_spec: EnvSpec) -> int:
         """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""
