@@ -139,6 +139,13 @@ def lockstep():
     return live(config())
 
 
+def test_lockstep_with_normalised_observations_and_rewards_is_too():
+    settings = config(policy={"normalize_observations": True}, algorithm={"normalize_rewards": True})
+    wanted, found = plain_loop(settings).state_dict(), live(settings).weights.read()[1]
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert wanted["flat.normalizer.count"] > 30, "chunk steps of 30 samples"
+
+
 def test_lockstep_is_the_plain_loop_bit_for_bit(lockstep):
     wanted = plain_loop(config()).state_dict()
     version, found = lockstep.weights.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -25,6 +26,8 @@ from polyrhythm.stations.trainer_states import TrainerStates
 
 #: Several optimizer steps per update, of which a rank has a part.
 ONE = merge(LOCKSTEP, {"training": {"epochs": 2, "minibatch_steps": 32, "micro_batch_steps": 8}})
+#: What ranks sum beside gradients.
+NORMALISED = merge(ONE, {"policy": {"normalize_observations": True}, "algorithm": {"normalize_rewards": True}})
 
 
 def two(strategy: str, **others: Any) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def train(folder: Path, *words: str) -> None:
 def test_a_run_of_two_ranks_gives_the_weights_of_one_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
     """2 sharded ranks, then 1, then 2 with all weights, against 1 all the time."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(ONE))
+    recipe.write_text(yaml.safe_dump(NORMALISED))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(tmp_path, "train", str(recipe), "launcher=inline", "training.versions=6", "--out", str(whole))
     ranks = "placement.trainer.ranks={} placement.trainer.strategy={} launcher={} training.versions={}".format
@@ -55,6 +58,10 @@ def test_a_run_of_two_ranks_gives_the_weights_of_one_and_any_number_of_ranks_goe
     train(tmp_path, "resume", str(parts), *ranks(2, "replicate", "local", 6).split())
     assert TrainerStates(str(parts / STATES)).paths()[-1].name == "trainer-00000006.pt"
     _same(whole, parts, version=6)
+    lines = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
+    unlike = [abs(line["train/actor/mismatch_kl"]) for line in lines if "train/actor/mismatch_kl" in line]
+    assert len(unlike) == 3, "all updates but the first, and those that a resumed run begins with"
+    assert max(unlike) < 1e-6, "generators act with the statistics that the trainer has"
 
 
 def _same(whole: Path, parts: Path, version: int) -> None:

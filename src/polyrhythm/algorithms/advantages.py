@@ -66,7 +66,7 @@ def gae(samples: AdvantageInput, *, gamma: float, gae_lambda: float) -> Advantag
 
     Example: rewards (0, 1), values (0.5, 0.5), bootstrap 0, γ = 1, λ = 1 → advantages (0.5, 0.5), returns (1, 1).
     """
-    entries = _Entries(samples)
+    entries = _Entries(samples.valid, samples.trajectory, len(samples.bootstrap))
     value = entries.take(samples.values)
     delta = entries.take(samples.rewards) + gamma * entries.next(value, samples.bootstrap) - value
     advantage = entries.backward(delta, gamma * gae_lambda)
@@ -82,7 +82,7 @@ def v_trace(
     The further factor min(ρ̄, ρ_t) of the paper's policy gradient belongs to the loss (tis, decoupled_ppo, …).
     On-policy the returns are those of GAE, and with λ = 1 the advantages too.
     """
-    entries = _Entries(samples)
+    entries = _Entries(samples.valid, samples.trajectory, len(samples.bootstrap))
     value, reward = entries.take(samples.values), entries.take(samples.rewards)
     ratio = entries.take(samples.log_ratio).clamp(max=LOG_RATIO_LIMIT).exp()
     delta = ratio.clamp(max=rho_cap) * (reward + gamma * entries.next(value, samples.bootstrap) - value)
@@ -125,7 +125,7 @@ def reinforce_plus_plus(
     group_baseline subtracts the group's mean from R. to_go: A_t = Σ_{k≥t} γ^{k−t}·r_k, for rewards within the episode.
     Example: rewards (1, 0, 1) of one trajectory, no penalty → total (2, 2, 2), to_go with γ = ½ (1.25, 0.5, 1).
     """
-    entries = _Entries(samples)
+    entries = _Entries(samples.valid, samples.trajectory, len(samples.bootstrap))
     if returns == "to_go":
         return entries.put(entries.backward(entries.take(samples.rewards), gamma))
     scores = _scores(samples.rewards - samples.penalty, samples)
@@ -165,14 +165,23 @@ def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8, total: To
     return out
 
 
-class _Entries:
-    """The valid entries of all trajectories, one after another, and recursions from the end of each trajectory."""
+def discounted_sums(rewards: Tensor, valid: Tensor, trajectory: Tensor, trajectories: int, *, gamma: float) -> Tensor:
+    """R_t = r_t + γ·R_{t−1} from the start of each trajectory: [valid entries]. Shapes as in `AdvantageInput`.
 
-    def __init__(self, samples: AdvantageInput) -> None:
-        self._valid = valid = samples.valid
+    Example: rewards (1, 0, 2), one trajectory, γ = ½ → (1, 0.5, 2.25).
+    """
+    entries = _Entries(valid, trajectory, trajectories)
+    return entries.forward(entries.take(rewards), gamma)
+
+
+class _Entries:
+    """The valid entries of all trajectories, one after another, and recursions along each trajectory."""
+
+    def __init__(self, valid: Tensor, trajectory: Tensor, trajectories: int) -> None:
+        self._valid = valid
         trailing = (1,) * (valid.dim() - 1)
-        self._owner = samples.trajectory.reshape(-1, *trailing).expand_as(valid)[valid]
-        self._count = torch.bincount(self._owner, minlength=samples.bootstrap.shape[0])
+        self._owner = trajectory.reshape(-1, *trailing).expand_as(valid)[valid]
+        self._count = torch.bincount(self._owner, minlength=trajectories)
         first = self._count.cumsum(0) - self._count
         self._last, self._nonempty = first + self._count - 1, self._count > 0
         self._step = torch.arange(self._owner.shape[0], device=valid.device) - first[self._owner]
@@ -202,6 +211,13 @@ class _Entries:
                 table[t].add_(table[t + 1], alpha=decay)  # type: ignore[arg-type]
             else:
                 table[t].addcmul_(decays[t], table[t + 1])
+        return table[self._step, self._owner]
+
+    def forward(self, entries: Tensor, decay: float) -> Tensor:
+        """x_t = entry_t + decay·x_{t−1}, from the start of each trajectory."""
+        table = self._table(entries)
+        for t in range(1, table.shape[0]):
+            table[t].add_(table[t - 1], alpha=decay)
         return table[self._step, self._owner]
 
     def _table(self, entries: Tensor) -> Tensor:

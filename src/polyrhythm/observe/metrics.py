@@ -46,7 +46,7 @@ GROUPS: Mapping[str, str] = {
     "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",
     "time/actor": "update: seconds that this update took the trainer",
     "train/actor": "policy_loss, ratio, clip_fraction, approx_kl, proximal_approx_kl, behav_approx_kl, grad_norm, …",
-    "train/critic": "value_loss, explained_variance, lr (if it has its own)",
+    "train/critic": "value_loss, explained_variance, lr (if it has its own), reward_scale (if there is one)",
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",
     "throughput": (

@@ -34,6 +34,8 @@ class CategoricalSettings(BaseModel):
     """Primitive actions per chunk step (C)."""
     progress: bool = False
     """Show the networks the share of the episode that has passed."""
+    normalize_observations: bool = False
+    """Normalise floating-point observations by their running mean and variance, which are saved with the weights."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         answers = {"tokens": ArraySpec((self.chunk, env_spec.action.dim), "int64")}
@@ -61,7 +63,7 @@ class CategoricalPolicy(nn.Module):
             )
         self.chunk, self.action_dim, self.choices = settings.chunk, action.dim, action.choices
         self.exact, self.tolerance = True, 1e-5
-        self.flat = FlatObservation(env_spec, settings.progress)
+        self.flat = FlatObservation(env_spec, settings.progress, settings.normalize_observations)
         shape = (settings.hidden, settings.layers, settings.activation)
         self.actor = Mlp(self.flat.size, self.chunk * self.action_dim * self.choices, *shape, output_gain=0.01)
         self.critic = Mlp(self.flat.size, 1, *shape, output_gain=1.0)

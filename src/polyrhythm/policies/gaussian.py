@@ -37,6 +37,8 @@ class GaussianSettings(BaseModel):
     """Log of the initial spread, in units of half the action range."""
     progress: bool = False
     """Show the networks the share of the episode that has passed."""
+    normalize_observations: bool = False
+    """Normalise floating-point observations by their running mean and variance, which are saved with the weights."""
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         answers = {"raw": ArraySpec((self.chunk, env_spec.action.dim), "float32")}
@@ -63,7 +65,7 @@ class GaussianPolicy(nn.Module):
         low, high = continuous_bounds(env_spec.action, "gaussian")
         self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
         self.exact, self.tolerance = True, 1e-5
-        self.flat = FlatObservation(env_spec, settings.progress)
+        self.flat = FlatObservation(env_spec, settings.progress, settings.normalize_observations)
         shape = (settings.hidden, settings.layers, settings.activation)
         self.actor = Mlp(self.flat.size, self.chunk * self.action_dim, *shape, output_gain=0.01)
         self.critic = Mlp(self.flat.size, 1, *shape, output_gain=1.0)

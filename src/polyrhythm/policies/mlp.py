@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.policies.base import Observations
+from polyrhythm.policies.normalizer import ObservationNormalizer
 from polyrhythm.specs import PROGRESS, EnvSpec
 
 Activation = Literal["tanh", "relu", "silu"]
@@ -27,21 +28,25 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-class FlatObservation:
+class FlatObservation(nn.Module):
     """The observation arrays of an env spec, concatenated by name as float32 [B,size]; uint8 is scaled to 0..1.
 
-    `progress` adds `PROGRESS` as the last entry. `INSTRUCTION` is left out: it is an index, not a quantity.
+    `progress` adds `PROGRESS` as the last entry; normalize: see `ObservationNormalizer`. `INSTRUCTION` is left out: it
+    is an index, not a quantity.
     """
 
-    def __init__(self, env_spec: EnvSpec, progress: bool) -> None:
+    def __init__(self, env_spec: EnvSpec, progress: bool, normalize: bool = False) -> None:
+        super().__init__()
         self.names = sorted(env_spec.observation)
         if not self.names and not progress:
             raise ValueError("policy: the environment shows no observation arrays; set policy.progress to true")
         self.scales = [1.0 / 255.0 if env_spec.observation[name].dtype == "uint8" else None for name in self.names]
         self.progress = progress
         self.size = sum(prod(env_spec.observation[name].shape) for name in self.names) + progress
+        self.normalizer = ObservationNormalizer(env_spec.observation) if normalize else nn.Identity()
 
-    def __call__(self, obs: Observations) -> Tensor:
+    def forward(self, obs: Observations) -> Tensor:
+        obs = self.normalizer(obs)
         parts = [_flat(obs[name], scale) for name, scale in zip(self.names, self.scales, strict=True)]
         if self.progress:
             parts.append(obs[PROGRESS].float().unsqueeze(1))

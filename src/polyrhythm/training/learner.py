@@ -25,6 +25,7 @@ from polyrhythm.training.batch import PackedBatch, TrainingBatch, minibatches
 from polyrhythm.training.blame import find_culprit
 from polyrhythm.training.checkpoint import Saved, Saving, load, save
 from polyrhythm.training.micro_batches import MicroBatchLimits
+from polyrhythm.training.moments import UpdateStatistics
 from polyrhythm.training.objective import MicroStep, Normalizers, Objective
 from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
@@ -77,6 +78,7 @@ class Learner:
         self.updates = 0
         self.halt = ""
         self._skipped = SkippedSteps(training)
+        self._statistics = UpdateStatistics(as_module(policy), algorithm, ranks.total)
         self._reference: Reference | None = None
         self._saving: Saving = Saved()
         self._algorithm, self._training = algorithm, training
@@ -122,8 +124,9 @@ class Learner:
         training, ranks = self._training, self.ranks
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         share, packed = take_share(trajectories, ranks)
+        unlike = self._statistics.begin(packed, before_step)
         inputs = self._target_inputs(version, (share.chunk_steps, share.trajectories))
-        inputs = inputs._replace(own_version=None if own_weights else own_version)
+        inputs = inputs._replace(own_version=None if own_weights or unlike else own_version)
         if before_step is not None and isinstance(inputs.reference, SharedReference):
             before_step()  # the reference stands where the weights are, which a publication may still read
         batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
@@ -154,18 +157,19 @@ class Learner:
                 break
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
+        self._statistics.finish(packed)
         table = log.table(ranks.total)
-        metrics = self._metrics_of(table, own_weights=own_weights)
         self._note_skipped(update_index, table, packed, batch, inputs)
         self.updates = update_index + 1
+        metrics = self._step_metrics(table, own_weights=own_weights and not unlike)
         if ranks.size > 1:
             metrics["train/actor/padded_fraction"] = sum(padded) / len(padded)
-        versions = packed.version.double().sum() if share.spare is None else torch.zeros((), dtype=torch.float64)
-        metrics["train/actor/average_version"] = float(ranks.total(versions) / share.chunk_steps)
+        versions = ranks.total(packed.version.double().sum() * (share.spare is None))
+        metrics["train/actor/average_version"] = float(versions / share.chunk_steps)
         return metrics | self._rates(factor) | target_metrics
 
-    def _metrics_of(self, table: StepTable, *, own_weights: bool) -> dict[str, float]:
-        """Metrics of an update's optimizer steps."""
+    def _step_metrics(self, table: StepTable, *, own_weights: bool) -> dict[str, float]:
+        """Metrics of an update's optimizer steps: means, and of the first step what only that has."""
         metrics = table.means() | {STEPS: float(len(table.metrics))}
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
             metrics[SKIPPED] = float(table.skipped.sum())
@@ -210,6 +214,7 @@ class Learner:
             *(self.policy, self._reference, version, micro_batch, self._device, self.ranks, counts),
             tokens=self._limits.tokens,
             token_versions=self._token_versions,
+            reward_scale=self._statistics.reward_scale,
         )
 
     def _precomputed(self, packed: PackedBatch, inputs: TargetInputs) -> PackedBatch:
@@ -279,6 +284,7 @@ class Learner:
             "policy": published_state(self._module),
             "optimizer": self._optimizer.state_dict(),
             "updates": self.updates,
+            **self._statistics.state_dict(),
         }
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
@@ -297,6 +303,7 @@ class Learner:
         load_weights(self._module, state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
+        self._statistics.load_state_dict(state)
         if "reference" in state:
             self._reference = make_reference(self.policy, state["reference"], self._room)
 

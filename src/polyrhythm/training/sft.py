@@ -19,6 +19,7 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.training import optim
 from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.moments import update_normalizers
 from polyrhythm.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class SupervisedLearner:
         obs = {name: torch.from_numpy(x) for name, x in demonstrations.obs.items()}
         actions = torch.from_numpy(demonstrations.actions)
         metrics: list[Tensor] = []
+        if self.step == 0:
+            update_normalizers(self._module, obs, torch.ones(len(demonstrations), dtype=torch.bool))
         self._module.train()
         try:
             while self.step < settings.steps:

@@ -43,6 +43,7 @@ class TargetInputs(NamedTuple):
     and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
     (0: any number). own_version: that of the weights that the update begins with, where generators could have them and
     not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version alone.
+    reward_scale: factor of the environment's rewards.
     """
 
     policy: Policy
@@ -55,6 +56,7 @@ class TargetInputs(NamedTuple):
     tokens: int = 0
     own_version: int | None = None
     token_versions: bool = False
+    reward_scale: float = 1.0
 
 
 class Recomputed(NamedTuple):
@@ -111,6 +113,8 @@ def compute_targets(
         alpha=interpolation(_versions(packed, algorithm), inputs.version) if algorithm.interpolates else None,
         correction=correction,
     )
+    if algorithm.normalize_rewards:
+        metrics["train/critic/reward_scale"] = inputs.reward_scale
     if algorithm.uses_value:
         explained = explained_variance(packed.value, estimate.returns, value_mask, inputs.ranks.total)
         metrics["train/critic/explained_variance"] = float(explained)
@@ -126,7 +130,7 @@ def estimate_advantages(
 ) -> advantages.Advantages:
     """Advantages and returns at reward level, by `algorithm.advantage`. reference: log-probs [N,C,A]."""
     level = algorithm.reward_level
-    rewards = levels.reduce_rewards(packed.rewards, packed.valid, level)
+    rewards = levels.reduce_rewards(packed.rewards, packed.valid, level) * inputs.reward_scale
     penalty = torch.zeros_like(rewards)
     if reference is not None and algorithm.kl.place == "reward":
         kl = kl_estimate(packed.logprob, reference, algorithm.kl.estimator, algorithm.kl.cap)

@@ -137,6 +137,8 @@ class AlgorithmSettings(Section):
     """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
     normalize_advantage: Flag | None = None
     """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
+    normalize_rewards: Flag = False
+    """Divide rewards by the running standard deviation of their discounted sum, for advantages and values alone."""
     advantage_clip: Positive | None = None
     """Advantages are clamped to ± this after whitening (ROLL); null for no bound."""
     bootstrap: Literal["standard", "always", "never"] = "standard"
@@ -229,6 +231,12 @@ class AlgorithmSettings(Section):
         if self.reward_level == "action" and self.logprob_level == "chunk":
             raise InvalidSetting(
                 "reward_level", "action", "a ratio per chunk cannot carry advantages per action; use reward_level chunk"
+            )
+        if self.normalize_rewards and not self.needs_value:
+            raise InvalidSetting(
+                "normalize_rewards",
+                True,
+                f"{self.advantage.type} compares returns, whatever their scale; leave it out, or use gae or v_trace",
             )
         _check_proximal(self)
         if self.mismatch_cap is not None:

@@ -18,6 +18,7 @@ from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, na
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.normalizer import ObservationNormalizer
 from polyrhythm.policies.tiny_vla.bins import BinsSettings
 from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.head import Head
@@ -60,6 +61,8 @@ class TinyVlaSettings(BaseModel):
     """How features become actions, by type: bins (a token per entry) or flow_matching."""
     value_detach: bool = True
     """Keep the value loss out of the trunk; letting it in destroyed small policies."""
+    normalize_observations: bool = False
+    """Normalise proprioception by its running mean and variance, which are saved with the weights."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> TinyVlaSettings:
@@ -97,6 +100,8 @@ class TinyVla(nn.Module):
         self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
         self.exact, self.tolerance = True, 1e-4
         self.value_detach = settings.value_detach
+        normalize = settings.normalize_observations
+        self.normalizer = ObservationNormalizer(env_spec.observation) if normalize else nn.Identity()
         self.trunk = Trunk(
             (height, width_px),
             proprio,
@@ -134,6 +139,7 @@ class TinyVla(nn.Module):
 
     def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
         """Features of the action entries [B,C·A,width] and value [B], for rollout and training alike."""
+        obs = self.normalizer(obs)
         features = self.trunk(obs["image"], obs["proprio"], obs[INSTRUCTION])
         seen = features[:, 0].detach() if self.value_detach else features[:, 0]
         value = self.critic(torch.cat((seen, obs[PROGRESS].float().unsqueeze(1)), dim=1)).squeeze(1)

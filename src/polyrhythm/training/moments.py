@@ -1,0 +1,117 @@
+"""Running statistics that training keeps, of observations and of discounted returns: count, mean and variance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.algorithms import levels
+from polyrhythm.algorithms.advantages import discounted_sums
+from polyrhythm.algorithms.sums import Total, here, mean_and_variance
+from polyrhythm.policies.normalizer import EPSILON, normalizers_of
+from polyrhythm.training.batch import PackedBatch
+
+if TYPE_CHECKING:
+    from polyrhythm.config.sections.algorithm import AlgorithmSettings
+
+
+class Moments(NamedTuple):
+    """Of all numbers so far. count [1]; mean, variance (divided by the count) [n]; float64."""
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    @staticmethod
+    def of_nothing(n: int = 1) -> Moments:
+        """Of no numbers yet."""
+        zeros = torch.zeros(n, dtype=torch.float64)
+        return Moments(torch.zeros(1, dtype=torch.float64), zeros, zeros)
+
+    @property
+    def scale(self) -> float:
+        """1/√(variance + 1e-8) of one kind of number; 1 where all are equal, which has no scale."""
+        variance = float(self.variance)
+        return 1.0 / sqrt(variance + EPSILON) if variance else 1.0
+
+    def merged(self, x: Tensor, total: Total = here) -> Moments:
+        """With the columns of `x` [n,numbers], of which other processes hold more; total: sums over all of them.
+
+        Chan et al. 1979: of counts a, b and means μ, ν the variance is (a·var_a + b·var_b)/(a+b) + ab(μ−ν)²/(a+b)².
+        """
+        number = total(self.count.new_tensor([float(x.shape[-1])]))
+        if not number:
+            return self
+        mean, variance = mean_and_variance(x, total)
+        share = number / (self.count + number)
+        apart = mean - self.mean
+        variance = torch.lerp(self.variance, variance, share) + share * (1.0 - share) * apart.square()
+        return Moments(self.count + number, self.mean + share * apart, variance)
+
+
+@torch.no_grad()
+def update_normalizers(policy: nn.Module, obs: Mapping[str, Tensor], rows: Tensor, total: Total = here) -> None:
+    """Add observations [N,...] on the host to the policy's statistics. rows [N] bool: which of them count."""
+    for normalizer in normalizers_of(policy):
+        present = Moments(*(x.cpu() for x in (normalizer.count, normalizer.mean, normalizer.variance)))
+        normalizer.set(*present.merged(normalizer.entries(obs)[rows].T, total))
+
+
+class UpdateStatistics:
+    """Statistics of the samples of all updates: of observations, in the policy, and of discounted rewards, here."""
+
+    def __init__(self, policy: nn.Module, algorithm: AlgorithmSettings, total: Total) -> None:
+        self._policy, self._algorithm, self._total = policy, algorithm, total
+        self._returns = self._next = Moments.of_nothing()
+        self._observed = False
+
+    def begin(self, packed: PackedBatch, before: Callable[[], None] | None) -> bool:
+        """Begin an update. Whether its samples were made without any statistics of observations, with which it trains
+        all the same: they are set now, after `before`."""
+        self._observed = any(float(normalizer.count) == 0.0 for normalizer in normalizers_of(self._policy))
+        if self._observed:
+            if before is not None:
+                before()
+            self._observe(packed)
+        if self._algorithm.normalize_rewards:
+            self._next = self._returns.merged(_discounted_sums(packed, self._algorithm)[None], self._total)
+        return self._observed
+
+    @property
+    def reward_scale(self) -> float:
+        """Factor of the rewards of the update that has begun."""
+        return self._next.scale if self._algorithm.normalize_rewards else 1.0
+
+    def finish(self, packed: PackedBatch) -> None:
+        """The update of `begin` counts: later ones, and the next version, have its samples in their statistics."""
+        self._returns = self._next
+        if not self._observed:
+            self._observe(packed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is not in the policy's weights; tensors that are replaced, never changed."""
+        return {"returns": self._returns._asdict()} if self._algorithm.normalize_rewards else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if "returns" in state:
+            self._returns = Moments(**state["returns"])
+
+    def _observe(self, packed: PackedBatch) -> None:
+        update_normalizers(self._policy, packed.obs, packed.valid.any(1), self._total)
+
+
+def _discounted_sums(packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:
+    """Discounted sums [entries] of the rewards of each trajectory up to each step, at `algorithm.reward_level`.
+
+    As in `NormalizeReward` of Gymnasium and `VecNormalize` of Stable-Baselines3, after Engstrom et al. 2020, appendix
+    A.1; a segment of an episode begins anew.
+    """
+    level = algorithm.reward_level
+    rewards = levels.reduce_rewards(packed.rewards, packed.valid, level).double()
+    valid = levels.reward_mask(packed.valid, level)
+    return discounted_sums(rewards, valid, packed.trajectory, len(packed.terminated), gamma=algorithm.gamma)
