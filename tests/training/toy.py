@@ -113,7 +113,9 @@ def spoiled(trajectory: Trajectory) -> Trajectory:
 
 
 def algorithm(**changes: Any) -> AlgorithmSettings:
-    return AlgorithmSettings.model_validate({"value": {"clip": 0.2, "huber": 1.0}, "entropy_coef": 0.01} | changes)
+    return AlgorithmSettings.model_validate(
+        {"value": {"clip": 0.2, "huber": 1.0}, "entropy_coef": 0.01, "normalize_rewards": False} | changes
+    )
 
 
 def training(**changes: Any) -> TrainingSettings:
