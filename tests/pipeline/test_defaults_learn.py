@@ -114,3 +114,28 @@ def test_the_check_says_by_whose_defaults_an_update_learns() -> None:
     small = load_config("quickstart_pi0", ["policy.size.width=64", "policy.value_detach=false"])
     found_all = {examined.finding.name: examined.finding for examined in check_unstarted(small)}
     assert "value_detach" in found_all["value loss"].detail
+
+
+class FarLine(Line):
+    """The same line, seen in other units."""
+
+    observation_space = Box(-5000.0, 5000.0, (2,))
+
+    def _observed(self) -> Any:
+        return 500 + 100 * super()._observed()
+
+
+if "FarLine-v0" not in gymnasium.registry:
+    gymnasium.register("FarLine-v0", FarLine, max_episode_steps=20)
+
+
+def test_large_observations_are_noted_before_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    far = ("env=gymnasium:FarLine-v0",)
+    (note,) = (examined.finding for examined in examine(config(*far)) if examined.finding.name == "observations")
+    assert "the observation state has entries of" in note.detail
+    assert note.fix == "set it to true"
+    with caplog.at_level(logging.WARNING):
+        validate_run(config(*far))
+        validate_run(config(*far, "policy.normalize_observations=true"))
+        validate_run(config())
+    assert caplog.messages == [f"{note.detail}; {note.fix}"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from polyrhythm.config.objective_needs import reward_level_of_objective
 from polyrhythm.config.schema import RunConfig
@@ -21,6 +22,8 @@ from polyrhythm.training.optim import adamw_of
 
 #: Samples and chunk steps of an update below which its gradient is mostly noise.
 _FEW_SAMPLES, _FEW_STEPS = 8, 64
+#: Magnitude of an observation's entry from which networks with tanh hardly tell values apart.
+_LARGE = 10.0
 
 
 def check_learning(
@@ -126,6 +129,23 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
             "policy.value_detach = False: the value loss changes the network that acts, which destroyed small policies",
             "set policy.value_detach to true, or lower algorithm.value.coef",
         )
+
+
+def warn_of_scale(config: RunConfig, rows: Mapping[str, NDArray[Any]]) -> str:
+    """A sentence if observations are too large for a policy that could normalise them and does not; "" otherwise.
+
+    rows: first observations of some episodes by name.
+    """
+    if getattr(config.policy, "normalize_observations", True):
+        return ""
+    sizes = {name: float(abs(x).max()) for name, x in rows.items() if x.dtype.kind == "f" and x.size}
+    large = max(sizes, key=lambda name: sizes[name], default="")
+    if not large or sizes[large] <= _LARGE:
+        return ""
+    return (
+        f"policy.normalize_observations = False: the observation {large} has entries of {sizes[large]:.4g}, which "
+        "saturate small networks; set it to true"
+    )
 
 
 def _unchanged(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
