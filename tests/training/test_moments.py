@@ -30,23 +30,27 @@ from polyrhythm.training.sft import SupervisedLearner
 from polyrhythm.training.steps import finish
 from polyrhythm.training.targets import TargetInputs, compute_targets
 
-ARRAYS = {"arm": ArraySpec((2, 2), "float32"), "seen": ArraySpec((3,), "uint8"), "base": ArraySpec((3,), "float64")}
+ARRAYS = {
+    "arm": ArraySpec((2, 2), "float32"),
+    "seen": ArraySpec((3,), "uint8"),
+    "sensors.base": ArraySpec((3,), "float64"),
+}
 SPEC = EnvSpec(ARRAYS, ActionSpec("continuous", 2, low=(-1.0,) * 2, high=(1.0,) * 2), (Task("a", "a"),), 50)
 NOTHING = Moments(*(torch.zeros(n, dtype=torch.float64) for n in (1, 7, 7)))
 
 
 def observations(rows: int, seed: int = 0) -> dict[str, Tensor]:
-    """Of unlike scales and places, as (of `base`) sensors in metres, pixels and a constant have."""
+    """Of unlike scales and places, as (of `sensors.base`) sensors in metres, pixels and a constant have."""
     rng = np.random.default_rng(seed)
     base = rng.normal((0.0, 300.0, 7.0), (1e-3, 100.0, 0.0), (rows, 3))
-    arrays = {"arm": rng.normal(size=(rows, 2, 2)).astype(np.float32), "base": base}
+    arrays = {"arm": rng.normal(size=(rows, 2, 2)).astype(np.float32), "sensors.base": base}
     arrays["seen"] = rng.integers(0, 256, (rows, 3)).astype(np.uint8)
     arrays[INSTRUCTION], arrays[PROGRESS] = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
     return {name: torch.from_numpy(x) for name, x in arrays.items()}
 
 
 def entries(obs: dict[str, Tensor]) -> np.ndarray[Any, Any]:
-    return np.concatenate([obs["arm"].numpy().reshape(-1, 4).astype(np.float64), obs["base"].numpy()], axis=1)
+    return np.concatenate([obs["arm"].numpy().reshape(-1, 4).astype(np.float64), obs["sensors.base"].numpy()], axis=1)
 
 
 def learner_of(ranks: Ranks = ONE_RANK, **changes: Any) -> tuple[GaussianPolicy, Learner]:
@@ -98,7 +102,7 @@ def test_moments_are_those_of_all_numbers_at_once(batches: tuple[int, ...]) -> N
     found = NOTHING
     for batch in x.split(batches):
         found = found.merged(batch.T)
-    assert found.count == len(x)
+    assert found.seen == len(x)
     np.testing.assert_allclose(found.mean, x.numpy().mean(0), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(found.variance, x.numpy().var(0), rtol=1e-10, atol=1e-24)
     assert found.variance[-1] == 0, "of a constant"
@@ -108,14 +112,15 @@ def test_moments_are_those_of_all_numbers_at_once(batches: tuple[int, ...]) -> N
 def test_normalised_arrays_are_those_of_a_plain_computation() -> None:
     obs = observations(30)
     normalizer = ObservationNormalizer(ARRAYS)
-    assert torch.equal(normalizer(obs)["base"], obs["base"].clamp(-LIMIT, LIMIT).float()), "as there are no statistics"
+    raw = obs["sensors.base"].clamp(-LIMIT, LIMIT).float()
+    assert torch.equal(normalizer(obs)["sensors.base"], raw), "there are no statistics yet"
     update_normalizers(nn.ModuleList([normalizer]), obs, torch.arange(30) < 20)
     x = entries(obs)
     wanted = ((x - x[:20].mean(0)) / np.sqrt(x[:20].var(0) + EPSILON)).clip(-LIMIT, LIMIT)
     found = normalizer(obs)
     np.testing.assert_allclose(found["arm"], wanted[:, :4].reshape(-1, 2, 2), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["base"], wanted[:, 4:], rtol=1e-5, atol=1e-6)
-    assert found["arm"].dtype == found["base"].dtype == torch.float32
+    np.testing.assert_allclose(found["sensors.base"], wanted[:, 4:], rtol=1e-5, atol=1e-6)
+    assert found["arm"].dtype == found["sensors.base"].dtype == torch.float32
     assert found["seen"] is obs["seen"]
     assert found[PROGRESS] is obs[PROGRESS]
 
@@ -225,10 +230,14 @@ def test_scaled_rewards_have_scaled_returns_and_equal_whitened_advantages() -> N
 
 def test_rewards_without_spread_keep_their_scale() -> None:
     """One step to an episode, all rewards equal: their deviation is 0."""
-    samples = [replace(x, rewards=np.ones_like(x.rewards)) for x in toy.collect(toy.ToyPolicy(), (1, 1))]
-    statistics = UpdateStatistics(nn.Identity(), algorithm(normalize_rewards=True, reward_level="action"), here)
-    statistics.begin(collate([samples[0]]), None)
-    assert statistics.reward_scale == 1.0
+    settings = algorithm(normalize_rewards=True, reward_level="action")
+    statistics = UpdateStatistics(nn.Identity(), settings, here)
+    for lengths in ((1,), (1,) * 7, (1,) * 3):
+        samples = toy.collect(toy.ToyPolicy(per_action=True), lengths)
+        alike = [replace(x, rewards=np.full_like(x.rewards, 0.1), valid=x.valid & [True, False]) for x in samples]
+        statistics.begin(packed := collate(alike), None)
+        assert statistics.reward_scale == 1.0
+        statistics.finish(packed)
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce_plus_plus"])

@@ -1,7 +1,8 @@
-"""Predict from stage times what asynchronous training would gain: time per version, and how to split the workers.
+"""Say what limited a finished RUN and what to set; or predict what asynchronous training gains, or what a run takes.
 
---theory: with the bounds of ROLL Flash, section 3.1. Stage times come from the options or from a finished RUN; options
-override measured times. Example: --samples 256 --workers 40 --rollout lognormal:60s:0.8 --train 12s --max-lag 2
+--theory: time per version, and how to split the workers, with the bounds of ROLL Flash, section 3.1. Stage times come
+from the options or from a finished RUN; options override measured times. Example: --samples 256 --workers 40 --rollout
+lognormal:60s:0.8 --train 12s --max-lag 2
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-h] [--json] (--theory [...] [RUN] | --memory [...] RECIPE [section.key=value ...])"
-    parser.add_argument("run", nargs="?", metavar="RUN", help="--theory: folder of a finished run; --memory: a recipe")
+    parser.usage = "%(prog)s [-h] [--json] (RUN | --theory [...] [RUN] | --memory [...] RECIPE [section.key=value ...])"
+    parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a finished run; --memory: a recipe")
     parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="--memory: settings")
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--theory", action="store_true", help="use the theoretical bounds")
     what.add_argument("--memory", action="store_true", help="what a run would take on each device")
     plan_memory.add_arguments(parser)
@@ -56,8 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     if arguments.memory:
         return plan_memory.run(arguments)
+    if not arguments.theory:
+        limit = _limit_of(arguments)
+        print(json.dumps({"bottleneck": limit}, indent=2) if arguments.json else limit)
+        return 0
     if arguments.overrides:
-        raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is no option; it takes the folder of one run")
+        raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is not an option; it takes the folder of one run")
     try:
         result = advise(_case(arguments))
     except ValueError as error:
@@ -67,12 +72,32 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """ConfigError for options of the other kind of plan, which would have no effect."""
+    """ConfigError for options of another kind of plan, which would have no effect."""
     from polyrhythm.errors import ConfigError
 
-    own, other, odd = ("memory", "theory", _THEORY) if arguments.memory else ("theory", "memory", plan_memory.OPTIONS)
-    if given := [f"--{name.replace('_', '-')}" for name in odd if getattr(arguments, name) is not None]:
-        raise ConfigError(f"plan --{own}: {', '.join(given)} is for --{other}; leave it out")
+    for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS)):
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+        if given and not getattr(arguments, other):
+            own = " --memory" if arguments.memory else " --theory" if arguments.theory else " RUN"
+            raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; leave it out")
+
+
+def _limit_of(arguments: argparse.Namespace) -> str:
+    """The sentence on what limited the run. RunFolderError: there is none."""
+    from polyrhythm.errors import ConfigError, RunFolderError
+
+    if arguments.run is None or arguments.overrides:
+        raise ConfigError("plan: name the folder of one finished run, or add --theory or --memory (see plan --help)")
+    file = Path(arguments.run) / "summary.json"
+    if not file.is_file():
+        raise RunFolderError(f"folder {arguments.run!r} has no summary.json; name the folder of a finished run")
+    try:
+        limit: str = json.loads(file.read_text(encoding="utf-8"))["bottleneck"]
+    except (ValueError, KeyError):
+        raise RunFolderError(
+            f"{str(file)!r} has no bottleneck: the run trained nothing, or an earlier version wrote it; train once more"
+        ) from None
+    return limit
 
 
 def formatted(result: dict[str, Any]) -> str:

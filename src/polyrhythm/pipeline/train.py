@@ -31,6 +31,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
+from polyrhythm.pipeline.limit import limit_of
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
@@ -338,6 +339,9 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     summary["warnings"] = setbacks(read_lines(folder))
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
+    if (limit := limit_of(checked.config, summary, read_lines(folder))) is not None:
+        summary["bottleneck"] = limit
+        log.info(limit)
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
     _write_json(folder / SUMMARY_FILE, summary)
     return summary

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Moments(NamedTuple):
-    """Of all numbers so far. count [1]; mean, variance (divided by the count) [n]; float64."""
+    """Of all numbers so far: how many were seen [1]; their mean and variance (divided by that) [n]; float64."""
 
-    count: Tensor
+    seen: Tensor
     mean: Tensor
     variance: Tensor
 
@@ -34,8 +34,8 @@ class Moments(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """1/√(variance + 1e-8) of one kind of number; 1 where all are equal, which has no scale."""
-        variance = float(self.variance)
+        """1/√(variance + 1e-8) of one kind of number; 1 where all are equal: they have no scale."""
+        variance = float(self.variance)  # float32 numbers that are equal have exactly 0
         return 1.0 / sqrt(variance + EPSILON) if variance else 1.0
 
     def merged(self, x: Tensor, total: Total = here) -> Moments:
@@ -43,14 +43,14 @@ class Moments(NamedTuple):
 
         Chan et al. 1979: of counts a, b and means μ, ν the variance is (a·var_a + b·var_b)/(a+b) + ab(μ−ν)²/(a+b)².
         """
-        number = total(self.count.new_tensor([float(x.shape[-1])]))
+        number = total(self.seen.new_tensor([float(x.shape[-1])]))
         if not number:
             return self
         mean, variance = mean_and_variance(x, total)
-        share = number / (self.count + number)
+        share = number / (self.seen + number)
         apart = mean - self.mean
         variance = torch.lerp(self.variance, variance, share) + share * (1.0 - share) * apart.square()
-        return Moments(self.count + number, self.mean + share * apart, variance)
+        return Moments(self.seen + number, self.mean + share * apart, variance)
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def _discounted_sums(packed: PackedBatch, algorithm: AlgorithmSettings) -> Tenso
     """Discounted sums [entries] of the rewards of each trajectory up to each step, at `algorithm.reward_level`.
 
     As in `NormalizeReward` of Gymnasium and `VecNormalize` of Stable-Baselines3, after Engstrom et al. 2020, appendix
-    A.1; a segment of an episode begins anew.
+    A.1, but for a scale of 1 where they are all equal; a segment of an episode begins anew.
     """
     level = algorithm.reward_level
     rewards = levels.reduce_rewards(packed.rewards, packed.valid, level).double()

@@ -249,6 +249,8 @@ def utilisation(runs: Sequence[Run]) -> Figure | None:
         "The share of training in which each station was at work (bars), and of the last ten seconds (curves), "
         "waiting for a processor core included; the one near 100% sets the tempo, the others wait for it."
     )
+    if len(runs) == 1 and "bottleneck" in runs[0].summary:
+        sentence = f"{runs[0].summary['bottleneck']} {sentence}"
     if len(runs) > 1:
         sentence = (
             "The share of training in which each station was at work, waiting for a processor core included; the one "

@@ -1,0 +1,91 @@
+"""Names the part that limits a run, and the setting to change, in one sentence from measured shares of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Share of the time from which a side that has nothing to do counts as waiting, and a part that works as busy.
+_WAITS, _BUSY = 0.15, 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Measured shares of training's time, 0..1, and the settings that the sentence names.
+
+    busy: mean share of each kind of station (simulator, generator, scorer, trainer); count: stations of each kind.
+    rows_idle: rows that had no ticket; trainer_idle: the trainer neither trained nor published. one_thread: all
+    stations share a thread (`launcher: inline`); one_slot: all rows step together; rows: of each env batch.
+    """
+
+    busy: Mapping[str, float]
+    count: Mapping[str, int]
+    rows_idle: float
+    trainer_idle: float
+    max_lag: float
+    one_thread: bool = False
+    one_slot: bool = False
+    rows: int = 1
+
+
+#: Setting that adds stations of a kind.
+_MORE = {"simulator": "rollout.simulators", "generator": "rollout.generators", "scorer": "scoring.processes"}
+
+
+def bottleneck(load: Load) -> str:
+    """The sentence. Rules in order: one thread; both sides wait for each other; the trainer waits, so rollout limits;
+    rows wait, so the trainer limits; neither waits."""
+    if load.one_thread:
+        kind = max(load.busy, key=lambda kind: load.busy[kind])
+        return (
+            f"The {kind} takes {_percent(load.busy[kind])} of the one thread that all stations share: set "
+            "launcher=local, so that they work side by side."
+        )
+    waits = f"rows without a ticket {_percent(load.rows_idle)} and the trainer idle {_percent(load.trainer_idle)}"
+    if min(load.rows_idle, load.trainer_idle) >= _WAITS:
+        remedy = (
+            f"raise freshness.max_lag (now {load.max_lag:g}) to 1"
+            if load.max_lag < 1
+            else f"lower training.mini_batch_samples, or raise freshness.max_lag (now {load.max_lag:g})"
+        )
+        return f"Rollout and training wait for each other in turn ({waits} of the time): {remedy}."
+    if load.trainer_idle >= _WAITS:
+        return _rollout_limits(load)
+    if load.rows_idle >= _WAITS:
+        return (
+            f"The trainer limits the run (rows wait for it {_percent(load.rows_idle)} of the time): raise "
+            f"placement.trainer.ranks (now {load.count['trainer']}), or lower training.epochs."
+        )
+    return f"Rollout and training keep pace ({waits} of the time): nothing to set."
+
+
+def _rollout_limits(load: Load) -> str:
+    own = {kind: load.busy[kind] for kind in _MORE if kind in load.busy}
+    kind = max(own, key=lambda kind: own[kind])
+    head = f"The trainer waits for samples {_percent(load.trainer_idle)} of the time"
+    if own[kind] >= _BUSY:
+        what = f"the {kind}s limit the run, busy {_percent(own[kind])}"
+        return f"{head}: {what}; raise {_MORE[kind]} (now {load.count[kind]}), if processor cores are free."
+    what = f"simulators and generators wait for each other, busy {_percent(own[kind])} at most"
+    if load.one_slot:
+        return f"{head}: {what}; set rollout.sharding=even:2, so that half of the rows step while the others wait."
+    return f"{head}: {what}; raise rollout.rows (now {load.rows}), so that a pass serves more of them."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def idle_shares(updates: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """`rows_idle` and `trainer_idle` over all lines of metrics.jsonl that have both, each weighted by the seconds since
+    the line before; empty if there are none."""
+    rows = trainer = total = before = 0.0
+    for line in updates:
+        if "rollouter/idle_ratio" in line and "trainer/idle_ratio" in line:
+            seconds = max(0.0, line["time_s"] - before)
+            rows += seconds * line["rollouter/idle_ratio"]
+            trainer += seconds * line["trainer/idle_ratio"]
+            total += seconds
+        before = line.get("time_s", before)
+    return {"rows_idle": rows / total, "trainer_idle": trainer / total} if total else {}
