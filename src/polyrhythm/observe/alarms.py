@@ -170,7 +170,7 @@ def _values_mislead(updates: _Updates) -> str:
 
 def _earns_the_same(updates: _Updates) -> str:
     returns = [x for part in updates for x in _values(_RETURN, part)]
-    if max(returns) - min(returns) > 1e-6 * max(map(abs, returns)):
+    if not returns or max(returns) - min(returns) > 1e-6 * max(map(abs, returns)):
         return ""
     return (
         f"{_RETURN} = {returns[-1]:.4g} in every update: no episode earns anything else, so there is nothing to learn "

@@ -149,11 +149,11 @@ class Learner:
         divisors = self._objective.normalizers(batch, [share.pick(index)[0] for index, _ in drawn], ranks.totals)
         for (index, seed), by in zip(drawn, divisors, strict=True):
             minibatch = rank_batch(batch, share, index, self._limits, ranks)
-            metrics, norm = step_of(self._selected(minibatch, seed), by)
-            log.add(metrics, norm)
+            done, norm = step_of(self._selected(minibatch, seed), by)
+            log.add(done, norm)
             padded.append(minibatch.padded)
             yield
-            if self._moved_far(metrics):
+            if self._moved_far(done):
                 break
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
