@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "frozen_prefix.md")
     given = parser.parse_args()
-    settings = {"versions": 1, "mini_batch_samples": 8, "minibatch_steps": 32, "micro_batch_steps": 16}
+    settings = {"versions": 1, "mini_batch_samples": 8, "minibatch_steps": 32, "max_kl": None, "micro_batch_steps": 16}
     training = TrainingSettings.model_validate({**settings, "epochs": given.epochs})
     algorithm = AlgorithmSettings.model_validate({})
     data = samples(8, 16)

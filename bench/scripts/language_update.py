@@ -40,9 +40,7 @@ WAYS = ("packed", "padded")
 class Padded(CausalLm):
     """The policy without packing."""
 
-    def _log_probs(
-        self, obs: Any, message: Tensor, sampling: Sampling, *, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _log_probs(self, obs: Any, message: Tensor, sampling: Sampling, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
         lengths, counts = obs["length"].long(), self._counts(message)
         row, column = (torch.arange(message.shape[1], device=message.device) < counts[:, None]).nonzero(as_tuple=True)
         sequence = message.new_zeros(len(message), int((lengths + counts).max()))
@@ -114,11 +112,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     if options.way == "padded":
         policy = Padded(section, spec, policy.network)
     bounds = {"micro_batch_steps": options.micro_batch_steps, "micro_batch_tokens": options.micro_batch_tokens}
-    training = {"versions": 10, "mini_batch_samples": options.rows, "optimizer": {"lr": 1e-5}}
+    training = {"versions": 10, "mini_batch_samples": options.rows, "epochs": 1, "minibatch_steps": 0, "max_kl": None}
     learner = Learner(
         policy.to(options.device),
         AlgorithmSettings.model_validate({"advantage": "grpo", "loss": "ppo", "value": {"coef": 0.0}}),
-        TrainingSettings.model_validate({**training, **{name: x for name, x in bounds.items() if x}}),
+        TrainingSettings.model_validate(
+            {**training, "optimizer": {"lr": 1e-5}, **{name: x for name, x in bounds.items() if x}}
+        ),
         total_updates=10,
         seed=0,
     )

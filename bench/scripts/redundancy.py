@@ -154,7 +154,12 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
             "batching": {"type": "dynamic", "max_rows": 256, "max_wait_ms": 5},
             "freshness": {"max_lag": 0, "on_update": "drain"},
             "groups": {"size": SIZE, "extra_groups": groups - GROUPS, "extra_members": size - SIZE},
-            "training": {"versions": updates + 1, "mini_batch_samples": GROUPS * SIZE},
+            "training": {
+                "versions": updates + 1,
+                "mini_batch_samples": GROUPS * SIZE,
+                "epochs": 1,
+                "minibatch_steps": 0,
+            },
         }
     )
     with tempfile.TemporaryDirectory() as folder:

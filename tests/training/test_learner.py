@@ -16,7 +16,7 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.learner import Learner
+from polyrhythm.training.learner import STEPS, Learner
 from polyrhythm.training.steps import Metrics, finish
 
 VARIANTS: list[dict[str, Any]] = [
@@ -151,7 +151,8 @@ def test_one_optimizer_step_per_next() -> None:
 def test_metrics_have_the_sources_names_and_sense() -> None:
     loss = {"type": "decoupled_ppo", "dual_clip": 3.0, "behave_weight_threshold": 2.0}
     _, metrics = run({"loss": loss, "proximal": "recompute"}, {"epochs": 1})
-    assert set(metrics) == SOURCES | {"train/actor/lr"}
+    assert set(metrics) == SOURCES | {"train/actor/lr", STEPS}
+    assert metrics[STEPS] == 1
     assert metrics["train/actor/ratio"] == pytest.approx(1.0)
     assert metrics["train/actor/proximal_approx_kl"] == pytest.approx(0.0, abs=1e-9)
     assert metrics["train/actor/behav_approx_kl"] > 1e-4
@@ -372,6 +373,21 @@ def test_a_step_whose_ratio_left_its_bounds_is_skipped() -> None:
     metrics = finish(steps)
     assert metrics["train/actor/early_stopped"] == pytest.approx(2 / 3)
     assert same(after_one, weights(policy))
+
+
+def test_an_update_ends_once_the_policy_has_moved_far() -> None:
+    """At a huge learning rate the second step finds a KL above any bound, and is the last."""
+    huge = {"lr": 1.0}
+    _, whole = run({}, {"epochs": 4, "optimizer": huge})
+    _, cut = run({}, {"epochs": 4, "optimizer": huge, "max_kl": 0.02})
+    _, small = run({}, {"epochs": 4, "optimizer": {"lr": 1e-5}, "max_kl": 0.02})
+    assert (whole[STEPS], cut[STEPS], small[STEPS]) == (4, 2, 4)
+
+
+def test_without_a_proximal_policy_there_is_no_kl_to_bound() -> None:
+    """approx_kl has the samples' age in it, by which no update may end."""
+    _, metrics = run({"proximal": "behavior"}, {"epochs": 3, "optimizer": {"lr": 1.0}, "max_kl": 1e-6})
+    assert metrics[STEPS] == 3
 
 
 def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None:

@@ -158,6 +158,7 @@ def test_whole_updates_and_their_metrics_are_those_of_one_rank(pool: RankPool, s
             :: 1 if strategy == "replicate" else 3
         ]
     ]
+    cases.append(plain_case({}, [stale()], epochs=4, minibatch_steps=5, max_kl=0.01, optimizer={"lr": 0.1}))
     answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
     for case, *found in zip(cases, *answers, strict=True):
         compare(trained(ONE_RANK, **case), found)

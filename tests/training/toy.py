@@ -113,11 +113,20 @@ def spoiled(trajectory: Trajectory) -> Trajectory:
 
 
 def algorithm(**changes: Any) -> AlgorithmSettings:
-    return AlgorithmSettings.model_validate({"value": {"clip": 0.2, "huber": 1.0}, "entropy_coef": 0.01} | changes)
+    return AlgorithmSettings.model_validate(
+        {"value": {"clip": 0.2, "huber": 1.0}, "entropy_coef": 0.01, "normalize_rewards": False} | changes
+    )
 
 
 def training(**changes: Any) -> TrainingSettings:
-    usual = {"versions": 10, "mini_batch_samples": 4, "optimizer": {"lr": 0.01, "weight_decay": 0.01}}
+    usual = {
+        "versions": 10,
+        "mini_batch_samples": 4,
+        "epochs": 1,
+        "minibatch_steps": 0,
+        "max_kl": None,
+        "optimizer": {"lr": 0.01, "weight_decay": 0.01},
+    }
     return TrainingSettings.model_validate(usual | changes)
 
 

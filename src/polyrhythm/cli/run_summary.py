@@ -33,6 +33,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield label, show.rate(summary[name]) if succeeded else show.mean_return(summary[name])
     if "best" in summary:
         yield "best.pt", _best(summary["best"], succeeded=succeeded)
+    for sentence in summary.get("warnings", ()):
+        yield "warning", sentence
     yield "time", _time(summary["wall_s"])
     if "transitions_per_s" in summary:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"

@@ -15,13 +15,13 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError
 
-from polyrhythm.config.base import Section
+from polyrhythm.config.base import InvalidSetting, Section
 from polyrhythm.config.explain import explain
 from polyrhythm.config.objective_presets import objective_preset
 from polyrhythm.config.objects import plain
 from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
-from polyrhythm.config.registry import TABLE, expand, resolve
+from polyrhythm.config.registry import TABLE, NestedRefusal, expand, resolve
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
@@ -65,11 +65,39 @@ def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
 
 
 def validate(tree: Tree, origin: str = "") -> RunConfig:
-    """A `RunConfig` from plain data. Raises a `ConfigError` that lists every problem."""
+    """A `RunConfig` from plain data, with the defaults of training that its policy declares.
+
+    Raises a `ConfigError` that lists every problem.
+    """
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(_with_policy_defaults(tree))
     except ValidationError as error:
         raise ConfigError(*explain(error, RunConfig), origin=origin) from None
+
+
+def _with_policy_defaults(tree: Tree) -> Tree:
+    """The tree with `training_defaults` of the policy's settings below what its section `training` sets.
+
+    A learning rate of the value is left out where nothing trains one. A policy or section that cannot be read is left
+    to the schema, which names the problem.
+    """
+    training = tree.get("training")
+    try:
+        policy = resolve("policy", tree.get("policy"))
+    except (InvalidSetting, NestedRefusal):
+        return tree
+    if not isinstance(training, dict):
+        return tree
+    declared = merge({}, getattr(policy, "training_defaults", {}))
+    if _without_value(tree.get("algorithm")):
+        declared.get("optimizer", {}).pop("value_lr", None)
+    return tree | {"policy": policy, "training": merge(declared, training)}
+
+
+def _without_value(algorithm: Any) -> bool:
+    """Whether a section `algorithm` sets `value.coef` to 0."""
+    value = algorithm.get("value") if isinstance(algorithm, dict) else None
+    return isinstance(value, dict) and value.get("coef") == 0
 
 
 class _EnvAlone(Section):

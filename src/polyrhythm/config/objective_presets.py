@@ -25,6 +25,7 @@ _RLINF_PPO = {
     "gae_lambda": 0.95,
     "advantage": "gae",
     "normalize_advantage": True,
+    "normalize_rewards": False,
     "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2},
     "proximal": "behavior",
 }
@@ -105,6 +106,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "gae_lambda": 1.0,
             "advantage": "gae",
             "normalize_advantage": True,
+            "normalize_rewards": False,
             "bootstrap": "never",
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
             "proximal": "recompute",

@@ -1,4 +1,5 @@
-"""What says plainly that training goes wrong: conditions on a run's metrics, each told once for each occurrence.
+"""Training alarms: conditions on a run's metrics, each told once for each occurrence (`alarms` has those that compare
+updates).
 
 A watch takes the lines of `metrics.jsonl` in their order, while the run writes them or afterwards.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from polyrhythm.observe.alarms import TrainingAlarms
 from polyrhythm.observe.intervals import is_told, times_so_far
 
 #: Share of an update's samples whose advantages are all 0, where groups are compared.
@@ -49,13 +51,18 @@ class SetbackWatch:
         self._best: dict[str, Rate] = {}
         self._collapsed: set[str] = set()
         self._taught, self._stretches = True, 0
+        self._alarms = TrainingAlarms()
         for line in lines:
             self.take(line)
 
     def take(self, line: Mapping[str, Any]) -> list[str]:
         """What to say about one line of metrics: `step` and values by name."""
         said = [self._evaluated(way, line) for way in _WAYS] + [self._updated(line)]
-        return [sentence for sentence in said if sentence]
+        return [sentence for sentence in said if sentence] + self._alarms.take(line)
+
+    def conclusion(self) -> str:
+        """What to say of the whole run at its end, "" for nothing."""
+        return self._alarms.conclusion()
 
     def _evaluated(self, way: str, line: Mapping[str, Any]) -> str:
         values = [line.get(f"evaluation/{way}/{part}") for part in ("rate", "low", "high")]
@@ -96,6 +103,7 @@ class SetbackWatch:
 
 
 def setbacks(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The sentences about all lines of a run."""
+    """The sentences about all lines of a run, and its conclusion."""
     watch = SetbackWatch()
-    return [sentence for line in lines for sentence in watch.take(line)]
+    said = [sentence for line in lines for sentence in watch.take(line)]
+    return said + [watch.conclusion()] * bool(watch.conclusion())

@@ -26,7 +26,7 @@ from polyrhythm.observe.metrics import read_lines
 from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import lock_run_folder
-from polyrhythm.observe.setbacks import SetbackWatch
+from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
@@ -239,7 +239,7 @@ class _Run:
         loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)
         ledger = self._balanced()
-        _warn_of_dropped(ledger)
+        _warn_at_end(ledger, self._setbacks.conclusion())
         counts = {
             "lag": lags.summary(),
             "ledger": ledger.as_dict(),
@@ -282,7 +282,7 @@ class _Run:
         forwarder = UpdateForwarder(metrics, self._callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
-        loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks))
+        loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks, metrics))
         if self._live is None:
             reported = pipeline.spec.reports_success
             loop.add_observers(ProgressLogger(self._updates, episodes, began, reported=reported))
@@ -316,8 +316,11 @@ class _Run:
             save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
 
 
-def _warn_of_dropped(ledger: SampleLedger) -> None:
-    """Warn if many samples failed: the policy was then trained on a biased remainder."""
+def _warn_at_end(ledger: SampleLedger, conclusion: str) -> None:
+    """Log the training alarms' conclusion, if any, and whether many samples failed: the policy was then trained on a
+    biased remainder."""
+    if conclusion:
+        log.warning("%s", conclusion)
     if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
         log.warning(
             "%d of %d samples were dropped because they failed (%s), and the policy was trained only on the others; "
@@ -333,6 +336,7 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     summary: dict[str, Any] = {"reports_success": checked.spec.reports_success}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
+    summary["warnings"] = setbacks(read_lines(folder))
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
     if (limit := limit_of(checked.config, summary, read_lines(folder))) is not None:

@@ -41,7 +41,11 @@ if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import TrainingSettings
 
 
+#: Optimizer steps of an update (`observe.alarms`).
+STEPS = "train/actor/optimizer_steps"
 _ERROR, _RATIO = "train/actor/interpolation_error", "train/actor/ratio"
+#: KL from the policy that the update began with.
+_PROXIMAL_KL = "train/actor/proximal_approx_kl"
 #: KL from the behaviour policy at an update's first optimizer step: to π_prox where there is one, otherwise to π_θ.
 _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
 
@@ -145,9 +149,12 @@ class Learner:
         divisors = self._objective.normalizers(batch, [share.pick(index)[0] for index, _ in drawn], ranks.totals)
         for (index, seed), by in zip(drawn, divisors, strict=True):
             minibatch = rank_batch(batch, share, index, self._limits, ranks)
-            log.add(*step_of(self._selected(minibatch, seed), by))
+            done, norm = step_of(self._selected(minibatch, seed), by)
+            log.add(done, norm)
             padded.append(minibatch.padded)
             yield
+            if self._moved_far(done):
+                break
         if before_step is not None:
             before_step()  # publication and saving have read the weights before the update counts
         self._statistics.finish(packed)
@@ -163,7 +170,7 @@ class Learner:
 
     def _step_metrics(self, table: StepTable, *, own_weights: bool) -> dict[str, float]:
         """Metrics of an update's optimizer steps: means, and of the first step what only that has."""
-        metrics = table.means()
+        metrics = table.means() | {STEPS: float(len(table.metrics))}
         if self._training.on_nonfinite_gradient == "skip" or table.skipped.any():
             metrics[SKIPPED] = float(table.skipped.sum())
         if _ERROR in table.names:
@@ -171,6 +178,13 @@ class Learner:
         if own_weights:
             metrics[MISMATCH] = table.first(next(name for name in _BEHAVIOR_KL if name in table.names))
         return metrics
+
+    def _moved_far(self, step: Mapping[str, Tensor]) -> bool:
+        """Whether the policy has left the one that the update began with by more than `training.max_kl`."""
+        bound = self._training.max_kl
+        if bound is None or _PROXIMAL_KL not in step:
+            return False
+        return float(self.ranks.total(step[_PROXIMAL_KL])) > bound
 
     def _rates(self, factor: float) -> dict[str, float]:
         """Learning rates of an update, for the metrics."""

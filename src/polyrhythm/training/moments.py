@@ -77,14 +77,14 @@ class UpdateStatistics:
             if before is not None:
                 before()
             self._observe(packed)
-        if self._algorithm.normalize_rewards:
+        if self._algorithm.scales_rewards:
             self._next = self._returns.merged(_discounted_sums(packed, self._algorithm)[None], self._total)
         return self._observed
 
     @property
     def reward_scale(self) -> float:
         """Factor of the rewards of the update that has begun."""
-        return self._next.scale if self._algorithm.normalize_rewards else 1.0
+        return self._next.scale if self._algorithm.scales_rewards else 1.0
 
     def finish(self, packed: PackedBatch) -> None:
         """The update of `begin` counts: later ones, and the next version, have its samples in their statistics."""
@@ -94,7 +94,7 @@ class UpdateStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """What is not in the policy's weights; tensors that are replaced, never changed."""
-        return {"returns": self._returns._asdict()} if self._algorithm.normalize_rewards else {}
+        return {"returns": self._returns._asdict()} if self._algorithm.scales_rewards else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""

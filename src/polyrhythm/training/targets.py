@@ -113,7 +113,7 @@ def compute_targets(
         alpha=interpolation(_versions(packed, algorithm), inputs.version) if algorithm.interpolates else None,
         correction=correction,
     )
-    if algorithm.normalize_rewards:
+    if algorithm.scales_rewards:
         metrics["train/critic/reward_scale"] = inputs.reward_scale
     if algorithm.uses_value:
         explained = explained_variance(packed.value, estimate.returns, value_mask, inputs.ranks.total)

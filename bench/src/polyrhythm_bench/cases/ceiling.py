@@ -130,7 +130,7 @@ def config(env_batches: int, simulators: int, seed: int = 0) -> RunConfig:
             "rollout": {"simulators": simulators, "env_batches": env_batches // simulators, "rows": 1},
             "batching": {"type": "dynamic", "max_rows": 256, "max_wait_ms": 0.0},
             "freshness": {"max_lag": 2.0, "on_update": "continue"},
-            "training": {"versions": 1_000_000, "mini_batch_samples": env_batches},
+            "training": {"versions": 1_000_000, "mini_batch_samples": env_batches, "epochs": 1, "minibatch_steps": 0},
             "algorithm": {"proximal": "behavior"},
             # Thousands of threads on few cores: a late heartbeat is not a lost station here.
             "supervision": {"heartbeat_s": 120.0},

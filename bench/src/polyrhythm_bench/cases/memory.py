@@ -36,7 +36,7 @@ def sixteen() -> Iterator[Answer]:
             "env": "gymnasium:CartPole-v1",
             "policy": {"type": "categorical"},
             "rollout": {"simulators": SIMULATORS, "rows": 1},
-            "training": {"versions": _UPDATES, "mini_batch_samples": SIMULATORS},
+            "training": {"versions": _UPDATES, "mini_batch_samples": SIMULATORS, "epochs": 1, "minibatch_steps": 0},
         }
     )
     with running(config) as pipeline:

@@ -131,7 +131,14 @@ def measure(case: UpdateCase, repeats: int) -> dict[str, Any]:
 def ours(policy: Policy, case: UpdateCase, ranks: Ranks = ONE_RANK, **changes: Any) -> Update:
     """An update by the learner, with changes to `algorithm`; on several ranks if these are given."""
     algorithm = AlgorithmSettings.model_validate(
-        {"gamma": _GAMMA, "gae_lambda": _LAMBDA, "loss": "decoupled_ppo", "value": {"coef": VALUE_COEF}} | changes
+        {
+            "gamma": _GAMMA,
+            "gae_lambda": _LAMBDA,
+            "normalize_rewards": False,
+            "loss": "decoupled_ppo",
+            "value": {"coef": VALUE_COEF},
+            **changes,
+        }
     )
     training = TrainingSettings.model_validate(
         {
@@ -139,6 +146,7 @@ def ours(policy: Policy, case: UpdateCase, ranks: Ranks = ONE_RANK, **changes: A
             "mini_batch_samples": case.trajectories,
             "epochs": case.epochs,
             "minibatch_steps": case.minibatch,
+            "max_kl": None,
             "optimizer": {"lr": LR, "grad_clip": GRAD_CLIP},
         }
     )

@@ -197,7 +197,7 @@ def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
             },
             "freshness": {"max_lag": mode.max_lag, "on_update": mode.on_update},
             # One pass over all samples at once, and none before it, so that the update sleeps once.
-            "training": {"versions": versions, "mini_batch_samples": scene.samples},
+            "training": {"versions": versions, "mini_batch_samples": scene.samples, "epochs": 1, "minibatch_steps": 0},
             "algorithm": {"proximal": "behavior"},
         }
     )

@@ -27,6 +27,8 @@ CAMERAS, CHUNK, STEPS, EPOCHS = 2, 5, 4, 2
 _CHOICES = {"tokenizer": WORDS, "robot": BOUNDS}
 _ON_POLICY = {"max_lag": 0, "on_update": "drain"}
 _LAGGING = {"max_lag": 1, "on_update": "continue"}
+
+
 class Mode(NamedTuple):
     """asynchronous: env batches do not wait for each other. sharing: of the device, see `placement.sharing`."""
 
@@ -141,6 +143,7 @@ def config_of(scene: Scene, mode: str, checkpoint: Path | None) -> RunConfig:
             "versions": 100_000,  # it is stopped by the clock
             "mini_batch_samples": scene.rows,
             "epochs": EPOCHS,
+            "minibatch_steps": 0,
             "micro_batch_steps": 64,
             "precomputed_mib": scene.precomputed_mib,
             "optimizer": {"lr": 5e-6},

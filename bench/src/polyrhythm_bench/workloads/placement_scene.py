@@ -155,6 +155,7 @@ def live(scene: PlacementScene, versions: int, folder: Path) -> RunConfig:
                 "versions": versions,
                 "mini_batch_samples": scene.env_batches,
                 "epochs": scene.gradient_steps,
+                "minibatch_steps": 0,
                 "streaming": full,
             },
             "algorithm": {"proximal": "behavior"},

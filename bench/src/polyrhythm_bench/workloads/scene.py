@@ -173,7 +173,7 @@ def live(scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions
             "batching": dict(batching),
             "freshness": _freshness(scene, mode),
             # One pass over all samples at once, and none before it, so that the update sleeps once.
-            "training": {"versions": versions, "mini_batch_samples": scene.samples},
+            "training": {"versions": versions, "mini_batch_samples": scene.samples, "epochs": 1, "minibatch_steps": 0},
             "algorithm": {"proximal": "behavior"},
         }
     )

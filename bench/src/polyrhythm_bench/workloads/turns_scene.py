@@ -87,6 +87,7 @@ def live(scene: TurnScene, versions: int) -> RunConfig:
             "training": {
                 "versions": versions,
                 "mini_batch_samples": scene.samples,
+                "epochs": 1,
                 "minibatch_steps": scene.samples * scene.turns,
             },
             "algorithm": {"proximal": "behavior"},

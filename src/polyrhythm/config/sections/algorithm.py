@@ -137,8 +137,8 @@ class AlgorithmSettings(Section):
     """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
     normalize_advantage: Flag | None = None
     """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
-    normalize_rewards: Flag = False
-    """Divide rewards by the running standard deviation of their discounted sum, for advantages and values alone."""
+    normalize_rewards: Flag | None = None
+    """Divide rewards by their discounted sum's running deviation, for advantages and values; null: gae and v_trace."""
     advantage_clip: Positive | None = None
     """Advantages are clamped to ± this after whitening (ROLL); null for no bound."""
     bootstrap: Literal["standard", "always", "never"] = "standard"
@@ -175,6 +175,13 @@ class AlgorithmSettings(Section):
         if self.normalize_advantage is None:
             return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage)
         return self.normalize_advantage
+
+    @property
+    def scales_rewards(self) -> bool:
+        """Whether rewards are normalised. By default where values learn them: large ones take over the gradient."""
+        if self.normalize_rewards is None:
+            return isinstance(self.advantage, GaeAdvantage | VTraceAdvantage)
+        return self.normalize_rewards
 
     @property
     def uses_proximal(self) -> bool:

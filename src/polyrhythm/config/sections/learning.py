@@ -26,7 +26,7 @@ class ParameterGroup(Section):
 class OptimizerSettings(Section):
     """AdamW with a linear decay of the learning rate over all updates, and a linear warm-up if asked for."""
 
-    lr: Positive = 3e-4
+    lr: Positive = 1e-3
     """Learning rate at the first update, or at the end of the warm-up but for the decay."""
     value_lr: Positive | None = None
     """Learning rate of the parameters that only the value uses: a last group for critic.*; null for `lr`."""
@@ -47,7 +47,11 @@ class OptimizerSettings(Section):
 
 
 class TrainingSettings(Section):
-    """How much is trained and how an update is divided. batch_size = mini_batch_samples x require_batches."""
+    """How much is trained and how an update is divided. batch_size = mini_batch_samples x require_batches.
+
+    Defaults are those by which small networks learn from random weights; a policy may declare others
+    (`training_defaults`), and what a recipe sets is above both.
+    """
 
     versions: Whole
     """Weight publications in total; 0 trains nothing and only evaluates."""
@@ -59,10 +63,12 @@ class TrainingSettings(Section):
     """An update begins as soon as its samples are complete; false: a version's first one waits for all its samples."""
     order: Literal["arrival", "ticket"] = "arrival"
     """Order in which updates take samples: by the time they finished, or by ticket number (reproducible)."""
-    epochs: Count = 1
+    epochs: Count = 8
     """Passes over an update's samples."""
-    minibatch_steps: Whole = 0
+    minibatch_steps: Whole = 64
     """Chunk steps per optimizer step; 0 for the whole update at once."""
+    max_kl: Positive | None = 0.02
+    """An update ends once its policy is this far, in nats, from the proximal one (if there is one); null: never."""
     micro_batch_steps: Whole = 0
     """Chunk steps per forward and backward pass (memory only, same gradient); 0 for the whole mini-batch."""
     micro_batch_tokens: Whole = 0

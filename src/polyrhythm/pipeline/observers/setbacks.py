@@ -1,4 +1,4 @@
-"""An observer that warns of updates that teach nothing."""
+"""Logs training alarms while the run goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.metrics import UpdateMetrics
 from polyrhythm.runtime.messages import Report
 
 log = logging.getLogger(__name__)
@@ -20,10 +21,10 @@ def warn_of_setbacks(watch: SetbackWatch, line: Mapping[str, Any]) -> None:
 
 
 class SetbackWarning(Observer):
-    """Tells the watch of each update's metrics."""
+    """Logs the alarms of each update's line of metrics; attach it after `metrics`."""
 
-    def __init__(self, watch: SetbackWatch) -> None:
-        self._watch = watch
+    def __init__(self, watch: SetbackWatch, metrics: UpdateMetrics) -> None:
+        self._watch, self._metrics = watch, metrics
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
-        warn_of_setbacks(self._watch, {"step": report.step, **report.values})
+        warn_of_setbacks(self._watch, self._metrics.latest)

@@ -30,7 +30,7 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
-from polyrhythm.pipeline.validation.learning_checks import check_learning
+from polyrhythm.pipeline.validation.learning_checks import check_learning, update_findings, warn_of_scale
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
@@ -82,6 +82,9 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         yield examined
     if passed:
         yield from _training(config, spec, results["policy"], results["form"])
+        if warning := warn_of_scale(config, rows):
+            problem, _, fix = warning.partition("; ")
+            yield Examined("training", Finding("observations", "note", problem, fix))
 
 
 def _machine(config: RunConfig) -> Iterator[Examined]:
@@ -139,6 +142,7 @@ def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm
             "the engine's server": lambda: check_server(config, policy),
         },
     )
+    yield from (Examined("training", finding) for finding in update_findings(config, spec, form))
     yield from note_shortage("training", config, spec, form)
 
 

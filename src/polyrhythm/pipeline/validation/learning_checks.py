@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 
 from polyrhythm.config.objective_needs import reward_level_of_objective
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
@@ -14,6 +19,11 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import adamw_of
+
+#: Samples and chunk steps of an update below which its gradient is mostly noise.
+_FEW_SAMPLES, _FEW_STEPS = 8, 64
+#: Magnitude of an observation's entry from which networks with tanh hardly tell values apart.
+_LARGE = 10.0
 
 
 def check_learning(
@@ -82,3 +92,68 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
             "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
             "method flow_sde or flow_noise), or set training.versions to 0"
         )
+
+
+def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Iterator[Finding]:
+    """What an update does, by whose defaults, and notes about settings under which runs train and do not learn."""
+    training, algorithm = config.training, config.algorithm
+    if not training.versions:
+        return
+    declared = _unchanged(getattr(config.policy, "training_defaults", {}), training.model_dump())
+    source = f"; as policy {type_of(config.policy)} declares: {', '.join(declared)}" if declared else ""
+    cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
+    passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
+    yield Finding("updates", "ok", passes + source)
+    steps = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
+    steps = training.batch_size * min(steps, config.rollout.segment_steps or steps)
+    if training.epochs == 1 and (not training.minibatch_steps or steps <= training.minibatch_steps):
+        yield Finding(
+            "optimizer steps",
+            "note",
+            f"training.epochs = 1, minibatch_steps = {training.minibatch_steps}: an update of at most {steps:,} chunk "
+            "steps is one optimizer step, so policies learn slowly",
+            "set training.epochs to 4 to 10 and training.minibatch_steps to 64 or 256, unless one step is meant",
+        )
+    if training.batch_size < _FEW_SAMPLES or steps < _FEW_STEPS:
+        yield Finding(
+            "samples",
+            "note",
+            f"training.mini_batch_samples = {training.mini_batch_samples}: an update has {training.batch_size} samples "
+            f"of at most {steps:,} chunk steps together, so its gradient is mostly noise",
+            "raise training.mini_batch_samples to 16 or more",
+        )
+    if algorithm.value.coef and getattr(config.policy, "value_detach", True) is False:
+        yield Finding(
+            "value loss",
+            "note",
+            "policy.value_detach = False: the value loss changes the network that acts, which destroyed small policies",
+            "set policy.value_detach to true, or lower algorithm.value.coef",
+        )
+
+
+def warn_of_scale(config: RunConfig, rows: Mapping[str, NDArray[Any]]) -> str:
+    """A sentence if observations are too large for a policy that could normalise them and does not; "" otherwise.
+
+    rows: first observations of some episodes by name.
+    """
+    if getattr(config.policy, "normalize_observations", True):
+        return ""
+    sizes = {name: float(abs(x).max()) for name, x in rows.items() if x.dtype.kind == "f" and x.size}
+    large = max(sizes, key=lambda name: sizes[name], default="")
+    if not large or sizes[large] <= _LARGE:
+        return ""
+    return (
+        f"policy.normalize_observations = False: the observation {large} has entries of {sizes[large]:.4g}, which "
+        "saturate small networks; set it to true"
+    )
+
+
+def _unchanged(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Dotted names of the declared defaults that the configuration has."""
+    names = []
+    for name, value in declared.items():
+        if isinstance(value, Mapping):
+            names += [f"{name}.{inner}" for inner in _unchanged(value, found[name])]
+        elif found[name] == value:
+            names.append(name)
+    return names

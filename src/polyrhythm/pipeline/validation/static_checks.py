@@ -39,7 +39,13 @@ from polyrhythm.pipeline.validation.check import (
 from polyrhythm.pipeline.validation.config_errors import errors_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_spec
-from polyrhythm.pipeline.validation.learning_checks import check_learning, check_tokens, check_trainable, check_value
+from polyrhythm.pipeline.validation.learning_checks import (
+    check_learning,
+    check_tokens,
+    check_trainable,
+    check_value,
+    update_findings,
+)
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, load_reward_function
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
@@ -88,6 +94,7 @@ def check_unstarted(config: RunConfig) -> Iterator[Examined]:
         return
     plan, form = planned[0], planned[0].form
     yield from _find("training", "objective", lambda: _objective(config, spec, plan))
+    yield from (Examined("training", finding) for finding in update_findings(config, spec, form))
     yield from _find("training", "first weights", lambda: _first_weights(config, spec, plan))
     yield from _find("machine", "files and threads", lambda: check_processes(config, spec))
     if not plan.known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
@@ -93,6 +94,12 @@ class CausalLmSettings(BaseModel):
         if self.train != "all":
             raise ValueError(f"train = {self.train}: engine {self.engine.type} gets whole models; set it to all")
         return self
+
+    @property
+    def training_defaults(self) -> Mapping[str, Any]:
+        """One pass over the messages; small steps for a pretrained model (TRL's and verl's lr)."""
+        lr = 1e-6 if self.checkpoint and self.train == "all" else 1e-5 if self.checkpoint else 2e-4
+        return {"epochs": 1, "minibatch_steps": 128, "max_kl": None, "optimizer": {"lr": lr, "betas": (0.9, 0.99)}}
 
     @property
     def streaming_engine(self) -> str:

@@ -95,6 +95,15 @@ class VlaSettings(BaseModel):
     value_detach: bool = True
     """Keep the value loss out of the network."""
 
+    @property
+    def training_defaults(self) -> Mapping[str, Any]:
+        """Small steps for released weights (RLinf's for π0 and GR00T), larger ones for a network from a seed."""
+        if not self.checkpoint:
+            return {"max_kl": None, "optimizer": {"lr": 3e-4, "value_lr": 1e-3}}
+        optimizer = {"lr": 5e-6, "value_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.01}
+        passes = {"epochs": 2, "minibatch_steps": 1024, "max_kl": None, "micro_batch_steps": 32}
+        return {**passes, "optimizer": optimizer}
+
     def state_entries(self, env_spec: EnvSpec) -> int:
         """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""
         spec = env_spec.observation.get(self.state)

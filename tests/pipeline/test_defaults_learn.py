@@ -1,0 +1,141 @@
+"""The defaults learn on an unknown environment; settings that do not are named before, during and after a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.all_checks import examine
+from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.pipeline.validation.static_checks import check_unstarted
+
+
+class Line(gymnasium.Env[Any, Any]):
+    """A point on a line that is to stop near a goal; at random 11% do."""
+
+    action_space = Box(-1.0, 1.0, (1,))
+    observation_space = Box(-5.0, 5.0, (2,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x, self.goal = self.np_random.uniform(-1, 1, 2)
+        return self._observed(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.x = float(np.clip(self.x + 0.1 * float(action[0]), -2, 2))
+        distance = abs(self.x - self.goal)
+        return self._observed(), -distance, distance < 0.05, False, {"success": distance < 0.05}
+
+    def _observed(self) -> Any:
+        return np.array([self.x, self.goal], np.float32)
+
+
+if "Line-v0" not in gymnasium.registry:
+    gymnasium.register("Line-v0", Line, max_episode_steps=20)
+
+STRANGER = {
+    "env": "gymnasium:Line-v0",
+    "policy": "gaussian",
+    "training": {"versions": 20, "mini_batch_samples": 16},
+    "evaluation": {"episodes": 64},
+    "launcher": "inline",
+    "preset": "lockstep",
+}
+ONE_STEP = ("training.epochs=1", "training.minibatch_steps=0", "training.optimizer.lr=3e-4")
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config(STRANGER, overrides)
+
+
+def updates(folder: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "train/actor/optimizer_steps" in line]
+
+
+def test_the_defaults_learn_on_an_unknown_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        summary = train(validate_run(config("seed=1")), tmp_path)
+    assert summary["before"]["rate"] < 0.2
+    assert summary["after"]["rate"] > 0.6
+    assert all(line["train/actor/optimizer_steps"] >= 8 for line in updates(tmp_path))
+    assert summary["warnings"] == [] == caplog.messages
+
+
+def test_one_step_for_each_update_is_said_in_log_summary_and_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        summary = train(validate_run(config(*ONE_STEP)), tmp_path)
+    assert {line["train/actor/optimizer_steps"] for line in updates(tmp_path)} == {1.0}
+    assert summary["after"]["rate"] < 0.3
+    first, last = summary["warnings"]
+    assert first.startswith("train/actor/optimizer_steps = 1: a whole update is one optimizer step (update 14)")
+    assert "training episodes have not become better" in last
+    assert summary["warnings"] == caplog.messages
+    page = (tmp_path / "report.html").read_text()
+    assert first in page
+    assert last in page
+
+
+@pytest.mark.parametrize("check", [examine, check_unstarted])
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ((), None),
+        (ONE_STEP, "optimizer steps"),
+        (("training.epochs=1", "training.minibatch_steps=320"), "optimizer steps"),
+        (("training.epochs=1", "training.minibatch_steps=319"), None),
+        (("training.mini_batch_samples=4",), "samples"),
+        (("training.mini_batch_samples=8", "env.max_steps=7"), "samples"),
+        (("training.mini_batch_samples=4", "training.require_batches=4"), None),
+        (("training.versions=0",), None),
+    ],
+)
+def test_the_check_names_settings_that_learn_little(check: Any, override: tuple[str, ...], name: str | None) -> None:
+    found = [examined.finding for examined in check(config(*override)) if examined.part == "training"]
+    assert [finding.name for finding in found if finding.state == "note"] == ([] if name is None else [name])
+    assert all("training." in finding.fix for finding in found if finding.state == "note")
+
+
+def test_the_check_says_by_whose_defaults_an_update_learns() -> None:
+    (found,) = (examined.finding for examined in check_unstarted(config()) if examined.finding.name == "updates")
+    assert found.detail == "8 epochs in steps of 64 chunk steps, lr 0.001"
+    small = load_config("quickstart_pi0", ["policy.size.width=64", "policy.value_detach=false"])
+    found_all = {examined.finding.name: examined.finding for examined in check_unstarted(small)}
+    assert "value_detach" in found_all["value loss"].detail
+
+
+class FarLine(Line):
+    """The same line, seen in other units."""
+
+    observation_space = Box(-5000.0, 5000.0, (2,))
+
+    def _observed(self) -> Any:
+        return 500 + 100 * super()._observed()
+
+
+if "FarLine-v0" not in gymnasium.registry:
+    gymnasium.register("FarLine-v0", FarLine, max_episode_steps=20)
+
+
+def test_large_observations_are_noted_before_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    far = ("env=gymnasium:FarLine-v0",)
+    (note,) = (examined.finding for examined in examine(config(*far)) if examined.finding.name == "observations")
+    assert "the observation state has entries of" in note.detail
+    assert note.fix == "set it to true"
+    with caplog.at_level(logging.WARNING):
+        validate_run(config(*far))
+        validate_run(config(*far, "policy.normalize_observations=true"))
+        validate_run(config())
+    assert caplog.messages == [f"{note.detail}; {note.fix}"]
