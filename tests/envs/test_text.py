@@ -30,7 +30,7 @@ from polyrhythm.specs import split_seed
 TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}
 
 #: Accepts what isolation there is, so that its tests run anywhere; that of the sandbox is in test_sandbox.
-SANDBOX = {"may_lack": ("namespaces", "landlock", "seccomp"), "wall_s": 20.0}
+SANDBOX = {"may_lack": ("namespaces", "landlock", "seccomp"), "wall_s": 600.0}
 PYTHON = {**TOOL, "tool": "python", "sandbox": SANDBOX}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -210,6 +210,16 @@ class TextSettings(BaseModel):
                 )
             ids += found
         return tuple(ids)
+
+
+def enclosed(text: str, opening: str, closing: str) -> Iterator[str]:
+    """The parts of a text between an opening mark and the next closing one, in order. Unlike a regular expression such
+    as `<python>(.*?)</python>`, whose work grows with the square of marks that are never closed, this takes linear
+    time: a message may be anything."""
+    first = text.find(opening)
+    while first >= 0 and (end := text.find(closing, first + len(opening))) >= 0:
+        yield text[first + len(opening) : end]
+        first = text.find(opening, end + len(closing))
 
 
 def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 #: Metric of the optimizer steps of an update that were skipped.
 _SKIPPED = "train/actor/skipped_steps"
-#: Reasons of failed samples that are no failures. Of a group that is refused the first one is told of.
+#: Reasons of failed samples that are no failures. A refusal is told once for its whole group.
 _NO_FAILURES = (records.DropReason.CANCELLED, records.DropReason.EPISODE_REFUSED)
 #: Tasks and seeds set aside of which each is told.
 _FIRST_SET_ASIDE = 10
@@ -36,7 +36,7 @@ class SampleFailureLog(Observer):
 
     def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None, tasks: Sequence[str] = ()) -> None:
         self._logs, self._types, self._tasks = logs, types or {}, tasks
-        self._skipped = self._set_aside = 0
+        self._skipped = self._set_aside = self._refused = 0
         self.counts: Counter[str] = Counter()
         self.last = "it ran out of attempts"
 
@@ -64,10 +64,9 @@ class SampleFailureLog(Observer):
             log.warning("%s: a sample failed%s: %s%s", station, times_so_far(self.counts[kind]), self.last, where)
 
     def _note_refused(self, event: records.SampleFailed) -> None:
-        kind = str(event.reason)
-        self.counts[kind] += 1
-        if is_told(self.counts[kind]):
-            log.warning("an episode is set aside%s: %s", times_so_far(self.counts[kind]), event.what)
+        self._refused += 1
+        if is_told(self._refused):
+            log.warning("an episode is set aside%s: %s", times_so_far(self._refused), event.what)
 
     def _tell_set_aside(self, command: records.EpisodeSetAside) -> None:
         name = self._tasks[command.task] if self._tasks else command.task
