@@ -143,9 +143,11 @@ ESCAPES = {
     "open files": ("x = []\nimport os\nwhile True: x.append(os.dup(1))", "Too many open files"),
     "packages that were not named": ("import psutil", "ModuleNotFoundError"),
     "files of packages that were not named": (
-        "from glob import glob\nfrom contextlib import suppress\nread = []\n"
-        f"for path in [path for top in {_packages_within(_readable([]), [])} for path in glob(f'{{top}}/*/*.py')]:\n"
-        "    with suppress(OSError): read.append(open(path))\nprint('read', len(read))",
+        (
+            "from glob import glob\nfrom contextlib import suppress\nread = []\n"
+            f"for path in [path for top in {_packages_within(_readable([]), [])} for path in glob(f'{{top}}/*/*.py')]:\n"
+            "    with suppress(OSError): read.append(open(path))\nprint('read', len(read))"
+        ),
         "read 0\n",
     ),
 }

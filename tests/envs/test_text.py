@@ -36,7 +36,7 @@ PYTHON = {**TOOL, "tool": "python", "sandbox": SANDBOX}
 
 
 class EchoSettings(TextSettings):
-    """Repeats the message until it is `x`; `!` raises, `b` is answered by a character without an id, `bb` by several."""
+    """Repeats the message until it is `x`; `!` raises, `b` and `bb` are answered by characters without an id."""
 
     type: str = "echo"
     max_new_tokens: int = 4
@@ -223,7 +223,9 @@ def test_a_few_prompts_that_are_too_long_are_told_before_the_start(
             return type("Some", (Echo,), {"begin": lambda self, task, seed: "ab" * lengths[seed]})()
 
     if told == "refused":
-        with pytest.raises(ConfigError, match=r"seed 0, has 18 tokens; raise it .* \(9 of the first 16 prompts are like"):
+        with pytest.raises(
+            ConfigError, match=r"seed 0, has 18 tokens; raise it .* \(9 of the first 16 prompts are like"
+        ):
             Some().check()
         return
     Some().check()

@@ -371,7 +371,9 @@ def test_a_model_has_embeddings_up_to_the_largest_id(folder: Path, tmp_path: Pat
     if fits:
         section.form(spec)
         return
-    with pytest.raises(ConfigError, match=r"it has embeddings of 408 ids, the environment's tokenizer ids below \d+; set"):
+    with pytest.raises(
+        ConfigError, match=r"it has embeddings of 408 ids, the environment's tokenizer ids below \d+; set"
+    ):
         section.form(spec)
 
 

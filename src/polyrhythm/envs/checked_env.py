@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, violation_of
-from polyrhythm.envs.base import EnvBatch, EnvSettings, EpisodeRefused, Expert, RowNumbers, RowsFailed, StepResult, first_cause
+from polyrhythm.envs.base import (
+    EnvBatch,
+    EnvSettings,
+    EpisodeRefused,
+    Expert,
+    RowNumbers,
+    RowsFailed,
+    StepResult,
+    first_cause,
+)
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec

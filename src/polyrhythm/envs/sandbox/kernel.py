@@ -140,8 +140,11 @@ def landlock_version() -> int:
 
 
 def reading_rules(readable: Iterable[str], hidden: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Rules of Landlock (path, rights) to read what is below `readable`, but no file below `hidden`. A right holds for
-    all that is below a path, so beside a hidden folder each file and folder has a rule; the hidden one can be listed."""
+    """Rules of Landlock (path, rights) to read what is below `readable`, but no file below `hidden`.
+
+    A right holds for all that is below a path, so each file and folder beside a hidden one has a rule. The hidden one
+    can be listed.
+    """
     found: list[tuple[str, int]] = []
     for folder in readable:
         if not any(f"{path}/".startswith(f"{folder}/") for path in hidden):

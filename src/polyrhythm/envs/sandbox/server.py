@@ -118,8 +118,8 @@ class Server:
         os.close(output)
 
     def _stop_late(self) -> None:
-        """End the calls that have reached one of the limits of time. A call has one thread, so that it cannot reach that
-        of CPU time before as much wall time has passed."""
+        """End the calls that have reached one of the limits of time. A call has one thread, so it cannot reach that of
+        CPU time before as much wall time has passed."""
         now = time.monotonic()
         for running in self._running.values():
             if running.timed_out or now < min(running.late, running.look):

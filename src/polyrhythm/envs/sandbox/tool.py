@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -298,11 +297,11 @@ def _readable(packages: Sequence[str]) -> list[str]:
 def _packages_within(readable: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Folders of installed packages below the readable ones, such as those of the base Python, without the wanted."""
     names = [f"{versions}{kind}-packages" for versions in ("", "python*/") for kind in ("site", "dist")]
-    found = {path for folder in readable for name in names for path in glob(f"{folder}/{name}")}
-    found |= set(map(os.path.realpath, found))
-    kept = set(map(os.path.realpath, wanted))
-    below = (path for path in found if any(path.startswith(f"{folder}/") for folder in readable))
-    return sorted(path for path in below if os.path.realpath(path) not in kept and not os.path.islink(path))
+    found = {path for folder in readable for name in names for path in Path(folder).glob(name)}
+    found = {path for path in found if not path.is_symlink()} | {path.resolve() for path in found}
+    kept = {Path(path).resolve() for path in wanted}
+    below = [path for path in found if any(path.is_relative_to(folder) for folder in readable)]
+    return sorted(str(path) for path in below if path.resolve() not in kept)
 
 
 def _ended(told: dict[str, Any], settings: SandboxSettings) -> Literal["done", "error", "time", "killed"]:

@@ -29,9 +29,7 @@ class SeparateBatch:
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.Done)
         if done.failed:
-            raise RowsFailed(
-                _errors(done.failed) | {row: EpisodeRefused(done.failed[row]) for row in done.refused}
-            )
+            raise RowsFailed(_errors(done.failed) | {row: EpisodeRefused(done.failed[row]) for row in done.refused})
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         found = self._process.ask(p.Step(_numbers(rows), p.packed(actions)), p.Stepped)

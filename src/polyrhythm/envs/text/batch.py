@@ -70,8 +70,8 @@ class TextBatch:
             raise EpisodeRefused(f"{what} is empty; give it a text, from which the model can begin")
         if len(ids) > limit:
             raise EpisodeRefused(
-                f"env.max_prompt_tokens = {limit}: {what} has {len(ids)} tokens; raise it to that or more in another run, "
-                "or shorten the prompts"
+                f"env.max_prompt_tokens = {limit}: {what} has {len(ids)} tokens; raise it to that or more in another "
+                "run, or shorten the prompts"
             )
         return ids
 
@@ -185,8 +185,8 @@ class TextBatch:
         if text != reply and not self._replaced:
             self._replaced = True
             log.warning(
-                "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like replies come "
-                "without a warning",
+                "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like replies "
+                "come without a warning",
                 *(self._tokenizer.origin, text, reply),
             )
         return self._tokenizer.encode(text)

@@ -113,7 +113,9 @@ class FolderTokenizer:
     def encode(self, text: str) -> list[int]:
         ids, spans = self._read(text)
         if spans:
-            raise ValueError(f"{_named(text, spans)} without an id in {self.origin}; leave it out, or use another model")
+            raise ValueError(
+                f"{_named(text, spans)} without an id in {self.origin}; leave it out, or use another model"
+            )
         return ids
 
     def _read(self, text: str) -> tuple[list[int], list[Span]]:
@@ -253,8 +255,8 @@ def _start_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     start = _named_id(folder, tokenizer, "bos_token")
     if wanted and start is None:
         raise ConfigError(
-            f"env.tokenizer = {folder}: add_bos_token is true in {_CONFIG}, which names no bos_token that tokenizer.json "
-            "has; correct one of them"
+            f"env.tokenizer = {folder}: add_bos_token is true in {_CONFIG}, which names no bos_token that "
+            "tokenizer.json has; correct one of them"
         )
     log.warning(
         "env.tokenizer = %s: add_bos_token is %s in %s, tokenizer.json says otherwise; the former is followed",

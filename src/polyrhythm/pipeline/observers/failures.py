@@ -25,7 +25,8 @@ _FIRST_SET_ASIDE = 10
 
 
 class SampleFailureLog(Observer):
-    """Warns at the first failure or refusal of each kind (who and what, or call and error's type), the tenth, and so on.
+    """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on; likewise
+    at refused episodes.
 
     logs: where the stations' logs with the tracebacks are; None where the stations log here. types: the setting that
     names a culprit (`specs.finite`), by culprit. tasks: their names. counts: failures by kind; last: the last one, in

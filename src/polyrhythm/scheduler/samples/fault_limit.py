@@ -1,7 +1,7 @@
 """The bound on samples dropped by faults, after which the run halts (`max_dropped`).
 
-Samples of episodes that the environment refuses are no faults; where they are most of those that were started, they halt
-it too, as it would come to no end.
+Samples of episodes that the environment refuses are no faults. Where most samples are refused, the run halts too: it
+would come to no end.
 
 Invariant: samples that an earlier part of a resumed run dropped never halt it again.
 """
@@ -14,6 +14,8 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Number of reasons that the message names.
 _NAMED = 3
+#: Samples of refused episodes from which on their share is looked at.
+_REFUSED = 1000
 _FIX = "correct what fails, then resume the run"
 _FIX_POLICY = (
     "correct the policy, then resume the run; if its weights have diverged, begin another run with a lower "
@@ -53,9 +55,11 @@ class FaultLimit:
         settings, dropped = self._settings, ledger.dropped_by_faults - self.forgiven
         refused = ledger.dropped.get(DropReason.EPISODE_REFUSED, 0) - self._refused
         started = ledger.started - self._started
-        if refused > settings.max_dropped and 2 * refused > started:
+        if refused > _REFUSED and 2 * refused > started:
             return [
-                Halt(f"the environment refuses most episodes, {refused} of {started}; the last one: {self._last_failure}")
+                Halt(
+                    f"the environment refuses most episodes, {refused} of {started}; the last one: {self._last_failure}"
+                )
             ]
         if dropped <= settings.max_dropped:
             return []

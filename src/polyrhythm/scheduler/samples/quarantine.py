@@ -1,9 +1,10 @@
 """Quarantine: a task and seed whose episodes keep failing is set aside.
 
 Counted are failures that the environment can cause: it raised, its numbers were not finite, the episode passed its
-deadline, or the simulator was lost. An episode that the environment refuses is set aside at once. A lost simulator takes episodes with it that did nothing wrong, and a lost host has
-several simulators. So a loss counts only together with earlier attempts of the same ticket: the count becomes at least
-the number of this attempt. An episode that finishes clears the count.
+deadline, or the simulator was lost. An episode that the environment refuses is set aside at once. A lost simulator
+takes episodes with it that did nothing wrong, and a lost host has several simulators. So a loss counts only together
+with earlier attempts of the same ticket: the count becomes at least the number of this attempt. An episode that
+finishes clears the count.
 
 A training group whose task and seed is set aside is dropped whole and replaced; seeds of training never come again.
 Episodes of evaluations come again, and are not started any more. Background evaluations have a quarantine of their own,
