@@ -145,7 +145,7 @@ ESCAPES = {
     "files of packages that were not named": (
         (
             "from glob import glob\nfrom contextlib import suppress\nread = []\n"
-            f"for path in [path for top in {_packages_within(_readable([]), [])} for path in glob(f'{{top}}/*/*.py')]:\n"
+            f"for path in sum((glob(f'{{top}}/*/*.py') for top in {_packages_within(_readable([]), [])}), []):\n"
             "    with suppress(OSError): read.append(open(path))\nprint('read', len(read))"
         ),
         "read 0\n",

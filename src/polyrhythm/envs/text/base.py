@@ -202,7 +202,7 @@ class TextSettings(BaseModel):
     def _stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         ids = list(tokenizer.ends)
         for text in self.stops:
-            found = tokenizer.encode(text)
+            found = [] if tokenizer.lacking(text) else tokenizer.encode(text)
             if len(found) != 1:
                 raise ConfigError(
                     f"env.tokenizer = {self.tokenizer}: {text!r}, which ends a message here, is {len(found)} tokens of "
