@@ -134,8 +134,8 @@ class FolderTokenizer:
         if self._unknown is None or self._unknown[1] not in ids:
             return ids, []
         token, number = self._unknown
-        spans = (span for i, span in zip(ids, found.offsets, strict=True) if i == number)
-        return ids, [span for span in spans if text[slice(*span)] != token]
+        spans = [span for i, span in zip(ids, found.offsets, strict=True) if i == number]
+        return ids, [(first, end) for first, end in spans if text[first:end] != token]
 
     def _not_covered(self, text: str) -> list[Span]:
         for character in set(text) - self._covered.keys():
@@ -180,7 +180,7 @@ def encodable(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _with_replaced(text: str, spans: Sequence[Span], replaced: Callable[[str], str]) -> str:
-    pieces, last = [], 0
+    pieces, last = list[str](), 0
     for first, end in spans:
         pieces += (text[last:first], replaced(text[first:end]))
         last = end
@@ -283,5 +283,5 @@ def _unknown_token(folder: Path, tokenizer: Any) -> tuple[str, int] | None:
         token = tokenizer.id_to_token(number) if isinstance(number, int) else None
     else:
         token = model.unk_token
-    known = tokenizer.token_to_id(token) if token is not None else None
-    return None if known is None else (token, known)
+    known = None if token is None else tokenizer.token_to_id(token)
+    return None if known is None else (str(token), known)
