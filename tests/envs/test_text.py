@@ -22,8 +22,10 @@ from polyrhythm.envs.text import Awaited, Demonstrates, Reply, TextSettings, enc
 from polyrhythm.envs.text.batch import TextBatch, TextBatchWithExpert
 from polyrhythm.envs.text.chains import ChainsSettings, calculate
 from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
-from polyrhythm.envs.text.reasoning_gym_tasks import ReasoningGymSettings, extract
+from polyrhythm.envs.text.reasoning_gym_tasks import Problem, ReasoningGymSettings, extract
 from polyrhythm.envs.text.sokoban import Sokoban, SokobanSettings, search
+from polyrhythm.envs.text.tokenizers import encodable
+from polyrhythm.envs.text.verifiers_talk import _read
 from polyrhythm.envs.text.with_python import with_python
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import split_seed
@@ -360,6 +362,56 @@ def test_code_in_a_message_is_run_and_its_output_is_the_reply() -> None:
     assert "ZeroDivisionError" in found.reply("<python>1/0</python>").text
     found.close()
     assert inner.closed
+
+
+class GuessSettings(TextSettings):
+    type: str = "guess"
+    max_new_tokens: int = 200
+    max_prompt_tokens: int = 8000
+    max_turns: int = 3
+
+    def conversation(self) -> Any:
+        return with_python(Guess(), SandboxSettings(**SANDBOX))
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("print('a\\tb\\0c', '\\u2026')", "a b?c ...\n"),
+        ("import os\nos.write(1, bytes(range(256)))", "256\n"),
+        ("raise ValueError('\\ud800 caf\\xe9')", "cafe\n"),
+        ("print('x' * 5000)", "xxx..."),
+        ("\t\u20ac = \0 1", "\n"),
+    ],
+)
+def test_whatever_code_prints_its_sample_goes_on(code: str, shown: str) -> None:
+    """What counts as a fault of the environment is not for the policy to decide."""
+    batch = GuessSettings().build(1)
+    batch.reset([0], [0], [0])
+    message = np.zeros((1, 200, 1), np.int64)
+    ids = batch._tokenizer.encode(encodable(batch._tokenizer, f"<python>{code}</python>"))
+    message[0, : len(ids), 0] = ids
+    result = batch.step([0], message)
+    assert not result.terminated[0]
+    reply = batch.texts(0)[2]
+    assert reply.startswith("<output>\n")
+    assert shown in reply
+    batch.close()
+
+
+class Unreadable(Problem):
+    """Of a data set whose scorer raises at some answers."""
+
+    class _dataset:  # noqa: N801 - that of the class above
+        @staticmethod
+        def score_answer(answer: str | None, entry: Any) -> float:
+            return 1.0 / len(answer or "")
+
+
+def test_an_answer_at_which_the_scorer_raises_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    problem = Unreadable(ReasoningGymSettings(answer_tag=""))
+    assert [problem.reply(message) for message in ("", "4", "")] == [Reply(), Reply(reward=1.0, success=True), Reply()]
+    assert [message[:31] for message in caplog.messages] == ["chain_sum cannot score '', so i"], "told once"
 
 
 class PrepareSettings(EchoSettings):
@@ -728,6 +780,21 @@ def test_an_answer_stands_in_the_last_pair_of_tags() -> None:
     assert extract("a <answer>1</answer> or <answer> 2\n</answer>.", "answer") == "2"
     assert extract("<answer>1", "answer") is None
     assert extract(" 3 ", "") == "3"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ('{"name": "add", "arguments": {"a": 1}}', "add"),
+        ('{"name": "\\ud800"}', ""),
+        ('{"name": "add", "arguments": {"\\udfff": [1]}}', ""),
+        ('{"name": "\\ud83d\\ude00"}', "\U0001f600"),
+        ("9" * 5000, ""),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_a_call_that_is_no_text_is_none(call: str, name: str) -> None:
+    assert _read(call)[0] == name
 
 
 def test_prompts_that_are_too_long_are_told_before_the_start() -> None:
