@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from polyrhythm.envs.base import EnvBatch, RowNumbers, StepResult
+from polyrhythm.envs.base import EnvBatch, EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gl_choice import simulator_count
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -55,6 +55,8 @@ class PinnedBatch:
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             self._x[row] = task, seed % 100
+        if self.settings.defect == "refuses":
+            raise RowsFailed({int(rows[0]): EpisodeRefused("too long"), int(rows[1]): KeyError("lost")})
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         self._calls += 1

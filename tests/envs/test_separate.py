@@ -15,7 +15,15 @@ from tests.envs.other_pythons import other_python
 from tests.envs.pinned_env import PinnedSettings
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvSettings, Expert, Renderable, Renderer, TranscribesRows
+from polyrhythm.envs.base import (
+    EnvSettings,
+    EpisodeRefused,
+    Expert,
+    Renderable,
+    Renderer,
+    RowsFailed,
+    TranscribesRows,
+)
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.separate.env_process import environment, keep_sources
 from polyrhythm.envs.separate.settings import SeparateSettings, find_python
@@ -240,3 +248,12 @@ def test_modules_of_the_users_paths_are_found_there(
     settings = resolve("env", {"type": "own_env:Own", "python": str(pythons[1])})
     assert isinstance(settings, SeparateSettings)
     assert settings.spec() == PinnedSettings().spec()
+
+
+def test_a_refused_episode_is_refused_here_too(pythons: dict[int, Path]) -> None:
+    batch = separate(pythons[1], "refuses").build(3)
+    with pytest.raises(RowsFailed) as raised:
+        batch.reset(range(3), [0] * 3, [0] * 3)
+    assert {row: type(error) for row, error in raised.value.errors.items()} == {0: EpisodeRefused, 1: RuntimeError}
+    assert str(raised.value.errors[0]) == "too long"
+    batch.close()

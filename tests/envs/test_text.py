@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import time
 from collections.abc import Mapping
@@ -14,15 +15,17 @@ import numpy as np
 import pytest
 from tests.policies.small_tokenizer import write_tokenizer
 
-from polyrhythm.envs.base import Expert, RowsFailed
+from polyrhythm.envs.base import EpisodeRefused, Expert, RowsFailed
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.sandbox.tool import SandboxSettings
-from polyrhythm.envs.text import Awaited, Demonstrates, Reply, TextSettings
-from polyrhythm.envs.text.batch import TextBatch
+from polyrhythm.envs.text import Awaited, Demonstrates, Reply, TextSettings, enclosed
+from polyrhythm.envs.text.batch import TextBatch, TextBatchWithExpert
 from polyrhythm.envs.text.chains import ChainsSettings, calculate
 from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
-from polyrhythm.envs.text.reasoning_gym_tasks import ReasoningGymSettings, extract
+from polyrhythm.envs.text.reasoning_gym_tasks import Problem, ReasoningGymSettings, extract
 from polyrhythm.envs.text.sokoban import Sokoban, SokobanSettings, search
+from polyrhythm.envs.text.tokenizers import encodable
+from polyrhythm.envs.text.verifiers_talk import _read
 from polyrhythm.envs.text.with_python import with_python
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.specs import split_seed
@@ -30,12 +33,12 @@ from polyrhythm.specs import split_seed
 TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}
 
 #: Accepts what isolation there is, so that its tests run anywhere; that of the sandbox is in test_sandbox.
-SANDBOX = {"may_lack": ("namespaces", "landlock", "seccomp"), "wall_s": 20.0}
+SANDBOX = {"may_lack": ("namespaces", "landlock", "seccomp"), "wall_s": 600.0}
 PYTHON = {**TOOL, "tool": "python", "sandbox": SANDBOX}
 
 
 class EchoSettings(TextSettings):
-    """Repeats the message until it is `x`; `!` raises, `b` is answered by a character without an id."""
+    """Repeats the message until it is `x`; `!` raises, `b` and `bb` are answered by characters without an id."""
 
     type: str = "echo"
     max_new_tokens: int = 4
@@ -57,6 +60,8 @@ class Echo:
             raise RuntimeError("stuck")
         if message == "b":
             return Reply("é", done=False)
+        if message == "bb":
+            return Reply("à\t\0…\ud800!", done=False)
         return Reply(message, reward=2.0, done=message == "x", success=message == "x")
 
 
@@ -148,29 +153,118 @@ def test_turns_and_context_are_limited() -> None:
     assert batch.transcript(0) == "ab" * 5
 
 
-@pytest.mark.parametrize("message", ["!$", "b$"])
-def test_a_conversation_that_raises_fails_alone(message: str) -> None:
+def test_a_conversation_that_raises_fails_alone() -> None:
     batch = echo(rows=2)
     with pytest.raises(RowsFailed) as raised:
-        batch.step([0, 1], messages(batch, message, "x$"))
+        batch.step([0, 1], messages(batch, "!$", "x$"))
     assert list(raised.value.errors) == [0]
     assert raised.value.result is not None
     assert raised.value.result.success.tolist() == [False, True]
 
 
-def test_a_prompt_beyond_the_limit_is_refused_with_its_length() -> None:
-    with pytest.raises(ConfigError, match=r"env.max_prompt_tokens = 12: .* seed 7, has 16 tokens; raise it"):
-        echo(seed=7)
+def test_what_a_reply_has_without_an_id_is_replaced_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    batch = echo(rows=2)
+    for message, context in (("b$", "abb"), ("bb$", "abbbba!")):
+        batch.step([0], messages(batch, message))
+        assert batch.transcript(0) == context, "é has no form here, of à there is a"
+    assert batch.texts(0) == ("ab", "b", "", "bb", "a!"), "what was shown, not what was said"
+    (told,) = caplog.messages
+    assert told.startswith("a reply has what is without an id in the characters 'abx!;', so it is shown otherwise: ''")
 
 
-def test_a_character_without_an_id_is_named() -> None:
-    class Odd(EchoSettings):
-        def conversation(self) -> Any:
-            return type("Odd", (Echo,), {"begin": lambda self, task, seed: "ab?"})()
-
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("ab" * 8, "env.max_prompt_tokens = 12: the prompt of task echo, seed 7, has 16 tokens; raise it"),
+        ("ab?", "the prompt of task echo, seed 7, cannot be encoded: '?' is not among the characters 'abx!;'; add it"),
+        ("é?àüñçø?", "'é', '?', 'à', 'ü', 'ñ' and 2 more are not among"),
+        ("", "the prompt of task echo, seed 7, is empty; give it a text"),
+    ],
+)
+def test_a_prompt_that_cannot_be_shown_whole_is_refused_alone(prompt: str, told: str) -> None:
+    batch = echo(rows=2)
+    batch._conversations[0].begin = lambda task, seed: prompt  # type: ignore[method-assign]
     with pytest.raises(RowsFailed) as raised:
-        Odd().build(1).reset([0], [0], [0])
-    assert "'?' is not among the characters 'abx!;'; add it" in str(raised.value.errors[0])
+        batch.reset([0, 1], [0, 0], [7, 1])
+    assert list(raised.value.errors) == [0]
+    assert isinstance(raised.value.errors[0], EpisodeRefused)
+    assert told in str(raised.value.errors[0])
+    assert batch.transcript(1) == "abab"
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("aaaaa", r"env\.max_new_tokens = 4: the expert's message has 6 tokens; raise it"),
+        ("a?", r"the expert's message cannot be encoded: '\?' is not among the characters"),
+    ],
+)
+def test_a_message_of_the_expert_that_cannot_be_given_is_refused_alone(message: str, told: str) -> None:
+    batch = TextBatchWithExpert(EchoSettings(), [Taught("x"), Taught(message)])
+    batch.reset([0, 1], [0, 0], [0, 0])
+    with pytest.raises(RowsFailed, match=told) as raised:
+        batch.expert_actions([0, 1])
+    assert {row: type(error) for row, error in raised.value.errors.items()} == {1: EpisodeRefused}
+    assert raised.value.result[0, :, 0].tolist() == [3, 0, 0, 0]
+
+
+class Taught(Echo):
+    def __init__(self, message: str) -> None:
+        self.expert = lambda: message
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [([1] * 16, ""), ([1, 9] * 8, "8 of the first 16 prompts are set aside"), ([9] * 9 + [1] * 7, "refused")],
+)
+def test_a_few_prompts_that_are_too_long_are_told_before_the_start(
+    lengths: list[int], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Some(EchoSettings):
+        def conversation(self) -> Any:
+            return type("Some", (Echo,), {"begin": lambda self, task, seed: "ab" * lengths[seed]})()
+
+    if told == "refused":
+        with pytest.raises(
+            ConfigError, match=r"seed 0, has 18 tokens; raise it .* \(9 of the first 16 prompts are like"
+        ):
+            Some().check()
+        return
+    Some().check()
+    assert [line[: len(told)] for line in caplog.messages] == [told] * bool(told)
+
+
+@pytest.mark.parametrize("count", [1, 1000, 20_000])
+@pytest.mark.parametrize(
+    "text",
+    ["<t>", "</t>", "<t>a</t>", "<t><t>a</t></t>", "</t><t>", "<t", "<t>a</t>b<t>", "<<t>></t>"],
+)
+def test_marked_parts_are_those_of_the_regular_expression(text: str, count: int) -> None:
+    """Compared where that is quick; unclosed marks, whose work grows with their square there, in any number."""
+    found = list(enclosed(text * count, "<t>", "</t>"))
+    if count < 20_000 or "</t>" in text:
+        assert found == re.findall("<t>(.*?)</t>", text * count, re.DOTALL)
+    else:
+        assert found == []
+
+
+class Counted(str):
+    """Counts the characters that are searched."""
+
+    searched = 0
+
+    def find(self, what: str, start: int = 0) -> int:  # type: ignore[override]
+        found = super().find(what, start)
+        Counted.searched += (found if found >= 0 else len(self)) + len(what) - start
+        return found
+
+
+@pytest.mark.parametrize("text", ["<t>", "<t></t>", "</t><t>", "<t><t></t>", "x</t>"])
+def test_the_work_of_finding_marked_parts_grows_with_the_length(text: str) -> None:
+    for count in (1, 100, 10_000):
+        Counted.searched = 0
+        list(enclosed(Counted(text * count), "<t>", "</t>"))
+        assert Counted.searched <= 3 * len(text) * count + 10
 
 
 def prompts(settings: ChainsSettings, *, held_out: bool) -> set[str]:
@@ -268,6 +362,56 @@ def test_code_in_a_message_is_run_and_its_output_is_the_reply() -> None:
     assert "ZeroDivisionError" in found.reply("<python>1/0</python>").text
     found.close()
     assert inner.closed
+
+
+class GuessSettings(TextSettings):
+    type: str = "guess"
+    max_new_tokens: int = 200
+    max_prompt_tokens: int = 8000
+    max_turns: int = 3
+
+    def conversation(self) -> Any:
+        return with_python(Guess(), SandboxSettings(**SANDBOX))
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("print('a\\tb\\0c', '\\u2026')", "a b?c ...\n"),
+        ("import os\nos.write(1, bytes(range(256)))", "256\n"),
+        ("raise ValueError('\\ud800 caf\\xe9')", "cafe\n"),
+        ("print('x' * 5000)", "xxx..."),
+        ("\t\u20ac = \0 1", "\n"),
+    ],
+)
+def test_whatever_code_prints_its_sample_goes_on(code: str, shown: str) -> None:
+    """What counts as a fault of the environment is not for the policy to decide."""
+    batch = GuessSettings().build(1)
+    batch.reset([0], [0], [0])
+    message = np.zeros((1, 200, 1), np.int64)
+    ids = batch._tokenizer.encode(encodable(batch._tokenizer, f"<python>{code}</python>"))
+    message[0, : len(ids), 0] = ids
+    result = batch.step([0], message)
+    assert not result.terminated[0]
+    reply = batch.texts(0)[2]
+    assert reply.startswith("<output>\n")
+    assert shown in reply
+    batch.close()
+
+
+class Unreadable(Problem):
+    """Of a data set whose scorer raises at some answers."""
+
+    class _dataset:  # noqa: N801 - that of the class above
+        @staticmethod
+        def score_answer(answer: str | None, entry: Any) -> float:
+            return 1.0 / len(answer or "")
+
+
+def test_an_answer_at_which_the_scorer_raises_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    problem = Unreadable(ReasoningGymSettings(answer_tag=""))
+    assert [problem.reply(message) for message in ("", "4", "")] == [Reply(), Reply(reward=1.0, success=True), Reply()]
+    assert [message[:31] for message in caplog.messages] == ["chain_sum cannot score '', so i"], "told once"
 
 
 class PrepareSettings(EchoSettings):
@@ -636,6 +780,21 @@ def test_an_answer_stands_in_the_last_pair_of_tags() -> None:
     assert extract("a <answer>1</answer> or <answer> 2\n</answer>.", "answer") == "2"
     assert extract("<answer>1", "answer") is None
     assert extract(" 3 ", "") == "3"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ('{"name": "add", "arguments": {"a": 1}}', "add"),
+        ('{"name": "\\ud800"}', ""),
+        ('{"name": "add", "arguments": {"\\udfff": [1]}}', ""),
+        ('{"name": "\\ud83d\\ude00"}', "\U0001f600"),
+        ("9" * 5000, ""),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_a_call_that_is_no_text_is_none(call: str, name: str) -> None:
+    assert _read(call)[0] == name
 
 
 def test_prompts_that_are_too_long_are_told_before_the_start() -> None:

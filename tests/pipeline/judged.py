@@ -25,6 +25,15 @@ class SpeltSettings(TextSettings):
         return Spelt(self)
 
 
+class UnevenSettings(SpeltSettings):
+    """One prompt in four is too long, one has a character without an id; so have messages of the expert."""
+
+    type: Literal["tests.pipeline.judged:UnevenSettings"] = "tests.pipeline.judged:UnevenSettings"  # type: ignore[assignment]
+
+    def conversation(self) -> Spelt:
+        return Uneven(self)
+
+
 class HangingExpertSettings(SpeltSettings):
     """With an expert that never answers."""
 
@@ -60,6 +69,15 @@ class Spelt:
         if self._defect == "close raises":
             Spelt.closed += 1
             raise OSError("stays open")
+
+
+class Uneven(Spelt):
+    def begin(self, task: int, seed: int) -> str:
+        self._seed = seed % 2**62  # the same for evaluations
+        return ("abc", "a" * 32, "abc", "?")[self._seed // 4 % 4]
+
+    def expert(self) -> str:
+        return ("abc", "a" * 32, "abc", "?")[self._seed % 4]
 
 
 class HangingExpert(Spelt):

@@ -10,7 +10,7 @@ import pytest
 
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler.records import DropReason, SampleFailed
+from polyrhythm.scheduler.records import DropReason, EpisodeSetAside, SampleFailed
 
 
 def told(
@@ -38,6 +38,19 @@ def test_the_first_of_a_kind_is_told_with_the_file_that_has_the_traceback(caplog
 def test_the_tenth_and_the_hundredth_are_told_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     found = told(SampleFailureLog(None), ["step: OSError: x"] * 150, caplog)
     assert [line.partition("(")[2].partition(")")[0] for line in found] == ["", "10 times so far", "100 times so far"]
+
+
+def test_a_refusal_is_told_once_for_its_group_and_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    failures = SampleFailureLog(Path("run/logs"), tasks=("spell",))
+    why = "env.max_prompt_tokens = 8: the prompt of task spell, seed 7, has 9 tokens; raise it"
+    refused = SampleFailed("simulator-0", 2, 7, 1, DropReason.EPISODE_REFUSED, why)
+    with caplog.at_level(logging.WARNING):
+        for number in range(10):
+            aside = EpisodeSetAside(0, number, 1, DropReason.EPISODE_REFUSED, background=False)
+            failures.on_decision(0.0, refused, [aside])
+            failures.on_decision(0.0, refused, [])  # of another member
+    assert caplog.messages == [f"an episode is set aside: {why}", f"an episode is set aside (10 times so far): {why}"]
+    assert not failures.counts
 
 
 def test_who_gave_what_is_not_finite_is_named_by_its_setting_with_task_and_seed(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from polyrhythm.config.load import load_config
+from polyrhythm.config.load import load_config, validate
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.train import train
@@ -139,3 +140,39 @@ def test_a_micro_batch_of_tokens_needs_a_policy_that_counts_them() -> None:
     other = load_config("reach", ["training.micro_batch_tokens=60"])
     with pytest.raises(ConfigError, match=r"micro_batch_tokens = 60: rows of the policy gaussian do not differ"):
         validate_run(other)
+
+
+UNEVEN = {
+    "name": "uneven",
+    "env": {"type": "tests.pipeline.judged:UnevenSettings"},
+    "policy": {"type": "causal_lm", "layers": 1, "width": 16, "heads": 2, "hidden": 16},
+    "rollout": {"rows": 8, "max_dropped": 0},
+    "groups": {"size": 4},
+    "training": {"versions": 6, "mini_batch_samples": 8},
+    "algorithm": {"advantage": "grpo", "value": {"coef": 0.0}},
+    "evaluation": {"episodes": 16, "sampled": False},
+    "demonstrations": {"episodes_per_task": 64, "keep_failed": True},
+    "supervised": {"steps": 2, "batch_size": 8, "warmup_steps": 1},
+}
+
+
+def test_prompts_that_cannot_be_shown_are_counted_and_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    summary = train(validate_run(validate(UNEVEN)), tmp_path)
+    assert summary["ledger"]["trained"] == 48
+    assert summary["ledger"]["dropped"].keys() == {"episode refused"}
+    reasons = {one["reason"] for one in summary["set_aside"]}
+    assert reasons == {"episode refused"}
+    assert not summary["failed_samples"]
+    after = summary["after"]
+    assert 0 < after["dropped"] < 16
+    assert after["dropped"] + after["episodes"] == 16
+    told = "\n".join(caplog.messages)
+    assert "8 of the first 16 prompts are set aside, as others like them will be: env.max_prompt_tokens = 8" in told
+    assert "an episode is set aside: " in told
+    dropped = re.search(
+        r"(\d+) episodes were dropped, the first since it is refused: (env.max|the prompt|the exp)", told
+    )
+    assert dropped is not None
+    assert 32 < int(dropped[1]) < 64, "three of four"

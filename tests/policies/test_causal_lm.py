@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.conformance import Note
 from polyrhythm.envs.text import TextSettings
 from polyrhythm.envs.text.chains import ChainsSettings
+from polyrhythm.envs.text.tokenizers import folder_tokenizer
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.network import CausalNetwork, cache_bytes, random_network
@@ -317,7 +319,7 @@ def test_another_tokenizer_than_the_models_is_refused(folder: Path) -> None:
         1,
         chunk=12,
     )
-    with pytest.raises(ConfigError, match=r"it has 408 tokens, the environment's tokenizer 9999; set env.tokenizer"):
+    with pytest.raises(ConfigError, match=r"embeddings of 408 ids, the environment's tokenizer ids below 9999; set"):
         CausalLmSettings(checkpoint=str(folder)).form(larger)
 
 
@@ -327,7 +329,7 @@ def test_another_tokenizer_than_the_models_is_refused(folder: Path) -> None:
         (
             VOCABULARY - 50,
             (1,),
-            r"its own tokenizer has \d+ tokens, the environment's 350; set env\.tokenizer to the same",
+            r"its own tokenizer has ids below \d+, the environment's ids below 350; set env\.tokenizer to the same",
         ),
         (
             0,
@@ -345,6 +347,34 @@ def test_a_tokenizer_that_fits_and_is_not_the_models_is_refused(
     with pytest.raises(ConfigError, match=told):
         CausalLmSettings(checkpoint=str(folder)).form(replace(spec, action=action))
     CausalLmSettings(checkpoint=str(folder)).form(spec)
+
+
+def with_gap(folder: Path, gap: int) -> None:
+    """Move the end of text behind a gap in the folder's ids, as released tokenizers have it."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["<eos>"] = max(vocabulary.values()) + gap
+    for token in content["added_tokens"]:
+        token["id"] = vocabulary[token["content"]]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(("gap", "fits"), [(9, True), (250, True), (251, False), (400, False)])
+def test_a_model_has_embeddings_up_to_the_largest_id(folder: Path, tmp_path: Path, gap: int, fits: bool) -> None:
+    found = tmp_path / "model"
+    shutil.copytree(folder, found)
+    with_gap(found, gap)
+    spec = text_settings(found).spec()
+    tokens = len(folder_tokenizer(str(folder))._tokenizer.get_vocab())
+    assert spec.action.choices == max(spec.action.stops) + 1 == tokens + gap
+    section = CausalLmSettings(checkpoint=str(found))
+    if fits:
+        section.form(spec)
+        return
+    with pytest.raises(
+        ConfigError, match=r"it has embeddings of 408 ids, the environment's tokenizer ids below \d+; set"
+    ):
+        section.form(spec)
 
 
 def test_an_environment_without_text_is_refused() -> None:

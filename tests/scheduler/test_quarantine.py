@@ -11,6 +11,9 @@ from tests.scheduler.test_conductor import Script
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import DropReason
+from polyrhythm.scheduler.samples.fault_limit import FaultLimit
+from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def fails(
@@ -66,6 +69,33 @@ def test_failures_that_are_not_the_environments_do_not_count(reason: DropReason)
     script = group_of_three(quarantine_after=1)
     assert not notices(fails(script, 0, reason=reason))
     assert script.conductor.ledger.dropped == {}
+
+
+@pytest.mark.parametrize("quarantine_after", [0, 3])
+def test_a_refused_episode_is_set_aside_at_once_and_no_fault(quarantine_after: int) -> None:
+    script = group_of_three(quarantine_after=quarantine_after, max_dropped=0)
+    start = script.tickets[0].start
+    assert notices(fails(script, 1, reason=DropReason.EPISODE_REFUSED)) == [
+        r.EpisodeSetAside(*start, 1, DropReason.EPISODE_REFUSED)
+    ]
+    assert script.conductor.ledger.dropped == {"episode refused": 3}
+    assert script.conductor.ledger.dropped_by_faults == 0
+    assert {script.tickets[number].group for number in script.tickets if number > 2} == {1}, "another group replaces it"
+
+
+@pytest.mark.parametrize(("finished", "halts"), [(900, True), (1100, False)])
+def test_a_run_whose_episodes_are_mostly_refused_halts(finished: int, halts: bool) -> None:
+    limit, ledger = FaultLimit(SchedulerSettings(batch_size=4, max_dropped=0)), SampleLedger()
+    limit.note(r.SampleFailed("sim", 0, 7, 1, DropReason.EPISODE_REFUSED, "the prompt is too long"))
+    ledger.started, ledger.dropped = 1000 + finished, {DropReason.EPISODE_REFUSED: 1000}
+    assert not limit.check(ledger), "few"
+    ledger.started, ledger.dropped = 1001 + finished, {DropReason.EPISODE_REFUSED: 1001}
+    found = [halt.reason for halt in limit.check(ledger)]
+    assert (
+        found == ["the environment refuses most episodes, 1001 of 1901; the last one: the prompt is too long"] * halts
+    )
+    limit.forgive(ledger)
+    assert not limit.check(ledger), "a resumed run may refuse as many again"
 
 
 def test_simulators_that_are_lost_together_set_no_healthy_group_aside() -> None:

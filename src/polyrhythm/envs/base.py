@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,15 +46,21 @@ class StepResult(NamedTuple):
     executed: NDArray[np.bool_] | None = None
 
 
-class RowsFailed(Exception):
-    """Some rows of a `reset` or `step` raised, all others did what was asked: only the samples of the former fail.
+class EpisodeRefused(Exception):
+    """An environment does not play an episode, such as one with a prompt that is too long: raised for rows of a `reset`
+    or of `expert_actions` (`RowsFailed`). It is no failure: the task and seed is set aside at once."""
 
-    errors: row → its error. result: of a step, with anything for rows that failed. These are not used again before
-    their next reset, which makes them anew; but where rows step only together (`step_rows` false) they get no-ops, as
-    rows without an episode do.
+
+class RowsFailed(Exception):
+    """Some rows of a `reset`, `step` or `expert_actions` raised, all others did what was asked: only the samples of the
+    former fail.
+
+    errors: row → its error. result: of the step, or the actions, with anything for rows that failed. These are not used
+    again before their next reset, which makes them anew; but where rows step only together (`step_rows` false) they get
+    no-ops, as rows without an episode do.
     """
 
-    def __init__(self, errors: Mapping[int, Exception], result: StepResult | None = None) -> None:
+    def __init__(self, errors: Mapping[int, Exception], result: Any = None) -> None:
         super().__init__("; ".join(f"row {row}: {type(e).__name__}: {e}" for row, e in errors.items()))
         self.errors, self.result = errors, result
 

@@ -11,10 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, violation_of
-from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert, RowNumbers, StepResult, first_cause
+from polyrhythm.envs.base import (
+    EnvBatch,
+    EnvSettings,
+    EpisodeRefused,
+    Expert,
+    RowNumbers,
+    RowsFailed,
+    StepResult,
+    first_cause,
+)
 from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
+
+#: Seeds that are tried for an episode, as some may be refused.
+_SEEDS = 32
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -52,7 +64,21 @@ class CheckedEnv:
                 )
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        self._call("reset", self._inner.reset, rows, tasks, seeds)
+        """Begin episodes; of rows whose episode is refused (`EpisodeRefused`) those of the next seeds."""
+        self._call("reset", self._reset, rows, tasks, seeds)
+
+    def _reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        for again in range(_SEEDS):
+            try:
+                self._inner.reset(rows, tasks, [seed + again for seed in seeds])
+            except RowsFailed as failed:
+                last = again == _SEEDS - 1
+                if last or not all(isinstance(error, EpisodeRefused) for error in failed.errors.values()):
+                    raise
+                kept = [i for i, row in enumerate(rows) if row in failed.errors]
+                rows, tasks, seeds = [rows[i] for i in kept], [tasks[i] for i in kept], [seeds[i] for i in kept]
+            else:
+                return
 
     def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
         """Do one step. Raises ContractViolation unless the result is [n] finite numbers and flags."""

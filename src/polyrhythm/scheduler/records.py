@@ -34,6 +34,8 @@ class DropReason(StrEnum):
     SIMULATOR_LOST = "simulator lost"
     #: The environment raised an exception.
     ENVIRONMENT_RAISED = "environment raised"
+    #: The environment does not play the episode, such as one with a prompt that is too long.
+    EPISODE_REFUSED = "episode refused"
     #: The environment gave a number that is not finite.
     ENVIRONMENT_NOT_FINITE = "environment not finite"
     #: The policy gave a number that is not finite.
@@ -46,8 +48,8 @@ class DropReason(StrEnum):
     SCORER_LOST = "scorer lost"
 
 
-#: Reasons of samples that were not needed: they do not count as faults.
-NOT_NEEDED = frozenset({DropReason.SURPLUS, DropReason.FILTERED})
+#: Reasons of samples that were not needed, or not to be had: they do not count as faults.
+NO_FAULTS = frozenset({DropReason.SURPLUS, DropReason.FILTERED, DropReason.EPISODE_REFUSED})
 
 
 class SampleEnd(StrEnum):

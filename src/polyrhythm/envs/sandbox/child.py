@@ -30,14 +30,14 @@ _MIB = 2**20
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """What holds for every call. work: the working folder, empty without namespaces; seccomp: the filter, empty without
-    it; landlock: its version, 0 without it; readable: folders that the code may read."""
+    it; landlock: its version, 0 without it; readable: its rules for what the code may read."""
 
     cpu_s: int
     memory_mib: int
     files_mib: int
     open_files: int
     output_bytes: int
-    readable: tuple[str, ...]
+    readable: tuple[tuple[str, int], ...]
     work: str = ""
     seccomp: bytes = b""
     landlock: int = 0
@@ -90,11 +90,12 @@ def _enter_folder(confinement: Confinement) -> list[str]:
 
 
 def _limit(confinement: Confinement) -> None:
-    """Limits of the kernel; `at most` and `now` are the same, so that reaching one of time ends the process."""
+    """Limits of the kernel; `at most` and `now` are the same, so that reaching one of time ends the process. That of
+    CPU time is for a server that cannot end it: what the kernel compares with it is sampled."""
     file_bytes = max(confinement.files_mib * _MIB, confinement.output_bytes + 1)
     for limit, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, confinement.cpu_s),
+        (resource.RLIMIT_CPU, 2 * confinement.cpu_s + 1),
         (resource.RLIMIT_AS, confinement.memory_mib * _MIB),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NOFILE, confinement.open_files),

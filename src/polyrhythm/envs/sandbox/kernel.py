@@ -25,7 +25,7 @@ CLONE_NEWNS = 0x20000
 _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = (
     0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _MOUNT_RDONLY, _MOUNT_NOSUID, _MOUNT_NODEV = 1, 2, 4
 _AT_RECURSIVE = 0x8000
@@ -98,8 +98,9 @@ def mount_folder(target: str, mib: int, files: int) -> None:
     mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, f"size={mib}m,nr_inodes={files},mode=700")
 
 
-def change_root(readable: Iterable[str], work: str) -> None:
-    """A root with nothing but the folders `readable`, read-only, at their paths, and the empty folder `work`.
+def change_root(readable: Sequence[str], hidden: Sequence[str], work: str) -> None:
+    """A root with nothing but the folders `readable`, read-only, at their paths, and the empty folder `work`. Of the
+    former the folders `hidden` are empty.
 
     For process 1 of new namespaces. Lacking: mounting is not allowed there.
     """
@@ -115,6 +116,8 @@ def change_root(readable: Iterable[str], work: str) -> None:
             Path(path).mkdir(parents=True, exist_ok=True)
             mount(f"/old{source}", path, "", _MS_BIND | _MS_REC)
             _set_read_only(path, _AT_RECURSIVE)
+        for path in hidden:
+            mount("tmpfs", path, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, "size=4k,mode=755")
         call("umount2", b"/old", _MNT_DETACH)
         Path("/old").rmdir()
         Path(work).mkdir()
@@ -136,15 +139,34 @@ def landlock_version() -> int:
         raise Lacking("landlock", f"landlock_create_ruleset: {error.strerror}") from error
 
 
-def restrict_files(version: int, readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Nothing but reading below `readable`, and reading and writing below `writable`, for this process for good."""
+def reading_rules(readable: Iterable[str], hidden: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Rules of Landlock (path, rights) to read what is below `readable`, but no file below `hidden`.
+
+    A right holds for all that is below a path, so each file and folder beside a hidden one has a rule. The hidden one
+    can be listed.
+    """
+    found: list[tuple[str, int]] = []
+    for folder in readable:
+        if not any(f"{path}/".startswith(f"{folder}/") for path in hidden):
+            found.append((folder, _READ_FILE | _READ_DIR))
+        elif folder not in hidden:
+            found.append((folder, _READ_DIR))
+            entries = [entry for entry in os.scandir(folder) if not entry.is_symlink()]
+            found += [(entry.path, _READ_FILE) for entry in entries if entry.is_file()]
+            found += reading_rules([entry.path for entry in entries if entry.is_dir()], hidden)
+    return tuple(found)
+
+
+def restrict_files(version: int, readable: Sequence[tuple[str, int]], writable: Sequence[str]) -> None:
+    """Nothing but what the rules `readable` allow, and reading and writing below `writable`, for this process for
+    good."""
     every = (1 << _RIGHTS.get(version, _RIGHTS_NOW)) - 1
     attributes = struct.pack(
         "QQQ", every, _TCP if version >= _TCP_SINCE else 0, _SCOPES if version >= _SCOPES_SINCE else 0
     )
     size = 8 if version < _TCP_SINCE else 16 if version < _SCOPES_SINCE else 24
     rules = syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
-    allowed = [(path, _READ_FILE | _READ_DIR) for path in readable]
+    allowed = [*readable]
     allowed += [(path, _READ_FILE | _READ_DIR | _WRITE) for path in writable]
     for path, rights in allowed:
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +33,27 @@ from polyrhythm.envs.sandbox.seccomp import filter_program
 
 #: The working folder of a call, in its own root.
 _WORK = "/.call"
+#: Of another process, in the low bits of a clock's number: the time that it was scheduled.
+_CPU_CLOCK = 2
 
 
 @dataclass(slots=True)
 class _Running:
+    """process: its descriptor; late: the wall time, by `time.monotonic`, at which it is ended; look: at which its CPU
+    time may have reached the limit."""
+
     pid: int
     process: int
     call: socket.socket
     began: float
+    late: float
+    look: float
     timed_out: bool = False
+
+    def cpu_s(self) -> float:
+        """CPU time so far, by the kernel's exact count: what is counted for RLIMIT_CPU is sampled, and may be far off
+        on a busy machine."""
+        return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
 
 
 class Server:
@@ -48,7 +61,7 @@ class Server:
 
     def __init__(self, client: socket.socket, confinement: Confinement, wall_s: float, at_a_time: int) -> None:
         self._client, self._confinement = client, confinement
-        self._wall_s, self._at_a_time = wall_s, at_a_time
+        self._wall_s, self._cpu_s, self._at_a_time = wall_s, confinement.cpu_s, at_a_time
         self._waiting: deque[tuple[int, int, socket.socket]] = deque()
         self._running: dict[int, _Running] = {}
         self._poll = select.poll()
@@ -72,7 +85,7 @@ class Server:
             self._kill(running)
 
     def _patience_ms(self) -> int | None:
-        deadlines = [running.began + self._wall_s for running in self._running.values() if not running.timed_out]
+        deadlines = [min(one.late, one.look) for one in self._running.values() if not one.timed_out]
         return max(0, int(1000 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
 
     def _accept(self) -> bool:
@@ -96,7 +109,8 @@ class Server:
         else:
             if not pid:
                 run_child(self._confinement, parent, code, output, call.fileno())
-            running = _Running(pid, os.pidfd_open(pid), call, time.monotonic())
+            now = time.monotonic()
+            running = _Running(pid, os.pidfd_open(pid), call, now, now + self._wall_s, now + self._cpu_s)
             self._running[running.process] = running
             self._poll.register(running.process, select.POLLIN)
             self._poll.register(call, 0)  # a hang-up alone
@@ -104,9 +118,15 @@ class Server:
         os.close(output)
 
     def _stop_late(self) -> None:
+        """End the calls that have reached one of the limits of time. A call has one thread, so it cannot reach that of
+        CPU time before as much wall time has passed."""
         now = time.monotonic()
         for running in self._running.values():
-            if not running.timed_out and now >= running.began + self._wall_s:
+            if running.timed_out or now < min(running.late, running.look):
+                continue
+            left = self._cpu_s - running.cpu_s()
+            running.look = now + left
+            if left <= 0 or now >= running.late:
                 running.timed_out = True
                 self._kill(running)
 
@@ -135,19 +155,19 @@ def _tell(call: socket.socket, **content: Any) -> None:
         call.send(json.dumps(content).encode())
 
 
-def _enter_namespaces(client: socket.socket, readable: tuple[str, ...]) -> None:
+def _enter_namespaces(client: socket.socket, readable: Sequence[str], hidden: Sequence[str]) -> None:
     """Go on as process 1 of namespaces of its own; the process that was started waits for it."""
     kernel.unshare_namespaces()
     if pid := os.fork():
         client.close()
         os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.change_root(readable, _WORK)
+    kernel.change_root(readable, hidden, _WORK)
 
 
 def _prepare(client: socket.socket, settings: dict[str, Any]) -> Server:
     """Everything that calls share. Lacking: a mechanism is not to be had; ImportError: a module."""
-    without, readable = settings["without"], tuple(settings["readable"])
+    without, readable, hidden = settings["without"], settings["readable"], settings["hidden"]
     seccomp = b"" if "seccomp" in without else filter_program()
     landlock = 0 if "landlock" in without else kernel.landlock_version()
     if "namespaces" in without:
@@ -155,12 +175,14 @@ def _prepare(client: socket.socket, settings: dict[str, Any]) -> Server:
         os.chdir(folder)
         folder.rmdir()
     else:
-        _enter_namespaces(client, readable)
+        _enter_namespaces(client, readable, hidden)
+        hidden = []
     sys.path[:] = [path for path in sys.path if path != settings["ours"]] + settings["packages"]
     for name in settings["modules"]:
         importlib.import_module(name)
     work = "" if "namespaces" in without else _WORK
-    confinement = Confinement(**settings["limits"], readable=readable, work=work, seccomp=seccomp, landlock=landlock)
+    rules = kernel.reading_rules(readable, hidden) if landlock else ()
+    confinement = Confinement(**settings["limits"], readable=rules, work=work, seccomp=seccomp, landlock=landlock)
     return Server(client, confinement, settings["wall_s"], settings["at_a_time"])
 
 

@@ -50,8 +50,6 @@ _MOST_TEXT = 2**20
 _TOO_LONG = b"raise SystemExit('the code is longer than 1 MiB; it was not run')"
 #: Seconds in which the sandbox has imported its modules.
 _START_S = 120.0
-#: Share of the CPU time after which a kill is the kernel's, which counts more finely than it reports.
-_NEARLY = 0.9
 
 
 class SandboxSettings(BaseModel):
@@ -278,7 +276,8 @@ class PythonTool:
             "ours": source,
             "without": self._without,
             "packages": list(dict.fromkeys(packages)),
-            "readable": _readable(packages),
+            "readable": (readable := _readable(packages)),
+            "hidden": _packages_within(readable, packages),
             "modules": [*_USUAL, *settings.modules],
             "limits": {name: getattr(settings, name) for name in limits},
             "wall_s": settings.wall_s,
@@ -295,9 +294,20 @@ def _readable(packages: Sequence[str]) -> list[str]:
     return [folder for folder in found if not any(folder.startswith(f"{other}/") for other in found)]
 
 
+def _packages_within(readable: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Folders of installed packages below the readable ones, such as those of the base Python, without the wanted."""
+    names = [f"{versions}{kind}-packages" for versions in ("", "python*/") for kind in ("site", "dist")]
+    found = {path for folder in readable for name in names for path in Path(folder).glob(name)}
+    found = {path for path in found if not path.is_symlink()} | {path.resolve() for path in found}
+    kept = {Path(path).resolve() for path in wanted}
+    below = [path for path in found if any(path.is_relative_to(folder) for folder in readable)]
+    return sorted(str(path) for path in below if path.resolve() not in kept)
+
+
 def _ended(told: dict[str, Any], settings: SandboxSettings) -> Literal["done", "error", "time", "killed"]:
     status = int(told["status"])
-    if told["timed_out"] or (status == -signal.SIGKILL and told["cpu_s"] >= _NEARLY * settings.cpu_s):
+    by_kernel = status == -signal.SIGKILL and told["cpu_s"] >= settings.cpu_s  # the server was too late
+    if told["timed_out"] or by_kernel:
         return "time"
     return "done" if not status else "error" if status > 0 else "killed"
 

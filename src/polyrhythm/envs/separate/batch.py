@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.envs.separate.env_process import EnvProcess
 
@@ -29,7 +29,7 @@ class SeparateBatch:
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.Done)
         if done.failed:
-            raise RowsFailed(_errors(done.failed))
+            raise RowsFailed(_errors(done.failed) | {row: EpisodeRefused(done.failed[row]) for row in done.refused})
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         found = self._process.ask(p.Step(_numbers(rows), p.packed(actions)), p.Stepped)

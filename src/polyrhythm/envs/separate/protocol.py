@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 4
+VERSION = 5
 _LENGTH = struct.Struct("<I")
 
 
@@ -127,9 +127,10 @@ class Built(msgspec.Struct, tag=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """failed: rows that failed alone, each with what it raised."""
+    """failed: rows that failed alone, each with what it raised; refused: those of them whose episode is refused."""
 
     failed: dict[int, str] = {}
+    refused: tuple[int, ...] = ()
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):

@@ -28,6 +28,7 @@ from polyrhythm.envs.base import (
     DiscardsRows,
     EnvBatch,
     EnvSettings,
+    EpisodeRefused,
     Expert,
     Renderable,
     Renderer,
@@ -92,7 +93,8 @@ class Server:
         try:
             self._batch.reset(request.rows, request.tasks, request.seeds)
         except RowsFailed as failed:
-            return p.Done(_texts(failed))
+            refused = [int(row) for row, error in failed.errors.items() if isinstance(error, EpisodeRefused)]
+            return p.Done(_texts(failed), tuple(refused))
         return p.Done()
 
     @answer.register
@@ -167,6 +169,8 @@ def _texts(failed: RowsFailed) -> dict[int, str]:
 
 def raised(error: BaseException) -> p.Raised:
     """What is told of an error, with the place in the environment's code."""
+    if isinstance(error, EpisodeRefused):
+        return p.Raised("", str(error))
     if isinstance(error, PolyrhythmError):
         return p.Raised(type(error).__name__, str(error))
     if isinstance(error, ImportError):

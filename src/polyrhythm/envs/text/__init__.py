@@ -11,6 +11,7 @@ from polyrhythm.envs.text.base import (
     Reply,
     TextSettings,
     draw_apart,
+    enclosed,
 )
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "Reply",
     "TextSettings",
     "draw_apart",
+    "enclosed",
 ]

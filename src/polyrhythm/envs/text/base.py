@@ -11,16 +11,16 @@ executed. What the environment says is in observations only, so no loss counts i
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from polyrhythm.envs.base import RowsFailed
+from polyrhythm.envs.base import EpisodeRefused, RowsFailed
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
@@ -28,6 +28,8 @@ from polyrhythm.specs.spaces import HELD_OUT
 
 if TYPE_CHECKING:
     from polyrhythm.envs.text.batch import TextBatch
+
+log = logging.getLogger(__name__)
 
 #: One prompt in so many belongs to evaluations.
 _APART = 8
@@ -118,7 +120,8 @@ class TextSettings(BaseModel):
     max_new_tokens: Count = 128
     """Most tokens of a message; longer ones are cut, which ends the episode."""
     max_prompt_tokens: Count = 256
-    """Most tokens before a message: the prompt and, in several turns, everything said since."""
+    """Most tokens before a message: the prompt, with what the tokenizer begins with, and, in several turns, everything
+    said since. Longer prompts are set aside."""
     max_turns: Count = 1
     """Most messages of an episode."""
 
@@ -162,24 +165,33 @@ class TextSettings(BaseModel):
         return made(self, conversations)
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
-        """A finished sample as text, without end-of-text tokens."""
-        decode, shown, length = self.text_tokenizer().decode, trajectory.obs["tokens"], trajectory.obs["length"]
-        before = [decode(shown[step, : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
+        """A finished sample as text, without end-of-text tokens and what the tokenizer begins with."""
+        tokenizer, shown, length = self.text_tokenizer(), trajectory.obs["tokens"], trajectory.obs["length"]
+        decode, first = tokenizer.decode, len(tokenizer.start)
+        before = [decode(shown[step, first : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
         actions = trajectory.actions[:, :, 0]
         messages = tuple(decode(ids[valid].tolist()) for ids, valid in zip(actions, trajectory.valid, strict=True))
         return Transcript(before[0], messages, before[1] + messages[-1])
 
     def check(self) -> None:
-        """Raise MissingError if the tokenizer's package is not installed, ConfigError if one of the first prompts is
-        longer than `max_prompt_tokens`."""
+        """Raise MissingError if the tokenizer's package is not installed, ConfigError if most of the first prompts
+        cannot be shown whole; warn if some cannot."""
         batch = self.build(1)
+        starts = [(t, s) for t in range(min(len(batch.spec.tasks), _TRIED_TASKS)) for s in range(_TRIED_PROMPTS)]
+        refused = list[str]()
         try:
-            for task in range(min(len(batch.spec.tasks), _TRIED_TASKS)):
-                for seed in range(_TRIED_PROMPTS):
-                    with suppress(RowsFailed):  # told where the environment is tried
-                        batch.reset([0], [task], [seed])
+            for task, seed in starts:
+                try:
+                    batch.reset([0], [task], [seed])
+                except RowsFailed as failed:  # by anything else: told where the environment is tried
+                    refused += [str(e) for e in failed.errors.values() if isinstance(e, EpisodeRefused)]
         finally:
             batch.close()
+        count = f"{len(refused)} of the first {len(starts)} prompts"
+        if 2 * len(refused) > len(starts):
+            raise ConfigError(f"{refused[0]} ({count} are like that)")
+        if refused:
+            log.warning("%s are set aside, as others like them will be: %s", count, refused[0])
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded once per process."""
@@ -190,7 +202,7 @@ class TextSettings(BaseModel):
     def _stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         ids = list(tokenizer.ends)
         for text in self.stops:
-            found = tokenizer.encode(text)
+            found = [] if tokenizer.lacking(text) else tokenizer.encode(text)
             if len(found) != 1:
                 raise ConfigError(
                     f"env.tokenizer = {self.tokenizer}: {text!r}, which ends a message here, is {len(found)} tokens of "
@@ -198,6 +210,16 @@ class TextSettings(BaseModel):
                 )
             ids += found
         return tuple(ids)
+
+
+def enclosed(text: str, opening: str, closing: str) -> Iterator[str]:
+    """The parts of a text between an opening mark and the next closing one, in order. Unlike a regular expression such
+    as `<python>(.*?)</python>`, whose work grows with the square of marks that are never closed, this takes linear
+    time: a message may be anything."""
+    first = text.find(opening)
+    while first >= 0 and (end := text.find(closing, first + len(opening))) >= 0:
+        yield text[first + len(opening) : end]
+        first = text.find(opening, end + len(closing))
 
 
 def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:

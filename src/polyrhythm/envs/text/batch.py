@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import definition_place
-from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
 from polyrhythm.envs.text.prepared import PreparedMessages
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.envs.text.tokenizers import begin, encodable
+from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs.finite import as_number
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class TextBatch:
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
         self._stops = np.array(self.spec.action.stops)
-        self._overflowed = False
+        self._overflowed = self._replaced = False  # whether it was told
         self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # prompt, messages' ids and replies
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
@@ -45,29 +46,34 @@ class TextBatch:
             self._prepared.forget(row)
             try:
                 prompt = self._conversations[row].begin(int(task), int(seed))
-                ids = self._tokenizer.encode(prompt)
+                ids = self._begun(prompt, f"the prompt of task {self.spec.tasks[task].name}, seed {seed},")
             except PolyrhythmError:
                 raise
             except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
                 errors[row] = error
                 continue
-            if not 0 < len(ids) <= self._settings.max_prompt_tokens:
-                raise self._unfit(len(ids), task, seed)
             self._length[row] = self._turn[row] = 0
             self._tokens[row] = 0
-            self._said[row] = [prompt]
+            self._said[row] = [np.array(ids)]
             self._append(row, ids)
         if errors:
             raise RowsFailed(errors)
 
-    def _unfit(self, tokens: int, task: int, seed: int) -> ConfigError:
-        where = f"the prompt of task {self.spec.tasks[task].name}, seed {seed}, has {tokens} tokens"
-        if not tokens:
-            return ConfigError(f"env: {where}; give it a text, from which the model can begin")
+    def _begun(self, prompt: str, what: str) -> list[int]:
+        """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
         limit = self._settings.max_prompt_tokens
-        return ConfigError(
-            f"env.max_prompt_tokens = {limit}: {where}; raise it to that or more, or shorten the prompts"
-        )
+        try:
+            ids = begin(self._tokenizer, prompt)
+        except ValueError as error:
+            raise EpisodeRefused(f"{what} cannot be encoded: {error}") from error
+        if not ids:
+            raise EpisodeRefused(f"{what} is empty; give it a text, from which the model can begin")
+        if len(ids) > limit:
+            raise EpisodeRefused(
+                f"env.max_prompt_tokens = {limit}: {what} has {len(ids)} tokens; raise it to that or more in another "
+                "run, or shorten the prompts"
+            )
+        return ids
 
     def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
         """Add to the row's context; False, and nothing is added, if it does not fit."""
@@ -132,10 +138,11 @@ class TextBatch:
                 continue
             try:
                 reply = self._replied(row, message) if whole[i] else Reply(done=False)
-                self._said[row] += (message.copy(), reply.text)
+                shown = [] if reply.done else self._encoded(reply.text)
+                self._said[row] += (message.copy(), reply.text if reply.done else np.array(shown, np.int64))
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
                 if not reply.done:
-                    said_ids = [*message.tolist(), *self._tokenizer.encode(reply.text)]
+                    said_ids = [*message.tolist(), *shown]
                     fits = whole[i] and self._append(row, said_ids)
                     if whole[i] and not fits:
                         self._tell_overflow(row, len(said_ids))
@@ -143,7 +150,7 @@ class TextBatch:
                     truncated[i] = fits and self._turn[row] >= self.spec.max_steps
             except PolyrhythmError:
                 raise
-            except Exception as error:  # noqa: BLE001 - of the user's code, or a reply that fits no token: it fails alone
+            except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
                 errors[row] = error
         metrics = {
             "message_tokens": lengths.astype(np.float64),
@@ -171,16 +178,31 @@ class TextBatch:
             raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
         return reply
 
+    def _encoded(self, reply: str) -> list[int]:
+        """Ids of a reply, with what has none replaced: it may be what the policy had a tool print, which is no fault of
+        the environment."""
+        text = encodable(self._tokenizer, reply)
+        if text != reply and not self._replaced:
+            self._replaced = True
+            log.warning(
+                "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like replies "
+                "come without a warning",
+                *(self._tokenizer.origin, text, reply),
+            )
+        return self._tokenizer.encode(text)
+
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         index = np.asarray(rows, np.intp)
         out["tokens"][:], out["length"][:], out["turn"][:] = self._tokens[index], self._length[index], self._turn[index]
 
     def transcript(self, row: int) -> str:
-        """The row's context as text: the prompt, messages and replies."""
-        return self._tokenizer.decode(self._tokens[row, : self._length[row]].tolist())
+        """The row's context as text: the prompt, messages and replies, without what the tokenizer begins with."""
+        first = len(self._tokenizer.start)
+        return self._tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """See `envs.base.TranscribesRows`: also a message that was cut, and replies that the model did not see."""
+        """See `envs.base.TranscribesRows`: what the model was shown, decoded from its tokens; also a message that was
+        cut, and replies that the model did not see."""
         decode = self._tokenizer.decode
         return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
 
@@ -197,17 +219,31 @@ class TextBatchWithExpert(TextBatch):
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
         """The expert's next message of each row: [n,C,1], which ends with an end-of-text token unless it has a stop of
-        its own. ConfigError: it is longer than a message may be."""
-        end = self._tokenizer.ends[0]
-        found = np.full((len(rows), self.spec.chunk, 1), end, np.int64)
+        its own. EpisodeRefused, for a row: it is longer than a message may be, or has what is without an id."""
+        found = np.full((len(rows), self.spec.chunk, 1), self._tokenizer.ends[0], np.int64)
+        refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
             conversation = self._conversations[row]
             assert isinstance(conversation, Demonstrates)
-            ids = self._tokenizer.encode(conversation.expert())
-            ids += [] if ids and ids[-1] in self.spec.action.stops else [end]
-            if len(ids) > self.spec.chunk:
-                raise ConfigError(
-                    f"env.max_new_tokens = {self.spec.chunk}: the expert's message has {len(ids)} tokens; raise it"
-                )
-            found[i, : len(ids), 0] = ids
+            message = conversation.expert()
+            try:
+                ids = self._demonstrated(message)
+            except EpisodeRefused as error:
+                refused[row] = error
+            else:
+                found[i, : len(ids), 0] = ids
+        if refused:
+            raise RowsFailed(refused, found)
         return found
+
+    def _demonstrated(self, message: str) -> list[int]:
+        try:
+            ids = self._tokenizer.encode(message)
+        except ValueError as error:
+            raise EpisodeRefused(f"the expert's message cannot be encoded: {error}") from error
+        ids += [] if ids and ids[-1] in self.spec.action.stops else [self._tokenizer.ends[0]]
+        if len(ids) > self.spec.chunk:
+            raise EpisodeRefused(
+                f"env.max_new_tokens = {self.spec.chunk}: the expert's message has {len(ids)} tokens; raise it"
+            )
+        return ids

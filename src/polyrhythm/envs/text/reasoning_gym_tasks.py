@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
+import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -13,10 +14,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from polyrhythm.envs.sandbox.tool import SandboxSettings
-from polyrhythm.envs.text.base import Conversation, Count, Reply, TextSettings, draw_apart
+from polyrhythm.envs.text.base import Conversation, Count, Reply, TextSettings, draw_apart, enclosed
 from polyrhythm.envs.text.with_python import INSTRUCTION, with_python
 from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.specs import EnvSpec, Task
+
+log = logging.getLogger(__name__)
 
 #: Problems of a data set: each is made of its number alone.
 _PROBLEMS = 2**31
@@ -81,6 +84,7 @@ class Problem:
         self._names = list(settings.datasets)
         self._task = 0
         self._entry: dict[str, Any] = {}
+        self._told = False
 
     def begin(self, task: int, seed: int) -> str:
         self._task = task
@@ -99,8 +103,19 @@ class Problem:
         return _dataset(name, json.dumps(self._settings.datasets[name]))
 
     def reply(self, message: str) -> Reply:
-        score = float(self._dataset.score_answer(extract(message, self._settings.answer_tag), self._entry))
+        score = self._score(extract(message, self._settings.answer_tag))
         return Reply(reward=score, success=score >= _RIGHT)
+
+    def _score(self, answer: str | None) -> float:
+        """The data set's score; 0 where its scorer raises at the answer, which may be anything."""
+        try:
+            return float(self._dataset.score_answer(answer, self._entry))
+        except Exception:
+            if not self._told:
+                words = "%s cannot score %.80r, so it counts as wrong; like answers come without a warning"
+                log.warning(words, self._names[self._task], answer, exc_info=True)
+                self._told = True
+            return 0.0
 
     def expert(self) -> str:
         """The data set's own answer."""
@@ -112,8 +127,8 @@ def extract(message: str, tag: str) -> str | None:
     """The answer in a message; None where no pair of tags is in it."""
     if not tag:
         return message.strip()
-    found = re.findall(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", message, re.DOTALL)
-    return found[-1].strip() if found else None
+    found = deque(enclosed(message, f"<{tag}>", f"</{tag}>"), maxlen=1)
+    return found[0].strip() if found else None
 
 
 @lru_cache(maxsize=64)

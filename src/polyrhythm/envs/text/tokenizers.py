@@ -7,30 +7,47 @@ without transformers. Nothing is downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+import logging
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from polyrhythm.errors import ConfigError, MissingError, pip_install
-from polyrhythm.specs.model_folder import end_ids, read_object
+from polyrhythm.specs.model_folder import end_ids, id_count, open_tokenizer, read_object
+
+log = logging.getLogger(__name__)
 
 #: `env.tokenizer` of one token per character.
 CHARACTERS = "characters"
 #: Where a folder names its end-of-text token.
 _ENDS = "eos_token_id in generation_config.json or config.json, or eos_token in tokenizer_config.json"
+_CONFIG = "tokenizer_config.json"
+#: Parts without an id that an error names.
+_NAMED = 5
+#: What stands for a part without an id that has no simpler form, if it has an id itself.
+_MARKS = ("\ufffd", "?")
+
+#: First and last position of a part of a text, the last one excluded.
+Span = tuple[int, int]
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. size: ids are in 0..size-1; ends: end-of-text ids, the first one preferred; origin: its
-    name in messages."""
+    """Text to ids and back. size: ids are in 0..size-1; ends: end-of-text ids, the first one preferred; start: ids that
+    every conversation begins with, such as the begin-of-text token; origin: its name in messages."""
 
     size: int
     ends: tuple[int, ...]
+    start: tuple[int, ...]
     origin: str
 
+    def lacking(self, text: str) -> list[Span]:
+        """Parts of the text that have no id, in order."""
+        ...
+
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without special tokens around it. ValueError: it has something that has no id."""
+        """Ids of the text, without special tokens around it. ValueError: parts of it have no id."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -42,6 +59,7 @@ class CharacterTokenizer:
     """One id per character: 0 is the end of text, the characters follow in the order given."""
 
     ends: tuple[int, ...] = (0,)
+    start: tuple[int, ...] = ()
 
     def __init__(self, alphabet: str) -> None:
         if len(set(alphabet)) != len(alphabet) or not alphabet:
@@ -50,11 +68,13 @@ class CharacterTokenizer:
         self.size = len(alphabet) + 1
         self._alphabet, self._ids = alphabet, {character: i + 1 for i, character in enumerate(alphabet)}
 
+    def lacking(self, text: str) -> list[Span]:
+        return [(i, i + 1) for i, character in enumerate(text) if character not in self._ids]
+
     def encode(self, text: str) -> list[int]:
-        try:
-            return [self._ids[character] for character in text]
-        except KeyError as missing:
-            raise ValueError(f"{missing} is not among {self.origin}; add it to the environment's alphabet") from missing
+        if spans := self.lacking(text):
+            raise ValueError(f"{_named(text, spans)} not among {self.origin}; add it to the environment's alphabet")
+        return [self._ids[character] for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._alphabet[i - 1] for i in ids if i)
@@ -64,37 +84,129 @@ class FolderTokenizer:
     """The tokenizer of a folder in the layout of Hugging Face."""
 
     def __init__(self, folder: Path) -> None:
+        what = f"env.tokenizer = {folder}"
+        if not (folder / "tokenizer.json").is_file():
+            raise ConfigError(
+                f"{what}: it has no tokenizer.json; name the folder of a model that has one, or use {CHARACTERS}"
+            )
         try:
-            from tokenizers import Tokenizer as Loaded
+            self._tokenizer: Any = open_tokenizer(folder)
         except ImportError as error:
             install = pip_install("tokenizers")
-            raise MissingError(f"env.tokenizer = {folder}: tokenizers is not installed; run: {install}") from error
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise ConfigError(
-                f"env.tokenizer = {folder}: it has no tokenizer.json; name the folder of a model that has one, or use "
-                f"{CHARACTERS}"
-            )
-        try:
-            self._tokenizer: Any = Loaded.from_file(str(file))
+            raise MissingError(f"{what}: tokenizers is not installed; run: {install}") from error
         except Exception as error:  # of the package, without a class of its own
-            raise ConfigError(
-                f"env.tokenizer = {folder}: tokenizer.json cannot be read ({error}); fetch it again"
-            ) from (error)
+            raise ConfigError(f"{what}: tokenizer.json cannot be read ({error}); fetch it again") from error
         self.origin = f"the tokenizer of {folder}"
-        self.size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
-        self.ends = tuple(_end_ids(folder, self._tokenizer))
+        self.size = id_count(self._tokenizer)
+        self.ends = tuple(i for i in _end_ids(folder, self._tokenizer) if 0 <= i < self.size)
         if not self.ends:
-            raise ConfigError(
-                f"env.tokenizer = {folder}: it names no end-of-text token, so no message would end; set {_ENDS}"
-            )
+            raise ConfigError(f"{what}: it names no end-of-text token, so no message would end; set {_ENDS}")
+        self.start = _start_ids(folder, self._tokenizer)
+        self._unknown = _unknown_token(folder, self._tokenizer)
+        self._drops = self._unknown is None and type(self._tokenizer.model).__name__ == "BPE"
+        self._added = frozenset(self._tokenizer.get_added_tokens_decoder())
+        self._covered: dict[str, bool] = {}  # by character: whether all of it becomes tokens
+
+    def lacking(self, text: str) -> list[Span]:
+        return self._read(text)[1]
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        ids, spans = self._read(text)
+        if spans:
+            raise ValueError(
+                f"{_named(text, spans)} without an id in {self.origin}; leave it out, or use another model"
+            )
+        return ids
+
+    def _read(self, text: str) -> tuple[list[int], list[Span]]:
+        """Ids of the text, and the parts that have none. A model without an unknown token raises at such a part, or, as
+        byte pairs do, leaves it out."""
+        try:
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception:  # noqa: BLE001 - of the package, which has no class of its own
+            return [], self._not_covered(text) or [(0, len(text))]
+        ids = list(found.ids)
+        if self._drops:
+            spans = self._not_covered(text)
+            added = zip(ids, found.offsets, strict=True) if spans else ()
+            whole = {place for i, span in added if i in self._added for place in range(*span)}
+            return ids, [span for span in spans if span[0] not in whole]
+        if self._unknown is None or self._unknown[1] not in ids:
+            return ids, []
+        token, number = self._unknown
+        spans = [span for i, span in zip(ids, found.offsets, strict=True) if i == number]
+        return ids, [(first, end) for first, end in spans if text[first:end] != token]
+
+    def _not_covered(self, text: str) -> list[Span]:
+        for character in set(text) - self._covered.keys():
+            self._covered[character] = _is_covered(self._tokenizer, character)
+        return [(i, i + 1) for i, character in enumerate(text) if not self._covered[character]]
 
     def decode(self, ids: Sequence[int]) -> str:
         kept = [i for i in ids if i not in self.ends]
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+
+def begin(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Ids of the first text of a conversation, which has the tokenizer's own beginning once, also where the prompt
+    brings it. ValueError: parts of it have no id."""
+    start, ids = list(tokenizer.start), tokenizer.encode(prompt)
+    return ids if ids[: len(start)] == start else start + ids
+
+
+def encodable(tokenizer: Tokenizer, text: str) -> str:
+    """The text with all that has no id replaced: by its plain form ('é' by 'e', '…' by '...', a tab by a space), else
+    by U+FFFD or '?', or by nothing, whichever has an id. The work grows with the length of the text."""
+
+    def first_of(*forms: str) -> str:
+        return next((form for form in forms if form and not tokenizer.lacking(form)), "")
+
+    @cache
+    def plain(character: str) -> str:
+        simpler = unicodedata.normalize("NFKD", character)
+        has = "".join(c for c in simpler if not tokenizer.lacking(c))
+        return has or first_of(" " if character.isspace() else "", *_MARKS)
+
+    ways: tuple[Callable[[str], str], ...] = (
+        lambda part: "".join(map(plain, part)),
+        lambda _: first_of(*_MARKS),  # a word of which each character has an id
+        lambda _: "",
+    )
+    for replaced in ways:
+        if not (spans := tokenizer.lacking(text)):
+            return text
+        text = _with_replaced(text, spans, replaced)
+    return "" if tokenizer.lacking(text) else text
+
+
+def _with_replaced(text: str, spans: Sequence[Span], replaced: Callable[[str], str]) -> str:
+    pieces, last = list[str](), 0
+    for first, end in spans:
+        pieces += (text[last:first], replaced(text[first:end]))
+        last = end
+    return "".join((*pieces, text[last:]))
+
+
+def _named(text: str, spans: Sequence[Span]) -> str:
+    """`'é', '…' and 3 more are`: these parts, each once."""
+    parts = list(dict.fromkeys(text[first:end] for first, end in spans))
+    named, more = ", ".join(map(repr, parts[:_NAMED])), len(parts) - _NAMED
+    return f"{named} and {more} more are" if more > 0 else f"{named} {'is' if len(parts) == 1 else 'are'}"
+
+
+def _is_covered(tokenizer: Any, character: str) -> bool:
+    """Whether all bytes of the character, as the model gets it, are some token's."""
+    try:
+        if tokenizer.token_to_id(character) is not None:
+            return True
+        text = tokenizer.normalizer.normalize_str(character) if tokenizer.normalizer else character
+        split = tokenizer.pre_tokenizer
+        pieces = [piece for piece, _ in split.pre_tokenize_str(text)] if split else [text]
+        tokens = [tokenizer.model.tokenize(piece) for piece in pieces]
+    except Exception:  # noqa: BLE001 - of the package: a model that raises, or half of a surrogate pair
+        return False
+    ends = (found[-1].offsets[1] if found else 0 for found in tokens)
+    return all(end == len(piece.encode()) for end, piece in zip(ends, pieces, strict=True))
 
 
 @lru_cache(maxsize=8)
@@ -121,8 +233,55 @@ def _loaded(path: Path) -> FolderTokenizer:
 def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
     """End-of-text ids that the folder's files name, each once; those of generation come first."""
     found = end_ids(folder)
-    text = read_object(folder / "tokenizer_config.json").get("eos_token")
-    text = text.get("content") if isinstance(text, dict) else text
-    if isinstance(text, str) and (known := tokenizer.token_to_id(text)) is not None:
-        found.append(int(known))
+    if (known := _named_id(folder, tokenizer, "eos_token")) is not None:
+        found.append(known)
     return list(dict.fromkeys(found))
+
+
+def _named_id(folder: Path, tokenizer: Any, name: str) -> int | None:
+    """The id of a special token that the folder names, None if it names none that the tokenizer has."""
+    text = read_object(folder / _CONFIG).get(name)
+    text = text.get("content") if isinstance(text, dict) else text
+    return tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+
+def _start_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
+    """What the tokenizer puts before a text: what its post-processor adds; where `add_bos_token` says otherwise, the
+    begin-of-text token or nothing."""
+    added = _added_before(tokenizer)
+    wanted = read_object(folder / _CONFIG).get("add_bos_token")
+    if not isinstance(wanted, bool) or wanted == bool(added):
+        return added
+    start = _named_id(folder, tokenizer, "bos_token")
+    if wanted and start is None:
+        raise ConfigError(
+            f"env.tokenizer = {folder}: add_bos_token is true in {_CONFIG}, which names no bos_token that "
+            "tokenizer.json has; correct one of them"
+        )
+    log.warning(
+        "env.tokenizer = %s: add_bos_token is %s in %s, tokenizer.json says otherwise; the former is followed",
+        *(folder, str(wanted).lower(), _CONFIG),
+    )
+    return (start,) if wanted and start is not None else ()
+
+
+def _added_before(tokenizer: Any) -> tuple[int, ...]:
+    """Ids that the post-processor puts before a text, tried with a token of the vocabulary."""
+    for text in tokenizer.get_vocab():
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        if plain.ids:
+            whole = tokenizer.encode(text)
+            return tuple(whole.ids[: whole.special_tokens_mask.index(0)]) if 0 in whole.special_tokens_mask else ()
+    return ()
+
+
+def _unknown_token(folder: Path, tokenizer: Any) -> tuple[str, int] | None:
+    """The token that stands for what the model does not have, None without one."""
+    model = tokenizer.model
+    if type(model).__name__ == "Unigram":
+        number = read_object(folder / "tokenizer.json").get("model", {}).get("unk_id")
+        token = tokenizer.id_to_token(number) if isinstance(number, int) else None
+    else:
+        token = model.unk_token
+    known = None if token is None else tokenizer.token_to_id(token)
+    return None if known is None else (str(token), known)

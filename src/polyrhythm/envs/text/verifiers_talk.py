@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from polyrhythm.envs.text.base import enclosed
 from polyrhythm.envs.text.talk import Talk
 from polyrhythm.envs.text.verifiers_tools import SharedTools, Tools
 
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+#: Around a call in a message.
+_MARKS = "<tool_call>", "</tool_call>"
 
 
 class PolicyAgent:
@@ -97,12 +98,12 @@ class _Interaction:
         while True:
             said, self._say = self._say, ""
             answer = await self._talk.ask(said)
-            call = _CALL.search(answer) if self._tools else None
+            call = next(enclosed(answer, *_MARKS), None) if self._tools else None
             if call is None:
                 self._add(AssistantMessage(content=answer), sampled=True)
                 await self._stop()
                 break
-            name, arguments = _read(call[1])
+            name, arguments = _read(call)
             number = str(len(self.trace.nodes))
             asked = ToolCall(id=number, name=name, arguments=json.dumps(arguments))
             self._add(AssistantMessage(content=answer, tool_calls=[asked]), sampled=True)
@@ -132,9 +133,11 @@ class _Interaction:
 
 
 def _read(call: str) -> tuple[str, Any]:
-    """Name and arguments of a call; "" for what is none."""
+    """Name and arguments of a call; "" for what is none, such as JSON with half of a surrogate pair, which is no text
+    for pydantic."""
     try:
         found = json.loads(call)
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return "", {}
     if not isinstance(found, dict):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from collections import deque
 from typing import Any
 
 from polyrhythm.envs.sandbox.tool import Call, Outcome, PythonTool, SandboxSettings, close_tool, open_tool
-from polyrhythm.envs.text.base import Awaited, Conversation, Demonstrates, Reply
+from polyrhythm.envs.text.base import Awaited, Conversation, Demonstrates, Reply, enclosed
 
-_CODE = re.compile(r"<python>(.*?)</python>", re.DOTALL)
+#: Around code in a message.
+_MARKS = "<python>", "</python>"
 #: What a prompt says of the tool.
 INSTRUCTION = "Python between <python> and </python> is run, and what it prints is shown.\n"
 
@@ -66,8 +67,8 @@ class WithPython:
         return self._inner.begin(task, seed)
 
     def prepare(self, message: str) -> None:
-        if code := _CODE.findall(message):
-            self._runner.start(code[-1])
+        if (code := _code_in(message)) is not None:
+            self._runner.start(code)
 
     def awaits(self) -> Awaited | None:
         return self._runner.awaits()
@@ -76,10 +77,10 @@ class WithPython:
         self._runner.drop()
 
     def reply(self, message: str) -> Reply:
-        code = _CODE.findall(message)
-        if not code:
+        code = _code_in(message)
+        if code is None:
             return self._inner.reply(message)
-        return Reply(f"<output>\n{self._runner.finish(code[-1]).text}</output>\n", done=False)
+        return Reply(f"<output>\n{self._runner.finish(code).text}</output>\n", done=False)
 
     def close(self) -> None:
         self._runner.close()
@@ -94,6 +95,12 @@ class WithPythonAndExpert(WithPython):
     def expert(self) -> str:
         assert isinstance(self._inner, Demonstrates)
         return self._inner.expert()
+
+
+def _code_in(message: str) -> str | None:
+    """The last code in a message, None without one."""
+    last = deque(enclosed(message, *_MARKS), maxlen=1)
+    return last[0] if last else None
 
 
 def with_python(inner: Conversation, settings: SandboxSettings) -> WithPython:

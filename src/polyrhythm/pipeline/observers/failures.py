@@ -18,12 +18,15 @@ log = logging.getLogger(__name__)
 
 #: Metric of the optimizer steps of an update that were skipped.
 _SKIPPED = "train/actor/skipped_steps"
+#: Reasons of failed samples that are no failures. A refusal is told once for its whole group.
+_NO_FAILURES = (records.DropReason.CANCELLED, records.DropReason.EPISODE_REFUSED)
 #: Tasks and seeds set aside of which each is told.
 _FIRST_SET_ASIDE = 10
 
 
 class SampleFailureLog(Observer):
-    """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on.
+    """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on; likewise
+    at refused episodes.
 
     logs: where the stations' logs with the tracebacks are; None where the stations log here. types: the setting that
     names a culprit (`specs.finite`), by culprit. tasks: their names. counts: failures by kind; last: the last one, in
@@ -34,18 +37,21 @@ class SampleFailureLog(Observer):
 
     def __init__(self, logs: Path | None, types: Mapping[str, str] | None = None, tasks: Sequence[str] = ()) -> None:
         self._logs, self._types, self._tasks = logs, types or {}, tasks
-        self._skipped = self._set_aside = 0
+        self._skipped = self._set_aside = self._refused = 0
         self.counts: Counter[str] = Counter()
         self.last = "it ran out of attempts"
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if isinstance(event, records.SampleFailed) and event.reason != records.DropReason.CANCELLED:
+        if isinstance(event, records.SampleFailed) and event.reason not in _NO_FAILURES:
             self._note(event.what, event.detail, event.simulator, event.incarnation)
         elif isinstance(event, records.ScoringFailed):
             self._note(event.error, event.detail, event.scorer, event.incarnation)
         for command in commands:
             if isinstance(command, records.EpisodeSetAside):
-                self._tell_set_aside(command)
+                if isinstance(event, records.SampleFailed) and event.reason is records.DropReason.EPISODE_REFUSED:
+                    self._note_refused(event)
+                else:
+                    self._tell_set_aside(command)
 
     def _note(self, said: str, detail: str, station: str, incarnation: int) -> None:
         kind = ": ".join(said.split(": ")[:2])
@@ -57,6 +63,11 @@ class SampleFailureLog(Observer):
             file = find_log(self._logs, station, incarnation) if self._logs and known is None else None
             where = f"; the traceback: {file}" if file else ""
             log.warning("%s: a sample failed%s: %s%s", station, times_so_far(self.counts[kind]), self.last, where)
+
+    def _note_refused(self, event: records.SampleFailed) -> None:
+        self._refused += 1
+        if is_told(self._refused):
+            log.warning("an episode is set aside%s: %s", times_so_far(self._refused), event.what)
 
     def _tell_set_aside(self, command: records.EpisodeSetAside) -> None:
         name = self._tasks[command.task] if self._tasks else command.task

@@ -196,7 +196,7 @@ class TicketAudit(Observer):
         trainer goes back by whole versions.
         """
         said = ledger.as_dict()
-        allowed = records.NOT_NEEDED | ({records.DropReason.ROLLBACK} if may_roll_back else set())
+        allowed = records.NO_FAULTS | ({records.DropReason.ROLLBACK} if may_roll_back else set())
         if dropped := {reason.value: count for reason, count in ledger.dropped.items() if reason not in allowed}:
             self._complain(f"samples were dropped: {dropped}")
         found = Counter(entry.place for entry in self._entries.values())

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import EnvBatch, Expert
+from polyrhythm.envs.base import EnvBatch, Expert, RowsFailed
 from polyrhythm.errors import RunHalted
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec, split_seed
 from polyrhythm.specs.finite import first_not_finite
@@ -128,6 +128,9 @@ def _lose_failed(env: GuardedEnv, rows: NDArray[np.intp], episodes: Sequence[Dem
     """Lose those of these rows' episodes whose row has failed; forget all failures, those of idle rows too."""
     playing = dict(zip(map(int, rows), episodes, strict=True))
     for row, fault in env.take_failed(rows).items():
+        if fault.refused:
+            playing[row].lost = f"it is refused: {fault}"
+            continue
         log.error("demonstrations: row %d: %s%s", row, fault, fault.place)
         playing[row].lost = f"the environment failed in {fault}"
 
@@ -194,16 +197,28 @@ def _act(
 
 def _act_whole(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpisode], actor: Actor) -> NDArray[np.bool_]:
     """`_act` for an environment that takes whole chunks. There is no noise on discrete actions."""
-    labels = actor(rows, episodes)
+    going = np.zeros(len(rows), bool)
+    try:
+        labels = actor(rows, episodes)
+    except RowsFailed as failed:
+        labels = failed.result
+        for row, episode in zip(map(int, rows), episodes, strict=True):
+            if row in failed.errors:
+                episode.lost = f"it is refused: {failed.errors[row]}"
+    played = np.flatnonzero(_not_lost(episodes, np.arange(len(rows))))
+    if not len(played):
+        return going
+    episodes = [episodes[i] for i in played]
     left = np.array([env.spec.max_steps - episode.steps for episode in episodes])
-    result = step_whole(env.step, rows, labels, left)
+    result = step_whole(env.step, rows[played], labels[played], left)
     for place, episode in enumerate(episodes):
         if result.success[place] and not episode.success:
             episode.success_at = len(episode.labels)
         episode.steps += 1
-        episode.labels.append(labels[place])
-    _lose_stepped(env, rows, result, episodes)
-    return np.asarray(~(result.terminated | result.truncated))
+        episode.labels.append(labels[played[place]])
+    _lose_stepped(env, rows[played], result, episodes)
+    going[played] = ~(result.terminated | result.truncated)
+    return going
 
 
 def _lose_stepped(

@@ -201,8 +201,8 @@ class CausalLmSettings(BaseModel):
         what = f"policy.checkpoint = {self.checkpoint}"
         if config.vocab_size < env_spec.action.choices:
             raise ConfigError(
-                f"{what}: it has {config.vocab_size} tokens, the environment's tokenizer {env_spec.action.choices}; "
-                "set env.tokenizer to the same folder"
+                f"{what}: it has embeddings of {config.vocab_size} ids, the environment's tokenizer ids below "
+                f"{env_spec.action.choices}; set env.tokenizer to the same folder"
             )
         check_vocabulary(self.checkpoint, env_spec.action, what)
         check_context(config, tokens, what)

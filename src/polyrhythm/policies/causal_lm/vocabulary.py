@@ -11,21 +11,21 @@ from pathlib import Path
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec
-from polyrhythm.specs.model_folder import end_ids, read_object
+from polyrhythm.specs.model_folder import end_ids, id_count, open_tokenizer
 
 
 def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
-    """ConfigError: the folder's own tokenizer has another number of tokens than the environment's, or none of the
-    folder's end-of-text tokens ends a message there. what: the setting that names the folder.
+    """ConfigError: the folder's own tokenizer has another largest id than the environment's, or none of the folder's
+    end-of-text tokens ends a message there. what: the setting that names the folder.
 
-    A tokenizer with as many tokens and the same end of text is not told apart.
+    A tokenizer with the same largest id and end of text is not told apart.
     """
     folder = Path(checkpoint).expanduser()
-    own = _own_tokens(folder)
+    own = _own_ids(folder)
     if own and own != action.choices:
         raise ConfigError(
-            f"{what}: its own tokenizer has {own} tokens, the environment's {action.choices}; set env.tokenizer to the "
-            "same folder"
+            f"{what}: its own tokenizer has ids below {own}, the environment's ids below {action.choices}; set "
+            "env.tokenizer to the same folder"
         )
     ends = set(end_ids(folder))
     if ends and not ends & set(action.stops):
@@ -37,12 +37,9 @@ def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
 
 
 @lru_cache(maxsize=8)
-def _own_tokens(folder: Path) -> int:
-    """Tokens of the folder's tokenizer.json, added ones included; 0 where there is none that can be read."""
-    content = read_object(folder / "tokenizer.json")
+def _own_ids(folder: Path) -> int:
+    """Ids of the folder's tokenizer.json, added ones and gaps included; 0 where there is none that can be read."""
     try:
-        vocabulary = content["model"]["vocab"]  # by token, or pairs of token and score
-        tokens = set(vocabulary) if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
-        return len(tokens | {token["content"] for token in content.get("added_tokens") or ()})
-    except (KeyError, TypeError, ValueError):
+        return id_count(open_tokenizer(folder))
+    except Exception:  # noqa: BLE001 - the package has no class of its own
         return 0

@@ -1,5 +1,8 @@
 """The bound on samples dropped by faults, after which the run halts (`max_dropped`).
 
+Samples of episodes that the environment refuses are no faults. Where most samples are refused, the run halts too: it
+would come to no end.
+
 Invariant: samples that an earlier part of a resumed run dropped never halt it again.
 """
 
@@ -11,6 +14,8 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Number of reasons that the message names.
 _NAMED = 3
+#: Samples of refused episodes from which on their share is looked at.
+_REFUSED = 1000
 _FIX = "correct what fails, then resume the run"
 _FIX_POLICY = (
     "correct the policy, then resume the run; if its weights have diverged, begin another run with a lower "
@@ -19,11 +24,12 @@ _FIX_POLICY = (
 
 
 class FaultLimit:
-    """forgiven: samples dropped before the run was resumed. Remembers the last failure, for the message."""
+    """forgiven: samples dropped before the run was resumed; refused, started: likewise. Remembers the last failure, for
+    the message."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self.forgiven = 0
+        self.forgiven = self._refused = self._started = 0
         self._last_reason: DropReason | None = None
         self._last_failure = ""
 
@@ -40,12 +46,21 @@ class FaultLimit:
     def forgive(self, ledger: SampleLedger) -> None:
         """The run was resumed: what was dropped before does not count."""
         self.forgiven = ledger.dropped_by_faults
+        self._refused, self._started = ledger.dropped.get(DropReason.EPISODE_REFUSED, 0), ledger.started
 
     def check(self, ledger: SampleLedger) -> list[Halt]:
         """Halt if more samples were dropped than allowed: the reasons, and the last failure with its task and seed."""
         if not ledger.dropped:
             return []
         settings, dropped = self._settings, ledger.dropped_by_faults - self.forgiven
+        refused = ledger.dropped.get(DropReason.EPISODE_REFUSED, 0) - self._refused
+        started = ledger.started - self._started
+        if refused > _REFUSED and 2 * refused > started:
+            return [
+                Halt(
+                    f"the environment refuses most episodes, {refused} of {started}; the last one: {self._last_failure}"
+                )
+            ]
         if dropped <= settings.max_dropped:
             return []
         reasons = sorted(ledger.dropped_for_faults().items(), key=lambda item: -item[1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from polyrhythm.scheduler.records import NOT_NEEDED, DropReason
+from polyrhythm.scheduler.records import NO_FAULTS, DropReason
 
 
 class SampleState(StrEnum):
@@ -72,12 +72,12 @@ class SampleLedger:
         return sum(self.dropped.values())
 
     def dropped_for_faults(self) -> dict[DropReason, int]:
-        """Dropped samples that were needed, by reason."""
-        return {reason: count for reason, count in self.dropped.items() if reason not in NOT_NEEDED}
+        """Samples dropped by faults, by reason."""
+        return {reason: count for reason, count in self.dropped.items() if reason not in NO_FAULTS}
 
     @property
     def dropped_by_faults(self) -> int:
-        """Number of dropped samples that were needed."""
+        """Number of samples dropped by faults."""
         return sum(self.dropped_for_faults().values())
 
     @property

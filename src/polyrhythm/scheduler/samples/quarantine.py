@@ -1,9 +1,10 @@
 """Quarantine: a task and seed whose episodes keep failing is set aside.
 
 Counted are failures that the environment can cause: it raised, its numbers were not finite, the episode passed its
-deadline, or the simulator was lost. A lost simulator takes episodes with it that did nothing wrong, and a lost host has
-several simulators. So a loss counts only together with earlier attempts of the same ticket: the count becomes at least
-the number of this attempt. An episode that finishes clears the count.
+deadline, or the simulator was lost. An episode that the environment refuses is set aside at once. A lost simulator
+takes episodes with it that did nothing wrong, and a lost host has several simulators. So a loss counts only together
+with earlier attempts of the same ticket: the count becomes at least the number of this attempt. An episode that
+finishes clears the count.
 
 A training group whose task and seed is set aside is dropped whole and replaced; seeds of training never come again.
 Episodes of evaluations come again, and are not started any more. Background evaluations have a quarantine of their own,
@@ -25,6 +26,7 @@ Start = tuple[int, int]
 COUNTED = frozenset(
     {
         DropReason.ENVIRONMENT_RAISED,
+        DropReason.EPISODE_REFUSED,
         DropReason.ENVIRONMENT_NOT_FINITE,
         DropReason.DEADLINE,
         DropReason.SIMULATOR_LOST,
@@ -44,7 +46,8 @@ class Quarantine:
 
     def note_failure(self, start: Start, reason: DropReason, attempt: int, limit: int) -> list[EpisodeSetAside]:
         """An attempt of an episode failed; the notice if that sets its task and seed aside. limit: failures that do, 0
-        for never."""
+        for never; one refusal does."""
+        limit = 1 if reason is DropReason.EPISODE_REFUSED else limit
         if not limit or reason not in COUNTED or start in self.set_aside:
             return []
         count = self.failures.get(start, 0)

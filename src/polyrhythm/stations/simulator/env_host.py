@@ -281,7 +281,7 @@ class EnvHost:
             log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
             for slot, starting in parts:
                 grants, more = [pending.grant for pending in starting], _in_call(fault, len(rows))
-                slot.fail_grants(grants, DropReason.ENVIRONMENT_RAISED, str(fault), more)
+                slot.fail_grants(grants, fault.reason, str(fault), more)
             return False
         return True
 
@@ -295,8 +295,9 @@ class EnvHost:
             if fault is None:
                 kept.append(pending)
             else:
-                log.error("env batch %s: row %d: %s%s", self.info.name, pending.grant.row, fault, fault.place)
-                slot.fail_grants([pending.grant], DropReason.ENVIRONMENT_RAISED, str(fault), fault.place)
+                level = logging.INFO if fault.refused else logging.ERROR
+                log.log(level, "env batch %s: row %d: %s%s", self.info.name, pending.grant.row, fault, fault.place)
+                slot.fail_grants([pending.grant], fault.reason, str(fault), fault.place)
         return kept
 
     def _join(self, slot: Slot, starting: Sequence[Pending]) -> None:

@@ -15,6 +15,7 @@ from polyrhythm.envs.base import (
     BeginsSteps,
     DiscardsRows,
     EnvBatch,
+    EpisodeRefused,
     RowNumbers,
     RowsFailed,
     StepResult,
@@ -23,6 +24,7 @@ from polyrhythm.envs.base import (
 )
 from polyrhythm.envs.results import as_utf8, check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
+from polyrhythm.scheduler.records import DropReason
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +38,16 @@ _TEXT_BYTES = 8
 
 class EnvFault(Exception):
     """Error raised by the environment; the message names the call and the error. place: ` (file, line 12)` in the
-    user's code, if the traceback passes through it."""
+    user's code, if the traceback passes through it; refused: it does not play the episode (`EpisodeRefused`)."""
 
-    def __init__(self, message: str, place: str = "") -> None:
+    def __init__(self, message: str, place: str = "", *, refused: bool = False) -> None:
         super().__init__(message)
-        self.place = place
+        self.place, self.refused = place, refused
+
+    @property
+    def reason(self) -> DropReason:
+        """That of the samples which it costs."""
+        return DropReason.EPISODE_REFUSED if self.refused else DropReason.ENVIRONMENT_RAISED
 
 
 class GuardedEnv:
@@ -119,7 +126,7 @@ class GuardedEnv:
             raise next(iter(faults.values())) from failed
         for row, fault in faults.items():
             kind = call, type(failed.errors[row])
-            if kind not in self._traced:
+            if kind not in self._traced and not fault.refused:
                 self._traced.add(kind)
                 log.error("row %d: %s; like errors come without a traceback", row, fault, exc_info=failed.errors[row])
         self.failed |= faults
@@ -184,6 +191,8 @@ class GuardedEnv:
 
 
 def _fault(call: str, error: Exception) -> EnvFault:
+    if isinstance(error, EpisodeRefused):
+        return EnvFault(str(error), refused=True)
     return EnvFault(f"{call}: {type(error).__name__}: {error}", own_place(error))
 
 
