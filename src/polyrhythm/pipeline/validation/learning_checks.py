@@ -31,9 +31,9 @@ def check_learning(
 
 
 def check_value(config: RunConfig, form: PolicyForm) -> None:
-    """Check that the policy's value is per chunk or per action as `reward_level` says."""
+    """Check that the policy's value, where one is used, is per chunk or per action as `reward_level` says."""
     actual, expected = form.value, config.algorithm.reward_level
-    if actual == expected:
+    if actual == expected or not config.algorithm.uses_value:
         return
     if reward_level_of_objective(config):
         raise ConfigError(
