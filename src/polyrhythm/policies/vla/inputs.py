@@ -57,6 +57,9 @@ class VlaInputs(nn.Module):
         """The network's inputs; see the class."""
         state = self._raw_state(obs)
         normalised = self.state.normalise(state)
+        if self.plan.angles:
+            parts = normalised.split(self.plan.angles, dim=1)
+            normalised = torch.cat([wave for part in parts for wave in (part.sin(), part.cos())], dim=1)
         ids, present = self._prompt(obs[INSTRUCTION], normalised)
         padding = self.state_dim - normalised.shape[1]
         found = {"state": functional.pad(normalised.float(), (0, padding))}
@@ -101,7 +104,7 @@ class VlaInputs(nn.Module):
             return images.oft_images(camera, self.form.image, crop=self.form.crop, colours=self.plan.colours)
         if self.form.architecture == "groot_n1d5":
             return images.groot_images(camera, self.form.image)
-        return images.pi0_images(camera, self.form.image)
+        return images.pi0_images(camera, self.form.image, self.plan.resizing)
 
     def _raw_state(self, obs: Mapping[str, Tensor]) -> Tensor:
         if self.plan.state:
