@@ -27,9 +27,9 @@ _STATE_DIM = 32
 
 @dataclass(frozen=True, slots=True)
 class FolderInputs:
-    """resizing: of pictures that do not have the network's size. state_entries: of the state in π0.5's prompt, filled up
-    with 0; 0: as many as there are. cleans: whether π0's instruction is cleaned (`prompts.cleaned`). relative: whether
-    actions are relative to the state."""
+    """resizing: of pictures that do not have the network's size. state_entries: of the state in π0.5's prompt, filled
+    up with 0; 0: as many as there are. cleans: whether π0's instruction is cleaned (`prompts.cleaned`). relative:
+    whether actions are relative to the state."""
 
     resizing: Resizing = "openpi"
     state_entries: int = 0

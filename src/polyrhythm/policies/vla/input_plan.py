@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 class InputPlan:
     """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; resizing: of π0's
     images; colours: of OpenVLA-OFT's two towers; state: name of the environment's array ("" if it has none);
-    state_scaling: of its entries; angles: widths of its parts that become their sines and cosines. embodiment: GR00T's
-    row."""
+    state_scaling: of its entries; angles: widths of its parts that become their sines and cosines. padding_counts:
+    GR00T's head reads the padding of prompts, as many as set. embodiment: its row."""
 
     form: InputForm
     cameras: tuple[tuple[str, str], ...]
@@ -47,6 +47,7 @@ class InputPlan:
     angles: tuple[int, ...]
     actions: ActionPlan
     prompts: PromptTable | StatePrompts
+    padding_counts: bool
     embodiment: int
 
 
@@ -83,6 +84,7 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
         angles=() if statistics is None else statistics.angles,
         actions=plan_actions(settings, env_spec, form, statistics),
         prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size, release),
+        padding_counts=settings.prompt_length > 0,
         embodiment=_embodiment(settings, form, statistics),
     )
 

@@ -60,7 +60,8 @@ class VlaSettings(BaseModel):
     """Folder of the tokenizer; empty: the checkpoint's own, or without a checkpoint a hash of each word; words: such a
     hash with a checkpoint too."""
     prompt_length: int = Field(0, ge=0)
-    """Places for the prompt's tokens; 0: as released, or as many as the longest prompt."""
+    """Places for the prompt's tokens; 0: as released, or as many as the longest prompt. GR00T reads the padding of a
+    number that is set here."""
     robot: Named = ""
     """Key of the checkpoint's normalisation statistics; empty: the only one; bounds: actions between the environment's
     bounds and the state as it is, as without a checkpoint."""
