@@ -267,6 +267,13 @@ def test_differences_in_the_last_bits_are_whitened_as_they_are(base: float, step
     torch.testing.assert_close(torch.cat(whitened_by_ranks(list(x.split([1, 40, 24])))), wanted.float())
 
 
+def test_an_advantage_of_nan_is_not_whitened_away() -> None:
+    """An update of such advantages is refused, with whose formula they are."""
+    x = torch.tensor([1.0, torch.nan, 2.0])
+    assert normalize(x, torch.tensor([True, True, True])).isnan().all()
+    assert not normalize(x, torch.tensor([True, False, True])).isnan().any()
+
+
 @pytest.mark.parametrize("value", [-1.6, 0.1, 1e6 + 0.1])
 def test_equal_returns_have_no_variance_to_explain(value: float) -> None:
     returns, valid = torch.full((77,), value), torch.ones(77, dtype=torch.bool)

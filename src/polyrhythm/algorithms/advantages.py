@@ -161,8 +161,7 @@ def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8, total: To
     entries = advantages[valid].double()
     mean, variance = mean_and_variance(entries, total)
     out = torch.zeros_like(advantages)
-    if variance > 0:
-        out[valid] = ((entries - mean) / (variance.sqrt() + eps)).to(out.dtype)
+    out[valid] = torch.where(variance == 0, 0.0, (entries - mean) / (variance.sqrt() + eps)).to(out.dtype)
     return out
 
 

@@ -31,4 +31,4 @@ def mean_and_variance(x: Tensor, total: Total = here) -> tuple[Tensor, Tensor]:
     counted, summed = total(torch.stack([count, count * here_mean])).unbind()
     mean = summed / counted
     variance = total(count * here_variance + count * (here_mean - mean).square()) / counted
-    return mean, torch.where(variance > (4 * torch.finfo(x.dtype).eps * mean).square(), variance, 0.0)
+    return mean, torch.where(variance <= (4 * torch.finfo(x.dtype).eps * mean).square(), 0.0, variance)

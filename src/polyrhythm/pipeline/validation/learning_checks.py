@@ -36,9 +36,10 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
     if actual == expected or not config.algorithm.uses_value:
         return
     if reward_level_of_objective(config):
+        other = "set policy.value_head true" if hasattr(config.policy, "value_head") else "use another policy"
         raise ConfigError(
             f"objective = {config.objective}: it needs a policy with one value per {expected} "
-            f"(algorithm.reward_level), and {type_of(config.policy)} gives one per {actual}; use another policy, add "
+            f"(algorithm.reward_level), and {type_of(config.policy)} gives one per {actual}; {other}, add "
             f"algorithm.reward_level={actual}, or choose another objective"
         )
     raise ConfigError(

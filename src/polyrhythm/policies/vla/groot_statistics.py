@@ -28,7 +28,6 @@ from polyrhythm.policies.vla.scaling import Scaling
 Transform = Literal["min_max", "mean_std", "binary", "none", "sin_cos", "rotation_6d", "axis_angle"]
 #: Key -> what becomes of it, in the order in which the network takes them.
 Transforms = Mapping[str, Transform]
-_STATISTICS = {"min_max": ("min", "max"), "mean_std": ("mean", "std")}
 
 
 class DataConfig(NamedTuple):
@@ -172,7 +171,9 @@ def _scaling(transform: Transform, stats: Any, origin: str) -> Scaling:
         return scaling.identity(_width(stats, origin))
     if transform == "binary":
         return scaling.switches(_width(stats, origin))
-    return groot_scaling(transform, *number_pair(stats, *_STATISTICS[transform], origin))
+    if transform == "mean_std":
+        return groot_scaling("mean_std", *number_pair(stats, "mean", "std", origin))
+    return groot_scaling("min_max", *number_pair(stats, "min", "max", origin))
 
 
 def _width(stats: Any, origin: str) -> int:
