@@ -77,6 +77,6 @@ def test_settings_in_the_text_of_a_page_exist(page: str) -> None:
     named = set(re.findall(r"`(?:policy\.)?([a-z_]+)(?:: [^`]+)?`", traps))
     fields = set().union(*(settings_class("policy", kind).model_fields for kind in _TYPES[page]))
     values = {"rlinf", "official", "lora", "head", "new_embodiment", "gr1", "oxe_droid", "libero_franka"}
-    values |= {"maniskill_widowx", "padding_value", "pi0_libero", "variant"}
+    values |= {"agibot_genie1", "maniskill_widowx", "padding_value", "pi0_libero", "variant"}
     assert named <= fields | values, named - fields - values
     assert len(named & fields) >= 3

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from polyrhythm.algorithms.advantages import (
     rloo,
     v_trace,
 )
+from polyrhythm.algorithms.metrics import explained_variance
 
 USUAL = {"gamma": 0.97, "gae_lambda": 0.9}
 OTHERS = {"v_trace": {"rho_cap": 1.2, "trace_cap": 0.9}, "reinforce_plus_plus": {"group_baseline": True}}
@@ -237,6 +240,74 @@ def test_normalize_whitens_valid_entries_only() -> None:
 def test_normalize_of_too_few_entries_is_zero(count: int) -> None:
     valid = torch.tensor([True, False]) if count else torch.tensor([False, False])
     assert normalize(torch.tensor([3.0, 4.0]), valid).tolist() == [0.0, 0.0]
+
+
+#: Values whose float32 mean differs from them by rounding, and some that have an exact one.
+EQUAL = pytest.mark.parametrize("value", [-1.6, 0.1, 1e6 + 0.1, 3e-5, -987.1, 0.0])
+
+
+@EQUAL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("parts", [[1], [64], [1000], [3, 5], [0, 7, 1, 56]])
+def test_equal_advantages_whiten_to_exactly_nothing(value: float, dtype: torch.dtype, parts: list[int]) -> None:
+    entries = [torch.full((count,), value, dtype=dtype) for count in parts]
+    for whitened in whitened_by_ranks(entries):
+        assert not whitened.any()
+    padded = torch.cat([*entries, torch.tensor([9e9], dtype=dtype)])
+    valid = padded != 9e9
+    assert not normalize(padded, valid).any()
+
+
+@pytest.mark.parametrize(("base", "step"), [(1e6, 0.0625), (-1.6, 2.4e-7), (0.1, 1.5e-8), (3e4, 0.5)])
+def test_differences_in_the_last_bits_are_whitened_as_they_are(base: float, step: float) -> None:
+    x = torch.tensor([base, base + step, base, base - step, base + 3 * step] * 13)
+    exact = x.double()
+    wanted = (exact - exact.mean()) / (exact.std(correction=0) + 1e-8)
+    torch.testing.assert_close(normalize(x, torch.ones(len(x), dtype=torch.bool)), wanted.float())
+    torch.testing.assert_close(torch.cat(whitened_by_ranks(list(x.split([1, 40, 24])))), wanted.float())
+
+
+def test_an_advantage_of_nan_is_not_whitened_away() -> None:
+    """An update of such advantages is refused, with whose formula they are."""
+    x = torch.tensor([1.0, torch.nan, 2.0])
+    assert normalize(x, torch.tensor([True, True, True])).isnan().all()
+    assert not normalize(x, torch.tensor([True, False, True])).isnan().any()
+
+
+@pytest.mark.parametrize("value", [-1.6, 0.1, 1e6 + 0.1])
+def test_equal_returns_have_no_variance_to_explain(value: float) -> None:
+    returns, valid = torch.full((77,), value), torch.ones(77, dtype=torch.bool)
+    assert explained_variance(torch.randn(77), returns, valid).item() == 0.0
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize("splits", [[[1.0], [0.1, 0.9], [0.3, 0.7]], [[-1.6], [-0.4, -1.2], [-0.1] * 16, [-0.2] * 8]])
+def test_the_same_return_in_other_parts_gives_exactly_nothing(name: str, splits: list[list[float]]) -> None:
+    """0.1 + 0.9 is not 1 in float32: without care a group that earned the same has a signal of rounding errors."""
+    rewards = torch.tensor([reward for split in splits for reward in split])
+    owner = torch.repeat_interleave(torch.arange(len(splits)), torch.tensor([len(split) for split in splits]))
+    zeros, per_trajectory = torch.zeros_like(rewards), torch.zeros(len(splits))
+    every = torch.ones(len(rewards), dtype=torch.bool)
+    samples = AdvantageInput(rewards, zeros, zeros, every, zeros, owner, per_trajectory, per_trajectory.long())
+    assert not estimate(name, samples).advantages.any()
+
+
+def whitened_by_ranks(parts: list[Tensor]) -> list[Tensor]:
+    """`normalize` of each rank's part; the sums meet as collectives do."""
+    meeting, held = Barrier(len(parts)), [torch.zeros(())] * len(parts)
+
+    def whiten(rank: int) -> Tensor:
+        def total(x: Tensor) -> Tensor:
+            held[rank] = x
+            meeting.wait()
+            summed = torch.stack(held).sum(0)
+            meeting.wait()
+            return summed
+
+        return normalize(parts[rank], torch.ones(len(parts[rank]), dtype=torch.bool), total=total)
+
+    with ThreadPoolExecutor(len(parts)) as ranks:
+        return list(ranks.map(whiten, range(len(parts))))
 
 
 def test_worked_examples_of_groups() -> None:

@@ -44,7 +44,7 @@ def load(folder: Path) -> GrootNetwork:
 
 
 def inputs_of(folder: Path) -> dict[str, Tensor]:
-    """The network's inputs and the training's."""
+    """The network's inputs and the training's. The release's head reads the padding of a batch."""
     with np.load(folder / "inputs.npz") as arrays:
         given = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     images, rows = given["eagle_pixel_values"], len(given["eagle_input_ids"])
@@ -52,6 +52,7 @@ def inputs_of(folder: Path) -> dict[str, Tensor]:
         "images": images.view(rows, -1, *images.shape[1:]),
         "input_ids": given["eagle_input_ids"],
         "attention_mask": given["eagle_attention_mask"].bool(),
+        "visible": torch.ones_like(given["eagle_attention_mask"], dtype=torch.bool),
         "state": given["state"].squeeze(1),
         "embodiment_id": given["embodiment_id"],
         **{name: given[name] for name in ("action", "action_mask", "noise", "timestep")},

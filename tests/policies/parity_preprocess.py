@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyrhythm.policies.openvla_oft.tokens import centres, rows_of, rows_of_ids
 from polyrhythm.policies.vla import images, statistics
+from polyrhythm.policies.vla.groot_statistics import groot_scaling
 from polyrhythm.policies.vla.scaling import Scaler, Scaling, switches
 from polyrhythm.policies.vla.state_prompt import state_bins
 
@@ -58,9 +59,9 @@ def _groot(folder: Path, given: dict[str, Tensor]) -> dict[str, Tensor]:
         name: np.array(values) for name, values in json.loads((folder / "norm_stats.json").read_text())["groot"].items()
     }
     scalings: dict[str, Scaling] = {
-        "q99": statistics.groot_scaling("quantile", stats["q01"], stats["q99"]),
-        "mean_std": statistics.groot_scaling("mean_std", stats["mean"], stats["std"]),
-        "min_max": statistics.groot_scaling("min_max", stats["min"], stats["max"]),
+        "q99": groot_scaling("quantile", stats["q01"], stats["q99"]),
+        "mean_std": groot_scaling("mean_std", stats["mean"], stats["std"]),
+        "min_max": groot_scaling("min_max", stats["min"], stats["max"]),
         "binary": switches(len(stats["min"])),
     }
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample
 from polyrhythm.policies.groot_n1d5.settings import GrootSettings, SizeSettings
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import INSTRUCTION, EnvSpec, Task
 
 SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)
 SMALL = {
@@ -85,8 +86,49 @@ def test_wrong_settings_are_one_sentence() -> None:
         GrootSettings(chunk=5, horizon=3).form(SPEC)
 
 
+WORDS = ("push", "push the red block to the left side", "close the door now")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("train", ["all", "expert"])
+def test_actions_do_not_depend_on_the_runs_other_prompts(dtype: str, train: str) -> None:
+    """The released head reads padding: a prompt is as alone, whatever others the run has."""
+    settings = case(dtype=dtype, train=train).settings
+    tasks = tuple(Task(str(i), words) for i, words in enumerate(WORDS))
+    both = Case(settings, replace(SPEC, tasks=tasks))
+    together, obs = both.build(), both.observations()
+    every = sample(together, obs)
+    seen = together.evaluate(obs, every.forward_inputs)
+    rounding = 1e-4 if dtype == "float32" else 0.1
+    lengths = set()
+    for index, task in enumerate(tasks):
+        alone = Case(settings, replace(SPEC, tasks=(task,))).build()
+        lengths.add(alone.inputs(one_task(obs, index))["input_ids"].shape[1])
+        rows = obs[INSTRUCTION] == index
+        expected = alone.evaluate(one_task(obs, index), {k: x[rows] for k, x in every.forward_inputs.items()})
+        assert torch.allclose(seen.logprob[rows], expected.logprob, atol=rounding, rtol=1e-3)
+        assert torch.allclose(seen.value[rows], expected.value, atol=rounding)
+    assert len(lengths) == len(WORDS), "prompts of several lengths"
+
+
+def one_task(obs: dict[str, torch.Tensor], index: int) -> dict[str, torch.Tensor]:
+    """The rows of a task, for a policy that has no other."""
+    rows = obs[INSTRUCTION] == index
+    return {name: x[rows] for name, x in obs.items()} | {INSTRUCTION: torch.zeros(int(rows.sum()), dtype=torch.int64)}
+
+
+def test_a_set_length_of_the_prompt_counts_its_padding() -> None:
+    """As in a checkpoint that was trained with a fixed number of places."""
+    obs = case().observations()
+    natural, wide = (case(prompt_length=length).build() for length in (0, 60))
+    assert natural.inputs(obs)["visible"].equal(natural.inputs(obs)["attention_mask"])
+    given = wide.inputs(obs)
+    assert given["visible"].all()
+    assert not given["attention_mask"].all()
+
+
 def test_adapters_alone_learn() -> None:
-    found = case(train="lora", lora={"rank": 4, "also": ["action_head.action_decoder.*"]}, sft_draws=8)
+    found = case(train="lora", lora={"rank": 4, "also": ["action_head.action_decoder.*"]}, sft_draws=32)
     policy, obs = found.build(), found.observations()
     assert isinstance(policy, torch.nn.Module)
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.policies.small_tokenizer import write_tokenizer
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError
@@ -21,6 +22,7 @@ from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.policies.vla.tokenizers import folder_tokenizer
 from polyrhythm.specs import INSTRUCTION, ActionSpec, ArraySpec, EnvSpec, Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the door"))
@@ -143,6 +145,126 @@ def test_pi05_reads_the_normalised_state_in_its_prompt(tmp_path: Path) -> None:
     again = inputs(obs)
     assert (found["tokens"] != again["tokens"]).sum(1).tolist() == [1, 0, 0]
     assert found["token_present"].sum(1).tolist()[0] == 1 + 5 + 1 + 4 + 2
+
+
+NORMALIZER = {"registry_name": "normalizer_processor", "config": {"norm_map": {"STATE": "QUANTILES"}}}
+BINNED = {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {}}
+NEW_LINE = {"registry_name": "pi0_new_line_processor", "config": {}}
+RELATIVE = {"registry_name": "relative_actions_processor", "config": {"enabled": False}}
+BUFFER = "normalize_inputs.buffer_observation_state.mean"
+
+
+def lerobot_folder(
+    folder: Path, *steps: dict[str, Any], tensors: tuple[str, ...] = ("x",), **config: Any
+) -> Checkpoint:
+    """A folder as lerobot saves it, with these steps in policy_preprocessor.json; none without steps."""
+    own = {"type": "pi05", "polyrhythm": {"tokenizer": "words"}, "input_features": {}}
+    (folder / "config.json").write_text(json.dumps(own | config))
+    ends = {"q01": torch.full((4,), -2.0), "q99": torch.full((4,), 2.0), "mean": torch.zeros(4), "std": torch.ones(4)}
+    stats = {f"observation.state.{name}": x for name, x in ends.items()}
+    stats |= {f"action.{name}": x[:3].clone() for name, x in ends.items()}
+    if steps:
+        (folder / "policy_preprocessor.json").write_text(json.dumps({"steps": [NORMALIZER, *steps]}))
+        save_file(stats, folder / "policy_preprocessor_step_2_normalizer_processor.safetensors")
+    save_file({name: torch.zeros(4) for name in tensors}, folder / "model.safetensors")
+    return Checkpoint.open(folder)
+
+
+FILLED = " 128" * 28
+STATE_PROMPT = "Task: push the red block, State: -1 0 128 255%s;\nAction: "
+
+
+@pytest.mark.parametrize(
+    ("steps", "config", "filling"),
+    [
+        ((BINNED,), {}, FILLED),
+        ((BINNED,), {"max_state_dim": 6}, " 128 128"),
+        ((BINNED,), {"max_state_dim": 3}, ""),
+        ((RELATIVE, BINNED), {}, ""),
+        ((BINNED,), {"use_relative_actions": False}, ""),
+        ((), {}, FILLED),
+        (None, {}, ""),
+    ],
+    ids=["0.4", "narrow", "too narrow", "0.5.1", "0.5.1 by its configuration", "without processors", "openpi"],
+)
+def test_the_prompts_of_pi05_are_those_of_the_code_that_saved_the_folder(
+    tmp_path: Path, steps: tuple[dict[str, Any], ...] | None, config: dict[str, Any], filling: str
+) -> None:
+    """lerobot 0.4 fills the normalised state up to 32 entries before it writes bins; 0.5 and openpi do not."""
+    if steps is None:
+        source = folder_of(tmp_path, {"q01": [-2.0] * 4, "q99": [2.0] * 4}, {"q01": [-1.0] * 3, "q99": [1.0] * 3})
+    else:
+        source = lerobot_folder(tmp_path, *steps, **config)
+    tokenizer = folder_tokenizer(str(write_tokenizer(tmp_path)))
+    robot = {"robot": "bounds"} if steps == () else {}
+    obs = observations(1) | {"proprio": torch.tensor([[-2.1, -2.0, 0.01, 2.0]]) / (2.0 if robot else 1.0)}
+    form = replace(PI05, length=400)
+    found = inputs_of(form, source=source, tokenizer=str(tmp_path), **robot)(obs)
+    expected = [tokenizer.bos, *tokenizer.encode(STATE_PROMPT % filling)]
+    assert found["tokens"][0][: len(expected)].tolist() == expected
+    assert found["token_present"].sum(1).tolist() == [len(expected)]
+
+
+@pytest.mark.parametrize(("lerobot", "text"), [(True, " push_the block\n"), (False, "push the block\n")])
+def test_the_prompts_of_pi0_are_those_of_the_code_that_saved_the_folder(
+    tmp_path: Path, lerobot: bool, text: str
+) -> None:
+    given = " push_the block"
+    source = lerobot_folder(tmp_path, NEW_LINE, type="pi0") if lerobot else folder_of(tmp_path)
+    tokenizer = folder_tokenizer(str(write_tokenizer(tmp_path / "tokenizer")))
+    spec = replace(SPEC, tasks=(Task("push", given), Task("close", "close")))
+    found = inputs_of(replace(PI0, length=40), spec, source, tokenizer=str(tmp_path / "tokenizer"))
+    ids = found(observations(1))["tokens"][0]
+    expected = [tokenizer.bos, *tokenizer.encode(text)]
+    assert ids[: len(expected)].tolist() == expected
+
+
+def interpolated(image: Tensor, around: float, *, centred: bool) -> Tensor:
+    """An image [48,64,3] of a lerobot folder at 42 pixels, as torch does it: 31 of 42 rows."""
+    x = image.permute(2, 0, 1)[None].float() / 255.0
+    small = torch.nn.functional.interpolate(x, size=(31, 42), mode="bilinear", align_corners=False)
+    above = 5 if centred else 11
+    return torch.nn.functional.pad(small, (0, 0, above, 11 - above), value=around)[0] * 2.0 - 1.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "around", "centred"),
+    [
+        ((BINNED,), {}, -1.0, True),
+        ((RELATIVE, BINNED), {}, 0.0, True),
+        ((), {"type": "pi0", "resize_imgs_with_padding": [224, 224]}, 0.0, False),
+        ((), {"type": "pi0", "tensors": ("x", BUFFER)}, 0.0, False),
+        ((NEW_LINE,), {"type": "pi0", "tensors": ("x", BUFFER)}, -1.0, True),
+    ],
+    ids=["0.4", "0.5.1", "0.3", "0.3 by its buffers", "migrated"],
+)
+def test_pictures_are_resized_as_by_the_code_that_saved_the_folder(
+    tmp_path: Path, steps: tuple[dict[str, Any], ...], given: dict[str, Any], around: float, centred: bool
+) -> None:
+    """lerobot does not antialias; 0.4 pads with -3, 0.5 with -1, 0.3 above and left alone."""
+    source, obs = lerobot_folder(tmp_path, *steps, **given), observations()
+    seen = inputs_of(PI0, source=source, robot="bounds")(obs)["images"]
+    assert torch.allclose(seen[1, 0], interpolated(obs["front"][1], around, centred=centred), atol=1e-6)
+    assert seen.min() == around * 2.0 - 1.0
+    square = replace(PI0, image=64)
+    same = {name: ArraySpec((64, 64, 3), "uint8") if spec == IMAGE else spec for name, spec in SPEC.observation.items()}
+    obs = {name: x.repeat(1, 2, 1, 1)[:, :64] if x.dim() == 4 else x for name, x in obs.items()}
+    fitting = inputs_of(square, replace(SPEC, observation=same), source, robot="bounds")(obs)["images"]
+    assert torch.equal(fitting[:, 0], images.pi0_images(obs["front"], 64)), "nothing to resize: all ways are alike"
+
+
+def test_relative_actions_of_a_folder_need_the_setting(tmp_path: Path) -> None:
+    source = lerobot_folder(tmp_path, RELATIVE | {"config": {"enabled": True}}, BINNED)
+    with pytest.raises(ConfigError, match=r"policy.relative_entries = 0: by its policy_preprocessor.json .* set it to"):
+        plan_inputs(settings_of(robot="bounds"), SPEC, PI0, source)
+    plan = plan_inputs(settings_of(robot="bounds", relative_entries=2), SPEC, PI0, source)
+    assert plan.actions.relative == 2
+
+
+def test_a_broken_width_of_the_state_is_one_sentence(tmp_path: Path) -> None:
+    source = lerobot_folder(tmp_path, BINNED, max_state_dim="32")
+    with pytest.raises(ConfigError, match=r"config.json has max_state_dim = '32', which is not a number; copy"):
+        plan_inputs(settings_of(), SPEC, PI05, source)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -402,6 +524,31 @@ def test_what_does_not_fit_a_folder_is_one_sentence(
     with pytest.raises(ConfigError, match=expected) as caught:
         plan_inputs(settings_of(**given), spec, PI0, folder_of(tmp_path, **folder))
     assert "\n" not in str(caught.value)
+
+
+def test_groot_gets_sines_and_cosines_key_by_key(tmp_path: Path) -> None:
+    ends = {"min": [-1.0] * 2, "max": [1.0] * 2, "mean": [0.0] * 2, "std": [1.0] * 2}
+    keys = dict.fromkeys(("left_arm", "right_arm", "left_hand", "right_hand"), ends)
+    (tmp_path / "experiment_cfg").mkdir()
+    (tmp_path / "experiment_cfg" / "metadata.json").write_text(
+        json.dumps({"gr1": {"statistics": {"state": keys, "action": keys}}})
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"polyrhythm": {"tokenizer": "words"}}))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    spec = replace(
+        SPEC,
+        observation=SPEC.observation | {"proprio": ArraySpec((8,), "float32")},
+        action=ActionSpec("continuous", 8, low=(-1.0,) * 8, high=(1.0,) * 8),
+    )
+    cameras = {"ego_view": "front"}
+    inputs = inputs_of(replace(GROOT, state_dim=20), spec, Checkpoint.open(tmp_path), cameras=cameras)
+    angles = torch.linspace(-2.0, 2.0, 8)[None]
+    found = inputs(observations(1) | {"proprio": angles})["state"][0]
+    expected = torch.cat([wave(part) for part in angles[0].split(2) for wave in (torch.sin, torch.cos)])
+    assert torch.allclose(found[:16], expected)
+    assert not found[16:].any()
+    with pytest.raises(ConfigError, match=r"'proprio' has 8 entries \(16 sines and cosines\), the network takes 10"):
+        plan_inputs(settings_of(cameras=cameras), spec, GROOT, Checkpoint.open(tmp_path))
 
 
 def test_groot_takes_the_cameras_that_its_folder_names(tmp_path: Path) -> None:

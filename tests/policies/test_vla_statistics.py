@@ -90,9 +90,113 @@ def test_groot_joins_its_keys_and_maps_what_never_varied_to_zero(tmp_path: Path)
     parts = {name: {key: values[i] for key, values in STATS.items()} for i, name in enumerate("xyz")}
     parts = {name: {key: [value] for key, value in part.items()} for name, part in parts.items()}
     tag = {"statistics": {"state": parts, "action": parts}, "modalities": {}}
-    found = robot_statistics(folder_of(tmp_path, {"experiment_cfg/metadata.json": {"gr1": tag}}), "groot_n1d5", "gr1")
+    source = folder_of(tmp_path, {"experiment_cfg/metadata.json": {"gr1": tag}})
+    found = robot_statistics(source, "groot_n1d5", "gr1", "min_max")
     assert normalised(found.state, [4.0, 2.0, 9.0]) == pytest.approx([1.0, 0.0, 0.0])
     assert undone(found.actions, [1.0, 0.0, 0.7]) == pytest.approx([4.0, 2.0, 1.0])
+
+
+ARM = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+GR1 = {"waist": 3, "right_hand": 6, "left_arm": 7, "right_arm": 7, "left_hand": 6, "neck": 3}
+
+
+def groot_folder(folder: Path, **tags: Mapping[str, Mapping[str, int]]) -> Checkpoint:
+    """A folder of GR00T; tags: of each embodiment the widths of its keys of state and action. Entries i = 0, 1, ... of
+    a key are from -i-1 to i+1 with mean i/2 and deviation i+2."""
+
+    def numbers(width: int) -> dict[str, list[float]]:
+        i = np.arange(width, dtype=float)
+        return {"min": (-i - 1).tolist(), "max": (i + 1).tolist(), "mean": (i / 2).tolist(), "std": (i + 2).tolist()}
+
+    content = {
+        tag: {"statistics": {kind: {key: numbers(n) for key, n in keys.items()} for kind, keys in kinds.items()}}
+        for tag, kinds in tags.items()
+    }
+    return folder_of(folder, {"experiment_cfg/metadata.json": content})
+
+
+def arm(gripper: int = 1) -> dict[str, dict[str, int]]:
+    state = {**dict.fromkeys(ARM, 1), "gripper": gripper}
+    return {"state": state, "action": dict.fromkeys(ARM, 1)}
+
+
+def test_groots_libero_goal_has_actions_by_mean_and_deviation(tmp_path: Path) -> None:
+    source = groot_folder(tmp_path, new_embodiment=arm(gripper=2), libero_franka=arm())
+    goal = robot_statistics(source, "groot_n1d5", "new_embodiment", "libero_mean_std")
+    assert undone(goal.actions, [0.5] * 7) == [1.0] * 6 + [0.5], "the gripper by its extremes"
+    assert normalised(goal.actions, [1.0] * 6 + [0.5]) == [0.5] * 7
+    assert normalised(goal.state, [0.5] * 7 + [1.0]) == [0.5] * 8
+    spatial = robot_statistics(source, "groot_n1d5", "new_embodiment", "libero")
+    assert undone(spatial.actions, [0.25] * 7) == [0.25] * 7
+    assert undone(robot_statistics(source, "groot_n1d5", "libero_franka").actions, [0.25] * 7) == [0.25] * 7, "RLinf's"
+
+
+def test_groots_keys_are_taken_in_the_order_of_the_data_configuration(tmp_path: Path) -> None:
+    source = groot_folder(tmp_path, gr1={"state": GR1, "action": GR1})
+    found = robot_statistics(source, "groot_n1d5", "gr1")
+    assert found.angles == (7, 7, 6, 6), "sines and cosines of arms and hands"
+    assert normalised(found.state, [0.3] * 26) == pytest.approx([0.3] * 26), "of the angles as they are"
+    assert undone(found.actions, [1.0] * 26) == [*range(1, 8)] * 2 + [*range(1, 7)] * 2
+    waist = robot_statistics(source, "groot_n1d5", "gr1", "fourier_gr1_arms_waist")
+    assert waist.angles == (7, 7, 6, 6, 3)
+    upper = robot_statistics(source, "groot_n1d5", "gr1", "fourier_gr1_full_upper_body")
+    assert upper.angles == ()
+    assert normalised(upper.state, [1.0] * 32)[7:10] == pytest.approx([1.0, 0.5, 1 / 3])
+
+
+def test_groots_widowx_shows_angles_and_its_binary_entries_are_switches(tmp_path: Path) -> None:
+    panda = {
+        "state": {"right_arm_eef_pos": 3, "right_arm_eef_quat": 4, "right_hand": 2},
+        "action": {f"{side}_{part}": n for side in ("left", "right") for part, n in PANDA_ACTION.items()},
+    }
+    source = groot_folder(
+        tmp_path, maniskill_widowx={"state": {"left_arm": 7}, "action": {"left_arm": 7}}, pair=panda | {"state": {}}
+    )
+    widowx = robot_statistics(source, "groot_n1d5", "maniskill_widowx")
+    assert widowx.angles == (7,)
+    assert undone(widowx.actions, [-1.0] * 7) == [-1.0 - i for i in range(7)]
+    pair = robot_statistics(source, "groot_n1d5", "pair", "bimanual_panda_gripper")
+    assert pair.state is None
+    given = [0.4, 0.6, 2.0, 0.1, -0.2, 0.3, 0.7, *[5.0] * 6, 0.2]
+    assert undone(pair.actions, given) == pytest.approx([*given[:6], 1.0, *given[7:13], 0.0])
+
+
+PANDA_ACTION = {"gripper_close": 1, "arm_eef_rot": 3, "arm_eef_pos": 3}
+
+
+@pytest.mark.parametrize(
+    ("tag", "kinds", "data_config", "expected"),
+    [
+        ("new_embodiment", arm(), "", r"policy.data_config is not set: .*metadata.json has the statistics of new_emb"),
+        ("arm", arm(), "", r"statistics of arm \(x, y, .* but not how they are used; set it to that of the fine-"),
+        ("arm", arm(), "libero_mean", r"policy.data_config = 'libero_mean': .*; set it to .*libero_mean_std"),
+        ("gr1", arm(), "", r"policy.data_config = 'fourier_gr1_arms_only': .* of gr1.state.left_arm but x"),
+        ("a", arm(), "fractal", r"no statistics of a.state.rx but x, y, "),
+        (
+            "oxe_droid",
+            {
+                "state": {"eef_position": 3, "eef_rotation": 3, "gripper_position": 1},
+                "action": {"eef_position_delta": 3, "eef_rotation_delta": 3, "gripper_position": 1},
+            },
+            "",
+            r"metadata.json: oxe_droid.state.eef_rotation becomes rotation_6d .*, which is not done here",
+        ),
+        (
+            "oxe_droid",
+            {"state": {}, "action": {"eef_position_delta": 3, "eef_rotation_delta": 3, "gripper_position": 1}},
+            "",
+            r"oxe_droid.action.eef_rotation_delta becomes axis_angle before the network, which is not done here; set",
+        ),
+    ],
+)
+def test_groots_transforms_that_are_not_known_are_refused(
+    tmp_path: Path, tag: str, kinds: dict[str, dict[str, int]], data_config: str, expected: str
+) -> None:
+    source = groot_folder(tmp_path, **{tag: kinds, "libero_franka": arm()})
+    with pytest.raises(ConfigError, match=expected) as caught:
+        robot_statistics(source, "groot_n1d5", tag, data_config)
+    assert "\n" not in str(caught.value)
+    assert robot_statistics(source, "groot_n1d5", "libero_franka").key == "libero_franka", "of no other robot"
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("MEAN_STD", 1.0), ("MIN_MAX", 0.625), ("QUANTILES", 1.25)])

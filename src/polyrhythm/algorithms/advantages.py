@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.algorithms.divergence import LOG_RATIO_LIMIT
-from polyrhythm.algorithms.sums import Total, here
+from polyrhythm.algorithms.sums import Total, here, mean_and_variance
 
 Bootstrap = Literal["standard", "always", "never"]
 GroupStd = Literal["sample", "population", "none"]
@@ -154,14 +154,14 @@ def needs_bootstrap(terminated: Tensor, truncated: Tensor, bootstrap: Bootstrap)
 def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8, total: Total = here) -> Tensor:
     """(A − mean)/(std + eps) over the valid entries, zero elsewhere; total: sums over all parts of an update.
 
-    std divides by the number of entries (ddof 0), so that a single entry is defined, too: it becomes 0.
+    std divides by the number of entries (ddof 0), so that a single entry is defined, too: it becomes 0, as equal ones
+    do. The sums are in float64: the rounding error of a mean in float32, divided by the std of equal advantages, would
+    be a whole step.
     """
-    entries = advantages[valid]
-    count, added = total(torch.stack((entries.new_tensor(float(entries.numel())), entries.sum()))).unbind()
-    count = count.clamp(min=1.0)
-    centred = entries - added / count
+    entries = advantages[valid].double()
+    mean, variance = mean_and_variance(entries, total)
     out = torch.zeros_like(advantages)
-    out[valid] = centred / ((total(centred.square().sum()) / count).sqrt() + eps)
+    out[valid] = torch.where(variance == 0, 0.0, (entries - mean) / (variance.sqrt() + eps)).to(out.dtype)
     return out
 
 
@@ -233,6 +233,11 @@ class _Groups:
     def __init__(self, samples: AdvantageInput) -> None:
         _, self.place = torch.unique(samples.group, return_inverse=True)
         self.count = torch.bincount(self.place).double()
+        largest = torch.zeros_like(self.count).scatter_reduce_(
+            0, self.place, _scores(samples.rewards.abs(), samples), "amax"
+        )
+        #: [groups]: by how much two scores may differ because rewards are rounded (0.1 + 0.9 is not 1 in float32).
+        self._rounding = torch.finfo(samples.rewards.dtype).eps * largest
 
     def sums(self, x: Tensor) -> Tensor:
         """x [M] summed by group."""
@@ -242,6 +247,7 @@ class _Groups:
         """scores [M] minus the mean of their group; exactly 0 where all scores of a group are equal."""
         first = torch.zeros_like(self.count).index_copy_(0, self.place, scores)  # one score of each group
         shifted = scores - first[self.place]
+        shifted = torch.where(shifted.abs() > self._rounding[self.place], shifted, 0.0)
         return shifted - (self.sums(shifted) / self.count)[self.place]
 
 

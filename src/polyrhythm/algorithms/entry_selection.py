@@ -67,8 +67,8 @@ def _covariance(entries: LossInput) -> Tensor:
     valid = entries.mask
     if not valid.any():
         return torch.zeros_like(entries.advantage)
-    centred_advantage = entries.advantage - entries.advantage[valid].mean()
-    return centred_advantage * (entries.logprob - entries.logprob[valid].mean())
+    advantage, logprob = entries.advantage.double(), entries.logprob.double()
+    return (advantage - advantage[valid].mean()) * (logprob - logprob[valid].mean())
 
 
 def _count(entries: LossInput, fraction: float) -> int:

@@ -20,12 +20,15 @@ def mean_and_variance(x: Tensor, total: Total = here) -> tuple[Tensor, Tensor]:
     """Mean and variance (divided by the count) over all entries, the last dimension of x [...,n], n ≥ 0 here and ≥ 1 in
     all; float64 [...].
 
-    Chan et al. 1983: from the count, mean and variance of each part, so that equal entries have exactly no variance.
+    Chan et al. 1983: from the count, mean and variance of each part. What is below the rounding error of the sums
+    counts as no variance, so that equal entries have exactly none.
     """
-    here_mean = x.new_zeros(x.shape[:-1], dtype=torch.float64)
+    x = x.double()
+    here_mean = x.new_zeros(x.shape[:-1])
     here_variance, count = here_mean, here_mean + x.shape[-1]
     if x.shape[-1]:
-        here_mean, here_variance = x.double().mean(-1), x.var(-1, correction=0).double()
+        here_mean, here_variance = x.mean(-1), x.var(-1, correction=0)
     counted, summed = total(torch.stack([count, count * here_mean])).unbind()
     mean = summed / counted
-    return mean, total(count * here_variance + count * (here_mean - mean).square()) / counted
+    variance = total(count * here_variance + count * (here_mean - mean).square()) / counted
+    return mean, torch.where(variance <= (4 * torch.finfo(x.dtype).eps * mean).square(), 0.0, variance)

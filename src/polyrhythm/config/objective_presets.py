@@ -98,7 +98,8 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
         },
     ),
     # verl-project/verl 1dda039: verl/trainer/config/_generated_ppo_trainer.yaml; clip_ratio_c is always on
-    # (verl/trainer/ppo/core_algos.py). The critic has an optimizer of its own, so its weight is 1.
+    # (verl/trainer/ppo/core_algos.py). The critic has an optimizer of its own, so its weight is 1, and a value for each
+    # token; advantages are whitened over tokens.
     "verl_ppo": (
         "verl's defaults (trainer/config/ppo_trainer.yaml)",
         {
@@ -111,6 +112,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
             "proximal": "recompute",
             "logprob_level": "token",
+            "reward_level": "action",
             "aggregation": "token_mean",
             "value": {"coef": 1.0, "clip": 0.5, "aggregation": "policy"},
         },
@@ -132,6 +134,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
         },
     ),
     # inclusionAI/AReaL 4aef98d: examples/math/gsm8k_grpo.yaml; reward_norm by group, adv_norm by batch, kl_ctl 0.
+    # adv_norm is over tokens (areal/trainer/ppo/actor.py): reward_level action.
     "areal": (
         "AReaL's decoupled GRPO (examples/math/gsm8k_grpo.yaml)",
         {
@@ -141,12 +144,14 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "loss": {"type": "decoupled_ppo", "clip_low": 0.4, "clip_high": 0.4, "behave_weight_threshold": 5.0},
             "proximal": "recompute",
             "logprob_level": "token",
+            "reward_level": "action",
             "aggregation": "token_mean",
             "value": _NO_CRITIC,
         },
     ),
     # alibaba/ROLL 8eb27cc: examples/qwen2.5-7B-rlvr_megatron/rlvr_config_async.yaml; dual clip 1 + 2·pg_clip
     # (roll/pipeline/rlvr/actor_worker.py), loss_agg_mode of roll/configs/base_config.py; add_token_level_kl is false.
+    # Advantages are whitened over tokens (roll/utils/functionals.py): reward_level action.
     "roll": (
         "ROLL's asynchronous REINFORCE (examples/qwen2.5-7B-rlvr_megatron/rlvr_config_async.yaml)",
         {
@@ -158,11 +163,13 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 1.4},
             "proximal": "recompute",
             "logprob_level": "token",
+            "reward_level": "action",
             "aggregation": "trajectory_mean",
             "value": _NO_CRITIC,
         },
     ),
     # huggingface/trl f2cd577: trl/trainer/grpo_config.py, grpo_trainer.py; loss_type dapo, sequence_mask, clip_max 3.
+    # Its sequence is a whole conversation: the ratio is a product over the tokens of all turns.
     "trl_grpo": (
         "TRL's defaults (GRPOConfig, generation by vLLM)",
         {
@@ -172,10 +179,10 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2},
             "proximal": "recompute",
             "rollout_correction": {
-                "weight": "chunk_step",
+                "weight": "trajectory",
                 "weight_by": "product",
                 "reject": "ratio",
-                "reject_level": "chunk_step",
+                "reject_level": "trajectory",
                 "reject_by": "sum",
                 "reject_above": 3.0,
             },

@@ -139,13 +139,15 @@ def estimate_advantages(
     if recomputed is not None:
         log_ratio = levels.reduce(recomputed.logprob - packed.logprob, packed.valid, level).to(rewards.dtype)
     bootstrap = torch.zeros(packed.terminated.shape, dtype=packed.value.dtype)
+    values = torch.zeros_like(rewards)
     if algorithm.uses_value:
-        bootstrap = bootstrap_values(packed, algorithm, inputs)
-    takes_recomputed = recomputed is not None and algorithm.advantage.type == "v_trace"
+        bootstrap, values = bootstrap_values(packed, algorithm, inputs), packed.value
+    if recomputed is not None and algorithm.advantage.type == "v_trace":
+        values = recomputed.value
     samples = advantages.AdvantageInput(
         rewards=rewards + penalty,
         penalty=penalty,
-        values=recomputed.value if recomputed is not None and takes_recomputed else packed.value,
+        values=values,
         valid=levels.reward_mask(packed.valid, level),
         log_ratio=log_ratio,
         trajectory=packed.trajectory,
@@ -288,7 +290,7 @@ def _zero_advantage(advantage: Tensor, valid: Tensor, packed: PackedBatch, total
 
 def _check_value_shape(packed: PackedBatch, algorithm: AlgorithmSettings) -> None:
     expected = packed.valid.shape if algorithm.reward_level == "action" else packed.valid.shape[:1]
-    if packed.value.shape != expected:
+    if algorithm.uses_value and packed.value.shape != expected:
         raise ConfigError(
             f"algorithm.reward_level = {algorithm.reward_level}: it needs values of shape {tuple(expected)}, the "
             f"policy gave {tuple(packed.value.shape)}; set it to {'chunk' if packed.value.dim() == 1 else 'action'}"

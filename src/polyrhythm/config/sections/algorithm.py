@@ -156,7 +156,7 @@ class AlgorithmSettings(Section):
     logprob_level: Literal["token", "action", "chunk"] = "token"
     """What one ratio covers: an action entry, a primitive action, or a whole chunk."""
     reward_level: Literal["chunk", "action"] = "chunk"
-    """What one reward covers: a whole chunk, or a primitive action (needs a policy with a value per action)."""
+    """What a reward and its advantage cover: a whole chunk, or a primitive action or token (with a value for each)."""
     aggregation: Literal["token_mean", "trajectory_mean", "episode_mean", "sum_over_constant"] = "token_mean"
     """Mean over valid entries, over trajectories, over episodes by executed actions (RLinf), or sum / constant."""
     aggregation_constant: Positive | None = None

@@ -41,14 +41,15 @@ def check_learning(
 
 
 def check_value(config: RunConfig, form: PolicyForm) -> None:
-    """Check that the policy's value is per chunk or per action as `reward_level` says."""
+    """Check that the policy's value, where one is used, is per chunk or per action as `reward_level` says."""
     actual, expected = form.value, config.algorithm.reward_level
-    if actual == expected:
+    if actual == expected or not config.algorithm.uses_value:
         return
     if reward_level_of_objective(config):
+        other = "set policy.value_head true" if hasattr(config.policy, "value_head") else "use another policy"
         raise ConfigError(
             f"objective = {config.objective}: it needs a policy with one value per {expected} "
-            f"(algorithm.reward_level), and {type_of(config.policy)} gives one per {actual}; use another policy, add "
+            f"(algorithm.reward_level), and {type_of(config.policy)} gives one per {actual}; {other}, add "
             f"algorithm.reward_level={actual}, or choose another objective"
         )
     raise ConfigError(

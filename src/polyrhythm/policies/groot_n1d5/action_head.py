@@ -1,7 +1,7 @@
 """GR00T's action head: encoders of its own for each embodiment, and a transformer that denoises a chunk of actions.
 
 Every second block of the transformer attends to the backbone's features, the others to their own tokens: one for the
-state, learned ones, one for each action. No attention here has a mask: padding of the backbone counts.
+state, learned ones, one for each action. The release has no mask here, so it reads the padding of the backbone too.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class HeadAttention(nn.Module):
         """Keys and values [B,heads,T,head_dim] of [B,T,width]."""
         return split_heads(self.to_k(context), self.head_dim), split_heads(self.to_v(context), self.head_dim)
 
-    def forward(self, x: Tensor, found: KeysValues) -> Tensor:
+    def forward(self, x: Tensor, found: KeysValues, mask: Tensor | None = None) -> Tensor:
         queries = split_heads(self.to_q(x), self.head_dim)
-        out: Tensor = self.to_out[0](attend(queries, *found, None))
+        out: Tensor = self.to_out[0](attend(queries, *found, mask))
         return out
 
 
@@ -134,9 +134,9 @@ class SelfAttentionBlock(nn.Module):
         self.attn1 = HeadAttention(size, size.width)
         self.ff = FeedForward(size.width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         normed = self.norm1(x)
-        x = x + self.attn1(normed, self.attn1.keys_values(normed))
+        x = x + self.attn1(normed, self.attn1.keys_values(normed), mask)
         found: Tensor = x + self.ff(self.norm3(x))
         return found
 
@@ -151,9 +151,13 @@ class DitBlock(nn.Module):
         self.attn1 = HeadAttention(size, context or size.width)
         self.ff = FeedForward(size.width)
 
-    def forward(self, x: Tensor, time: Tensor, context: KeysValues | None) -> Tensor:
+    def forward(self, x: Tensor, time: Tensor, context: KeysValues | None, mask: Tensor | None) -> Tensor:
+        """mask: of the context."""
         normed = self.norm1(x, time)
-        x = x + self.attn1(normed, self.attn1.keys_values(normed) if context is None else context)
+        if context is None:
+            x = x + self.attn1(normed, self.attn1.keys_values(normed))
+        else:
+            x = x + self.attn1(normed, context, mask)
         normed = functional.layer_norm(x, x.shape[-1:], eps=_NORM_EPS)
         found: Tensor = x + self.ff(normed)
         return found
@@ -197,12 +201,14 @@ class Dit(nn.Module):
         """Keys and values of the backbone's features [B,P,width] for each block that attends to them."""
         return tuple(block.attn1.keys_values(features) for block in self.transformer_blocks[::2])  # type: ignore[union-attr,operator]
 
-    def forward(self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...]) -> Tensor:
-        """Tokens x [B,T,width], bucket [B] of the time -> [B,T,hidden]."""
+    def forward(
+        self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...], mask: Tensor | None = None
+    ) -> Tensor:
+        """Tokens x [B,T,width], bucket [B] of the time, mask [B,1,1,P] of the context -> [B,T,hidden]."""
         time = self.timestep_encoder(bucket)
         for index, block in enumerate(self.transformer_blocks):
             seen = context[index // 2] if index % 2 == 0 else None
-            x = run_layer(block, x, time, seen, recompute=self.checkpointing)
+            x = run_layer(block, x, time, seen, mask, recompute=self.checkpointing)
         shift, scale = self.proj_out_1(functional.silu(time)).unsqueeze(1).chunk(2, dim=2)
         normed = functional.layer_norm(x, x.shape[-1:], eps=_LAST_EPS) * (1.0 + scale) + shift
         found: Tensor = self.proj_out_2(normed)
@@ -217,9 +223,9 @@ class VlSelfAttention(nn.Module):
         self.checkpointing = False
         self.transformer_blocks = nn.ModuleList(SelfAttentionBlock(size) for _ in range(size.layers))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for block in self.transformer_blocks:
-            x = run_layer(block, x, recompute=self.checkpointing)
+            x = run_layer(block, x, mask, recompute=self.checkpointing)
         return x
 
 

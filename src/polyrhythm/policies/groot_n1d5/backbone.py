@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.policies.groot_n1d5.size import GrootSize
-from polyrhythm.policies.layers.attention import causal_mask
+from polyrhythm.policies.layers.attention import causal_mask, positions_of
 from polyrhythm.policies.layers.decoder import Decoder
 from polyrhythm.policies.layers.siglip import SiglipMlp, SiglipSize, SiglipVisionModel
 
@@ -68,9 +68,10 @@ class EagleModel(nn.Module):
     def forward(self, embedded: Tensor, present: Tensor) -> Tensor:
         """embedded, present [B,L] -> hidden states after the last norm [B,L,width].
 
-        Padding sees nothing: its attention is zero, as from flash attention. The head reads these places too.
+        Padding sees nothing: its attention is zero, as from flash attention. Positions count the words that are there,
+        so that padding in front changes nothing.
         """
-        positions = torch.arange(present.shape[1], device=present.device).expand(len(present), -1)
+        positions = positions_of(present).clamp(min=0)
         hidden, _ = self.language_model.model(embedded, positions, causal_mask(present))
         assert isinstance(hidden, Tensor)
         return hidden

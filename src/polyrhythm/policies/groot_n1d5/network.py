@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from polyrhythm.policies.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear
 from polyrhythm.policies.groot_n1d5.backbone import Backbone
 from polyrhythm.policies.groot_n1d5.size import GrootSize, config_from_size, size_from_config
+from polyrhythm.policies.layers.attention import mean_of
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.flow_network import Prefix
 from polyrhythm.policies.vla.precision import computing_dtype
 
 #: Input with the backbone's hidden states, in place of images and words.
 _HIDDEN = "backbone_hidden"
+_VISIBLE = "visible"
 #: Raises a time such as 0.2, which is a little less in float32, above its bucket's edge.
 _EDGE = 1e-3
 
@@ -29,8 +31,9 @@ class GrootNetwork(nn.Module):
     """GR00T N1.5: a `FlowNetwork`.
 
     inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with as many placeholders as the images
-    have tokens, attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64. Padding counts: the head reads
-    it, so the same words in more places give another answer.
+    have tokens, attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64, visible [B,L] bool: the places
+    that the head reads, those of attention_mask unless given. The release's head reads padding too, so that there the
+    same words in more places give another answer; a prompt alone has none.
     """
 
     step_inputs = ("state", "embodiment_id")
@@ -72,23 +75,22 @@ class GrootNetwork(nn.Module):
         """With a frozen backbone its hidden states, and the inputs that are read beside them."""
         if any(p.requires_grad for p in self.backbone.parameters()):
             return {}
-        beside = {name: inputs[name] for name in ("attention_mask", *self.step_inputs)}
-        return beside | {_HIDDEN: self._hidden(inputs)}
+        beside = {name: inputs[name] for name in self.step_inputs}
+        return beside | {_VISIBLE: _visible(inputs), _HIDDEN: self._hidden(inputs)}
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
-        """The pass over images and language. The features are the mean over all places, padding too, as in RLinf:
-        the number of places is fixed, so a row's features do not depend on other rows."""
-        seen = self.features(inputs)
+        """The pass over images and language. The features are the mean over all places that the head reads."""
+        seen, visible = self.features(inputs), _visible(inputs)
         keys_values = self.action_head.model.keys_values(seen)
-        pooled = seen.float().mean(1) if features else seen.new_empty(len(seen), 0, dtype=torch.float32)
-        return Prefix(keys_values, inputs["attention_mask"], pooled)
+        pooled = mean_of(seen.float(), visible) if features else seen.new_empty(len(seen), 0, dtype=torch.float32)
+        return Prefix(keys_values, visible, pooled)
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The backbone's features after the head's norm and self-attention [B,L,width]."""
         head, hidden = self.action_head, inputs.get(_HIDDEN)
         if hidden is None:
             hidden = self._hidden(inputs)
-        found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype))
+        found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype), _keys(_visible(inputs)))
         return found
 
     def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -104,9 +106,19 @@ class GrootNetwork(nn.Module):
         head, embodiment = self.action_head, inputs["embodiment_id"]
         bucket = (self.size.buckets * (1.0 - t) + _EDGE).long()
         tokens = head.tokens(inputs["state"], x, bucket, embodiment)
-        hidden = head.model(tokens.to(self._dtype), bucket, prefix.keys_values)
+        hidden = head.model(tokens.to(self._dtype), bucket, prefix.keys_values, _keys(prefix.present))
         features = hidden[:, -self.horizon :].float()
         return -head.action_decoder(features, embodiment), features
+
+
+def _visible(inputs: Mapping[str, Tensor]) -> Tensor:
+    """The places that the head reads."""
+    return inputs[_VISIBLE] if _VISIBLE in inputs else inputs["attention_mask"]
+
+
+def _keys(visible: Tensor) -> Tensor:
+    """The mask of an attention to these places, alike for all queries: [B,P] -> [B,1,1,P]."""
+    return visible[:, None, None, :]
 
 
 _E = "backbone.eagle_model."

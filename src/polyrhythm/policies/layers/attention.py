@@ -38,6 +38,12 @@ def positions_of(present: Tensor) -> Tensor:
     return present.long().cumsum(dim=1) - 1
 
 
+def mean_of(x: Tensor, present: Tensor) -> Tensor:
+    """Mean over present tokens: [B,T,W], bool [B,T] -> [B,W]."""
+    weights = present.unsqueeze(2).to(x.dtype)
+    return (x * weights).sum(1) / weights.sum(1)
+
+
 def padding_mask(present: Tensor) -> Tensor:
     """All present tokens see all present tokens: bool [B,T] -> [B,1,T,T]."""
     return (present.unsqueeze(1) & present.unsqueeze(2)).unsqueeze(1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.policies.layers.attention import additive, padding_mask, positions_of
+from polyrhythm.policies.layers.attention import additive, mean_of, padding_mask, positions_of
 from polyrhythm.policies.layers.norms import AdaRMSNorm
 from polyrhythm.policies.pi0.paligemma import PaliGemmaWithExpert
 from polyrhythm.policies.pi0.size import Pi0Size, config_from_size, size_from_config
@@ -144,12 +144,6 @@ class Pi0Network(nn.Module):
     @property
     def _dtype(self) -> torch.dtype:
         return computing_dtype(self.paligemma_with_expert.paligemma.model.multi_modal_projector.linear.weight)
-
-
-def mean_of(hidden: Tensor, present: Tensor) -> Tensor:
-    """Mean over present tokens: [B,T,W], bool [B,T] -> [B,W]."""
-    weights = present.unsqueeze(2).to(hidden.dtype)
-    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 _P = "paligemma_with_expert."

@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polyrhythm.errors import ConfigError, MissingError
 
@@ -152,3 +156,38 @@ def few(names: list[str], most: int = 3) -> str:
     """The first names and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def value_of(found: Any, key: str, origin: str) -> Any:
+    if not isinstance(found, Mapping) or key not in found:
+        held = few([*found]) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        raise ConfigError(f"{origin} has no {key!r} but {held or 'nothing'}; copy it again from its release")
+    return found[key]
+
+
+def mapping_in(found: Mapping[str, Any], key: str, origin: str) -> Mapping[str, Any]:
+    """The mapping under a key, empty where the key is absent. ConfigError: it is none."""
+    inner = found.get(key, {})
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"{origin} has a {type(inner).__name__} as {key!r}; copy it again from its release")
+    return inner
+
+
+def number_pair(stats: Any, first: str, second: str, origin: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Two statistics of an array. ConfigError: one is missing or no list of numbers, or their lengths differ."""
+    a, b = (_numbers(value_of(stats, name, origin), f"{origin}.{name}") for name in (first, second))
+    if a.shape != b.shape:
+        raise ConfigError(
+            f"{origin} has {len(a)} numbers in {first} and {len(b)} in {second}; copy it again from its release"
+        )
+    return a, b
+
+
+def _numbers(found: Any, origin: str) -> NDArray[np.float64]:
+    try:
+        array = np.asarray(found, np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        array = np.array([np.nan])
+    if not np.isfinite(array).all():
+        raise ConfigError(f"{origin} is no list of finite numbers; copy it again from its release")
+    return array

@@ -19,6 +19,15 @@ from torch.nn import functional
 from polyrhythm.policies.constants import kept
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
+#: How images that do not have a network's size are resized: by the code of a release.
+Resizing = Literal["openpi", "lerobot", "lerobot_0.4", "lerobot_0.3"]
+
+#: What is around an image in 0..1, and whether it is in the centre (else at the lower right).
+_PADDING: dict[Resizing, tuple[float, bool]] = {
+    "lerobot": (0.0, True),
+    "lerobot_0.4": (-1.0, True),
+    "lerobot_0.3": (0.0, False),
+}
 
 #: Half-width of each filter in pixels of the smaller image.
 _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
@@ -36,9 +45,15 @@ def turned(images: Tensor) -> Tensor:
     return images.flip(1, 2)
 
 
-def pi0_images(images: Tensor, side: int) -> Tensor:
-    """Images as openpi feeds them: resized with padding, then -1..1. uint8 [B,H,W,3] -> float32 [B,3,side,side]."""
-    return signed(resize_with_pad(images, side, side))
+def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tensor:
+    """Images as π0 takes them: resized with the sides' ratio kept -> float32 [B,3,side,side] in -1..1.
+
+    openpi resizes by Pillow, before it sends an image. lerobot resizes floats in 0..1 bilinearly without antialiasing,
+    and 0.4 pads these with -1, which becomes -3. An image of this size is the same in all.
+    """
+    if resizing == "openpi":
+        return signed(resize_with_pad(images, side, side))
+    return _interpolated(images.permute(0, 3, 1, 2).float() / 255.0, side, side, *_PADDING[resizing]) * 2.0 - 1.0
 
 
 def oft_images(
@@ -103,10 +118,16 @@ def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
 def resize_with_pad_float(images: Tensor, height: int, width: int) -> Tensor:
     """Bilinear without antialiasing, for float32 [B,H,W,3] in -1..1 with −1 around it: what openpi's PyTorch model does
     to images that do not have its size."""
-    rows, columns, top, left = padded_size(images, height, width)
-    small = functional.interpolate(images.permute(0, 3, 1, 2), (rows, columns), mode="bilinear", align_corners=False)
-    around = (left, width - columns - left, top, height - rows - top)
-    return functional.pad(small.clamp(-1.0, 1.0), around, value=-1.0).permute(0, 2, 3, 1)
+    return _interpolated(images.permute(0, 3, 1, 2), height, width, -1.0, centred=True).permute(0, 2, 3, 1)
+
+
+def _interpolated(images: Tensor, height: int, width: int, around: float, centred: bool) -> Tensor:
+    """[B,3,H,W] float32 -> [B,3,height,width], with `around` on all sides, or above and left."""
+    rows, columns, top, left = padded_size(images.permute(0, 2, 3, 1), height, width)
+    if not centred:
+        top, left = height - rows, width - columns
+    small = functional.interpolate(images, (rows, columns), mode="bilinear", align_corners=False).clamp(-1.0, 1.0)
+    return functional.pad(small, (left, width - columns - left, top, height - rows - top), value=around)
 
 
 def central_area(images: Tensor, area: float) -> Tensor:

@@ -16,7 +16,8 @@ from polyrhythm.policies.vla import prompts, scaling
 from polyrhythm.policies.vla.actions import ActionPlan, plan_actions
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import CHOICES, read_json
-from polyrhythm.policies.vla.images import HALF, IMAGENET, Colours
+from polyrhythm.policies.vla.folder_inputs import FolderInputs, folder_inputs
+from polyrhythm.policies.vla.images import HALF, IMAGENET, Colours, Resizing
 from polyrhythm.policies.vla.input_form import CAMERAS, EMBODIMENTS, InputForm
 from polyrhythm.policies.vla.inspection import camera_names
 from polyrhythm.policies.vla.prompts import PromptTable, StatePrompts
@@ -31,18 +32,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputPlan:
-    """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; colours: of
-    OpenVLA-OFT's two towers; state: name of the environment's array ("" if it has none); state_scaling: of its
-    entries. embodiment: GR00T's row."""
+    """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; resizing: of π0's
+    images; colours: of OpenVLA-OFT's two towers; state: name of the environment's array ("" if it has none);
+    state_scaling: of its entries; angles: widths of its parts that become their sines and cosines. padding_counts:
+    GR00T's head reads the padding of prompts, as many as set. embodiment: its row."""
 
     form: InputForm
     cameras: tuple[tuple[str, str], ...]
     turn: bool
+    resizing: Resizing
     colours: tuple[Colours, Colours]
     state: str
     state_scaling: Scaling
+    angles: tuple[int, ...]
     actions: ActionPlan
     prompts: PromptTable | StatePrompts
+    padding_counts: bool
     embodiment: int
 
 
@@ -58,7 +63,13 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
     if source is not None and _says_size(settings):
         _warn(f"policy.size is not used: checkpoint = {source.folder} has a network of its own; leave policy.size out")
     if source is not None and robot != BOUNDS:
-        statistics = robot_statistics(source, form.architecture, robot)
+        statistics = robot_statistics(source, form.architecture, robot, settings.data_config)
+    release = folder_inputs(source)
+    if release.relative and not settings.relative_entries:
+        raise ConfigError(
+            "policy.relative_entries = 0: by its policy_preprocessor.json the actions of the checkpoint are relative "
+            "to the state; set it to how many leading entries are"
+        )
     state, state_scaling = _plan_state(settings, env_spec, form, statistics)
     cameras = _plan_cameras(settings, env_spec, form, source)
     tokenizer = _tokenizer(settings, form, source, choices)
@@ -66,11 +77,14 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
         form=form,
         cameras=cameras,
         turn=settings.turn_images,
+        resizing=release.resizing,
         colours=_colours(source),
         state=state,
         state_scaling=state_scaling,
+        angles=() if statistics is None else statistics.angles,
         actions=plan_actions(settings, env_spec, form, statistics),
-        prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size),
+        prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size, release),
+        padding_counts=settings.prompt_length > 0,
         embodiment=_embodiment(settings, form, statistics),
     )
 
@@ -166,10 +180,12 @@ def _plan_state(
             f"of floats, the environment shows {_shown(env_spec)}; name one of them"
         )
     (width,) = spec.shape
-    if form.state_dim and (width > form.state_dim or (width < form.state_dim and not form.pads)):
+    taken = 2 * width if statistics is not None and statistics.angles else width
+    if form.state_dim and (taken > form.state_dim or (taken < form.state_dim and not form.pads)):
+        doubled = "" if taken == width else f" ({taken} sines and cosines)"
         raise ConfigError(
-            f"policy.state = {settings.state!r} has {width} entries, the network takes {form.state_dim}; choose "
-            "another array or checkpoint"
+            f"policy.state = {settings.state!r} has {width} entries{doubled}, the network takes {form.state_dim}; "
+            "choose another array or checkpoint"
         )
     found = statistics.state if statistics is not None else None
     if statistics is None or (found is None and not form.needs_state):
@@ -211,7 +227,13 @@ def _tokenizer(
 
 
 def _plan_prompts(
-    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, tokenizer: Tokenizer, cameras: int, entries: int
+    settings: VlaSettings,
+    env_spec: EnvSpec,
+    form: InputForm,
+    tokenizer: Tokenizer,
+    cameras: int,
+    entries: int,
+    release: FolderInputs,
 ) -> PromptTable | StatePrompts:
     tasks = env_spec.tasks
     if tokenizer.bos < 0 and form.architecture != "groot_n1d5":
@@ -221,14 +243,14 @@ def _plan_prompts(
         )
     length = settings.prompt_length or form.length
     if form.state_in_prompt:
-        return prompts.state_prompts(tokenizer, tasks, entries, length, form.vocabulary)
+        return prompts.state_prompts(tokenizer, tasks, max(entries, release.state_entries), length, form.vocabulary)
 
     def ids(instruction: str) -> list[int]:
         if form.architecture == "openvla_oft":
             return prompts.oft_ids(tokenizer, instruction, form.empty)
         if form.architecture == "groot_n1d5":
             return prompts.groot_ids(tokenizer, instruction, cameras, form.image_tokens, form.image_token)
-        return prompts.pi0_ids(tokenizer, instruction)
+        return prompts.pi0_ids(tokenizer, instruction, cleans=release.cleans)
 
     return prompts.table(
         [ids(task.instruction) for task in tasks],

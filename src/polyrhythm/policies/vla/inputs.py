@@ -32,7 +32,7 @@ class VlaInputs(nn.Module):
     `inputs(obs)` gives, rows first:
     π0, π0.5    images [B,N,3,S,S], image_present [B,N], tokens [B,L], token_present [B,L], state [B,S]
     OpenVLA-OFT pixel_values [B,6N,S,S], input_ids [B,L], attention_mask [B,L], state, proprio [B,S]
-    GR00T       images [B,N,3,S,S], input_ids [B,L], attention_mask [B,L], embodiment_id [B], state [B,S]
+    GR00T       images [B,N,3,S,S], input_ids [B,L], attention_mask, visible [B,L], embodiment_id [B], state [B,S]
     with N the cameras that the environment has: a slot without one is left out, which equals a masked one.
     Ids int64, masks bool, else float32. state: normalised and padded with 0.
     """
@@ -57,6 +57,9 @@ class VlaInputs(nn.Module):
         """The network's inputs; see the class."""
         state = self._raw_state(obs)
         normalised = self.state.normalise(state)
+        if self.plan.angles:
+            parts = normalised.split(self.plan.angles, dim=1)
+            normalised = torch.cat([wave for part in parts for wave in (part.sin(), part.cos())], dim=1)
         ids, present = self._prompt(obs[INSTRUCTION], normalised)
         padding = self.state_dim - normalised.shape[1]
         found = {"state": functional.pad(normalised.float(), (0, padding))}
@@ -71,7 +74,14 @@ class VlaInputs(nn.Module):
             }
         if self.form.architecture == "groot_n1d5":
             row = torch.full((len(ids),), self.plan.embodiment, dtype=torch.int64, device=ids.device)
-            return found | {"images": seen, "input_ids": ids, "attention_mask": present, "embodiment_id": row}
+            visible = torch.ones_like(present) if self.plan.padding_counts else present
+            return found | {
+                "images": seen,
+                "input_ids": ids,
+                "attention_mask": present,
+                "visible": visible,
+                "embodiment_id": row,
+            }
         there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return found | {"images": seen, "image_present": there, "tokens": ids, "token_present": present}
 
@@ -101,7 +111,7 @@ class VlaInputs(nn.Module):
             return images.oft_images(camera, self.form.image, crop=self.form.crop, colours=self.plan.colours)
         if self.form.architecture == "groot_n1d5":
             return images.groot_images(camera, self.form.image)
-        return images.pi0_images(camera, self.form.image)
+        return images.pi0_images(camera, self.form.image, self.plan.resizing)
 
     def _raw_state(self, obs: Mapping[str, Tensor]) -> Tensor:
         if self.plan.state:

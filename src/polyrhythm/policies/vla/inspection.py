@@ -21,6 +21,7 @@ from polyrhythm.policies.vla.architectures import Architecture, architecture
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.fitting import fit, misfit, released_size, without_config
 from polyrhythm.policies.vla.folder_files import CHOICES, read_json
+from polyrhythm.policies.vla.groot_statistics import OF_EMBODIMENT
 from polyrhythm.policies.vla.meta_weights import weights_on_meta
 from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.policies.vla.settings import LoraSettings, TrainedPart
@@ -190,6 +191,8 @@ def recipe_lines(
         lines.append(f"  robot: {robots[0]}")
     elif not (opened.statistics or opened.extra or opened.config.get(CHOICES)):
         lines.append(f"  robot: {BOUNDS}  # no statistics were found: actions between the environment's bounds")
+    if kind == "groot_n1d5" and robots and robots[0] not in OF_EMBODIMENT:
+        lines.append("  data_config: NAME  # fill in: that of the fine-tuning (libero, libero_mean_std, min_max, ...)")
     if not (opened.tokenizer or opened.config.get(CHOICES)):
         lines.append(f"  tokenizer: FOLDER  # fill in: the one that it was released with; {WORDS}: hashed, for a trial")
     if assumed and kind in _HORIZON_IS_SET:

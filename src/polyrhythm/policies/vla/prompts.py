@@ -5,6 +5,8 @@
     OpenVLA-OFT  BOS, filling, "In: What action should the robot take to INSTRUCTION?\\nOut:", an empty token
     GR00T N1.5   Qwen's chat with the placeholders of all images, then the instruction; filled up in front
 
+lerobot's folders of π0 have the instruction as it is, with its line end, and some of π0.5 a longer state (see
+`folder_inputs`).
 Instructions are known from the environment's tasks; only π0.5's state bins are found at every step, on the device.
 """
 
@@ -43,8 +45,10 @@ class PromptTable:
         return int(self.ids.shape[1])
 
 
-def pi0_ids(tokenizer: Tokenizer, instruction: str) -> Ids:
-    """π0's prompt."""
+def pi0_ids(tokenizer: Tokenizer, instruction: str, *, cleans: bool = True) -> Ids:
+    """π0's prompt. cleans: as openpi; else as lerobot, which encodes the line end with the instruction as it is."""
+    if not cleans:
+        return [tokenizer.bos, *tokenizer.encode(instruction.removesuffix("\n") + "\n")]
     return [tokenizer.bos, *tokenizer.encode(cleaned(instruction)), *tokenizer.encode("\n")]
 
 
@@ -145,13 +149,15 @@ class StatePrompts:
     """π0.5's prompts in parts, from which a device composes them: head of each task, the bins' numbers, tail.
 
     heads: of each task up to "State:"; numbers: [257 bins] of " B"; tail: of ";\\nAction: ". present: which ids of the
-    two padded tables exist. whole: encodes a prompt in one piece, for tokenizers that are not composed; else None.
+    two padded tables exist. entries: of the state, filled up with 0. whole: encodes a prompt in one piece, for
+    tokenizers that are not composed; else None.
     """
 
     heads: PromptTable
     numbers: PromptTable
     tail: tuple[int, ...]
     length: int
+    entries: int
     whole: Callable[[int, Sequence[int]], Ids] | None
 
 
@@ -192,6 +198,7 @@ def state_prompts(
         numbers=_filled(parts, 0, 0, "right", vocabulary, tokenizer.origin),
         tail=tuple(tail or ()),
         length=length or needed,
+        entries=entries,
         whole=None if composed else whole,
     )
 

@@ -60,12 +60,16 @@ class VlaSettings(BaseModel):
     """Folder of the tokenizer; empty: the checkpoint's own, or without a checkpoint a hash of each word; words: such a
     hash with a checkpoint too."""
     prompt_length: int = Field(0, ge=0)
-    """Places for the prompt's tokens; 0: as released, or as many as the longest prompt."""
+    """Places for the prompt's tokens; 0: as released, or as many as the longest prompt. GR00T reads the padding of a
+    number that is set here."""
     robot: Named = ""
     """Key of the checkpoint's normalisation statistics; empty: the only one; bounds: actions between the environment's
     bounds and the state as it is, as without a checkpoint."""
     embodiment: int = Field(-1, ge=-1)
     """Row of GR00T's per-embodiment weights; -1: by the robot's key."""
+    data_config: Named = ""
+    """GR00T's data configuration of the fine-tuning, which says how state and actions are normalised (libero,
+    libero_mean_std, so100, min_max for all, ...); empty: that of the embodiment, where one is known."""
     cameras: Mapping[str, str] = {}
     """The policy's camera → the environment's image; empty: as many as there are, in order."""
     turn_images: bool = False
@@ -132,6 +136,7 @@ class VlaSettings(BaseModel):
                 "tokenizer": WORDS,
                 "robot": BOUNDS,
                 "embodiment": -1,
+                "data_config": "",
                 "entries": (),
                 "cameras": dict(zip(CAMERAS[kind], self.cameras.values(), strict=False)),
                 "prompt_length": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from polyrhythm.policies.vla.prompts import StatePrompts
 
@@ -28,7 +29,7 @@ class StatePrompt(nn.Module):
 
     def __init__(self, prompts: StatePrompts) -> None:
         super().__init__()
-        self.length, self.whole = prompts.length, prompts.whole
+        self.length, self.entries, self.whole = prompts.length, prompts.entries, prompts.whole
         self.known: dict[tuple[int, ...], list[int]] = {}
         tables = {
             "heads": prompts.heads.ids,
@@ -43,7 +44,7 @@ class StatePrompt(nn.Module):
 
     def forward(self, tasks: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """tasks int64 [B], state normalised float64 [B,D] -> ids int64 [B,L], present bool [B,L]."""
-        bins = state_bins(state)
+        bins = state_bins(functional.pad(state, (0, self.entries - state.shape[1])))
         if self.whole is not None:
             return self._encoded(tasks, bins)
         rows = len(tasks)
