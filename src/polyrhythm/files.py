@@ -1,13 +1,15 @@
-"""Atomic writing of files, and messages for file errors."""
+"""Atomic writing of files, JSON of others, and messages for file errors."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 #: What the system says when it has no room: a full disk, a full quota, a limit on the size of files.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -31,6 +33,14 @@ def trouble(error: OSError) -> str:
             "another folder"
         )
     return ""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Plain data of a JSON text. ValueError: it is not one, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.files import parse_json
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.images import require_video
 from polyrhythm.specs import EnvSpec
@@ -68,7 +68,7 @@ def read_info(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise RunFolderError(f"{folder} has no {layout.INFO}, so it is no LeRobot dataset; name the folder that has it")
     try:
-        info = json.loads(file.read_text(encoding="utf-8"))
+        info = parse_json(file.read_text(encoding="utf-8"))
         version = str(info["codebase_version"])
         described = isinstance(info["features"], dict) and float(info["fps"]) > 0
     except (ValueError, KeyError, TypeError, OSError) as error:
