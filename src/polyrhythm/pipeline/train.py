@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
-from polyrhythm.files import atomic_write
+from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import read_lines
 from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
@@ -343,6 +343,8 @@ def _write_report(folder: Path) -> None:
     """Write report.html; the run is complete without it, so an error here is only logged."""
     try:
         write_report([folder])
+    except OSError as error:
+        log.error("%s; the run is complete; retry: polyrhythm report %s", trouble(error) or error, folder)
     except Exception:
         log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
 
