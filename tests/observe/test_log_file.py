@@ -79,8 +79,7 @@ def test_tensorboard_under_a_limit_is_warned_of_once_and_its_file_can_be_read(tm
     read = EventAccumulator(str(events), size_guidance={"tensors": 0})
     read.Reload()
     steps = [event.step for event in read.Tensors("env/return")]
-    assert steps == [*range(len(steps))]
-    assert len(steps) > 10
+    assert steps[:100] == [*range(100)]
 
 
 def test_what_was_cut_short_is_cut_off_and_later_pieces_follow(tmp_path: Path) -> None:

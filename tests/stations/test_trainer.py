@@ -248,7 +248,7 @@ def test_what_is_saved_in_the_background_is_what_is_saved_at_once(tmp_path):
 def test_a_file_that_cannot_be_written_ends_the_update_beside_it(tmp_path):
     (tmp_path / "trainer-00000000.pt" / "in-the-way").mkdir(parents=True)
     stand = Stand(TrainerStates(str(tmp_path)), overlap=True)
-    with pytest.raises(RunHalted, match=r"trainer-00000000.pt cannot be written .* make room"):
+    with pytest.raises(RunHalted, match=r"trainer-00000000.pt cannot be written .* move it away"):
         stand.do(PublishWeights("t", 1), LEND)
     assert stand.said == []
     assert [path.name for path in tmp_path.iterdir()] == ["trainer-00000000.pt"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunFolderError, RunHalted
-from polyrhythm.files import REMOVED, UNFINISHED, copy_whole, remove_whole
+from polyrhythm.files import NO_DESCRIPTORS, REMOVED, UNFINISHED, copy_whole, remove_whole, trouble
 from polyrhythm.training.checkpoint import Saving, load
 from polyrhythm.training.learner import Learner
 
@@ -123,5 +123,8 @@ class _StateSaving:
             self._states.remove_oldest()
 
 
-def _unwritable(path: Path, error: OSError) -> RunHalted:
-    return RunHalted(f"{path} cannot be written ({error.strerror or error}); make room on that disk")
+def _unwritable(path: Path, error: OSError) -> RunHalted | OSError:
+    if error.errno in NO_DESCRIPTORS:  # some are free when the run ends, and it is saved then
+        return OSError(error.errno, error.strerror, str(path))
+    error.filename = error.filename or str(path)
+    return RunHalted(trouble(error) or f"{path} cannot be written ({error.strerror or error}); make room on that disk")
