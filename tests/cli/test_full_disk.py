@@ -87,7 +87,7 @@ def test_a_run_that_may_open_no_more_files_is_saved_and_goes_on_when_it_may(tmp_
     assert "Traceback" not in full.stderr
     saved = newest_run(folder / STATES)
     assert saved is not None
-    assert saved.name != "run-000000", "it was saved when it ended"
+    assert saved.version > 0, "it was saved when it ended"
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("Leaky-v0", "CartPole-v1"))
     assert main(["resume", str(folder)]) == 0
