@@ -1,4 +1,5 @@
-"""A whole run on a disk without room, or that may open no more files: one clear error, what was there stays valid, and with room again it goes on.
+"""A whole run on a disk without room, or that may open no more files: one clear error, what was there stays valid, and
+with room again it goes on.
 
 The disk is a limit of the system on the size of a file, which a process of its own meets at a real write.
 """
