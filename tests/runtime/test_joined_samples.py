@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.test_hostile_join import FINISHED, LAYOUT, POSTED, REPLY, START
+from tests.runtime.test_hostile_join import FAILED, FINISHED, LAYOUT, POSTED, REPLY, START
 from tests.runtime.test_join import SPEC
 
 from polyrhythm.runtime.memory.arena import Arena, in_memory
@@ -142,7 +142,7 @@ def test_a_slot_has_one_open_request_until_it_is_answered_or_refused() -> None:
 def test_an_answer_is_not_written_to_a_block_that_another_attempt_has_by_then() -> None:
     arena, samples = begun()
     samples.request(POSTED, sent(asked()))
-    samples.fail(0, 1)
+    samples.fail(replace(FAILED, ticket=0))
     (grant,) = START.command.grants[:1]
     other = replace(START.command, grants=(replace(grant, ticket=replace(grant.ticket, number=9)),))
     samples.start(replace(START, command=other, blocks=(2,)))

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: Metric of the optimizer steps of an update that were skipped.
 _SKIPPED = "train/actor/skipped_steps"
+#: Kinds of failures that are counted apart.
+_KINDS = 200
 #: Tasks and seeds set aside of which each is told.
 _FIRST_SET_ASIDE = 10
 
@@ -49,6 +51,8 @@ class SampleFailureLog(Observer):
 
     def _note(self, said: str, detail: str, station: str, incarnation: int) -> None:
         kind = ": ".join(said.split(": ")[:2])
+        if kind not in self.counts and len(self.counts) >= _KINDS:
+            kind = "others"
         self.counts[kind] += 1
         culprit, _, what = said.partition(": ")
         known = self._types.get(culprit)

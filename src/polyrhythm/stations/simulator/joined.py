@@ -190,8 +190,8 @@ class JoinedSimulator:
                 self._samples.request(event, pieces)
             case records.SampleFinished():
                 self._samples.finish(event, pieces)
-            case records.SampleFailed(ticket=ticket, attempt=attempt):
-                self._samples.fail(ticket, attempt)
+            case records.SampleFailed():
+                self._samples.fail(event)
 
     def _flush(self) -> None:
         out = self._reception.out

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from polyrhythm.runtime.hosts.pieces import Received, request_of, write_request, write_rest
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import VERSION, Reply, StartRowsInBlocks, newest_version
-from polyrhythm.scheduler.records import RequestArrived, SampleEnd, SampleFinished, Ticket
+from polyrhythm.scheduler.records import RequestArrived, SampleEnd, SampleFailed, SampleFinished, Ticket
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix_array
-from polyrhythm.stations.simulator.slot import StepSettings
+from polyrhythm.stations.simulator.slot import TEXT_CHARS, StepSettings
 
 #: Share of the sum of absolute rewards by which a return may differ from their sum: rewards are kept as float32.
 _ROUNDING = 1e-5
@@ -147,9 +147,11 @@ class JoinedSamples:
             )
         del self._attempts[event.ticket, event.attempt]
 
-    def fail(self, ticket: int, attempt: int) -> None:
-        """An attempt has failed."""
-        del self._attempts[ticket, attempt]
+    def fail(self, event: SampleFailed) -> None:
+        """An attempt has failed. ValueError: it says more than a simulator does."""
+        if max(len(event.error), len(event.detail)) > TEXT_CHARS:
+            raise ValueError(f"an error of {len(event.error)} and {len(event.detail)} characters")
+        del self._attempts[event.ticket, event.attempt]
 
     def _check_end(self, event: SampleFinished, attempt: _Attempt) -> None:
         """ValueError: the event says what cannot be true of the attempt."""
