@@ -1,16 +1,20 @@
-"""Atomic writing of files, and messages for file errors."""
+"""Atomic writing of files, JSON of others, and messages for file errors."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 #: What the system says when it has no room: a full disk, a full quota, a limit on the size of files.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: What it says where a process, or all of them together, may open no more files and sockets.
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 #: And where it does not let us: no permission, a read-only disk, a folder in a file's place or a file in a folder's.
 NOT_ALLOWED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
@@ -25,12 +29,25 @@ def trouble(error: OSError) -> str:
     path = error.filename2 or error.filename
     if error.errno in NO_ROOM:
         return f"{path or 'a file'} could not be written ({error.strerror}); make room on that disk"
+    if error.errno in NO_DESCRIPTORS:
+        return (
+            f"no more files can be opened ({error.strerror}): an environment or connections hold too many; have them "
+            "closed, or allow more (ulimit -n)"
+        )
     if error.errno in NOT_ALLOWED and path:
         return (
             f"{path} cannot be written or read ({error.strerror}); move it away, change its permissions, or use "
             "another folder"
         )
     return ""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Plain data of a JSON text. ValueError: it is not one, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 @contextmanager

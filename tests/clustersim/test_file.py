@@ -116,9 +116,9 @@ def test_a_wrong_file_says_what_value_and_remedy(tmp_path: Path, old: str, new: 
 
 
 def test_a_file_that_is_no_mapping_or_missing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds list; write a mapping"):
+    with pytest.raises(ConfigError, match="this is a list; write sections"):
         load_cluster(write(tmp_path, "- 1"))
-    with pytest.raises(ConfigError, match="is not YAML"):
+    with pytest.raises(ConfigError, match="line 1, column 5: expected the node content"):
         load_cluster(write(tmp_path, "a: ["))
     with pytest.raises(ConfigError, match="cannot be read"):
         load_cluster(tmp_path / "nowhere.yaml")

@@ -15,11 +15,11 @@ from polyrhythm.observe.conversations import (
     outcome,
     outline,
     read_conversations,
-    readable,
     write_conversations,
 )
 from polyrhythm.observe.report.conversations import conversations
 from polyrhythm.observe.report.read import Run
+from polyrhythm.readable import readable
 
 
 def entry(evaluation: Any = "after", version: Any = 2, index: int = 0, **changes: Any) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 import yaml
@@ -17,6 +19,7 @@ from tests.runtime.links import free_port
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.errors import ConfigError, MissingError, StartError
+from polyrhythm.observe import prometheus
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample, check_endpoint, labelled
 from polyrhythm.pipeline.observers.stations_now import StationsNow
@@ -83,6 +86,18 @@ def test_a_scrape_has_the_newest_numbers_and_no_older_ones(endpoint, tmp_path):
     assert found['polyrhythm_station_busy_seconds_total{host="host-1",station="generator-0"}'] == 4
     assert found['polyrhythm_station_faults_total{host="host-1",station="generator-0"}'] == 1
     assert not any("trainer" in series for series in found)
+
+
+def test_idle_connections_are_bounded_and_end_in_time(installed, tmp_path, monkeypatch):
+    monkeypatch.setattr(prometheus, "_ASK_S", 0.3)
+    with closing(PrometheusEndpoint("127.0.0.1", 0)) as endpoint, ExitStack() as held:
+        idle = [held.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), 5)) for _ in range(100)]
+        assert threading.active_count() < 60
+        for connection in idle:
+            connection.settimeout(10)
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+        scrape(endpoint.port)
 
 
 def test_a_station_is_labelled_with_its_host_and_its_faults_are_counted(endpoint):

@@ -269,6 +269,7 @@ WRONG: dict[str, tuple[Any, type[PolyrhythmError], str]] = {
     ),
     "info": (lambda folder: (folder / layout.INFO).unlink(), RunFolderError, "has no meta/info.json"),
     "rubbish": (lambda folder: (folder / layout.INFO).write_text("{"), RunFolderError, "info.json is damaged"),
+    "depths": (lambda folder: (folder / layout.INFO).write_text("[" * 200_000), RunFolderError, "nested too deeply"),
     "tasks": (lambda folder: (folder / layout.TASKS).unlink(), RunFolderError, "tasks.parquet is not there"),
     "data": (lambda folder: (folder / DATA).unlink(), RunFolderError, r"is not there \(missing: 1 of 4 files\)"),
     "parquet": (lambda folder: (folder / layout.TASKS).write_bytes(b"PAR1"), RunFolderError, "cannot be read as parq"),

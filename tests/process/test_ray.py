@@ -33,7 +33,7 @@ from tests.process.test_ranks import ONE as SEVERAL_STEPS
 from tests.process.test_supervision import lost
 
 from polyrhythm.config.load import load_config
-from polyrhythm.errors import ConfigError, HostLost, MissingError, StartError
+from polyrhythm.errors import ConfigError, HostLost, MissingError, RunHalted, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
@@ -109,6 +109,24 @@ def test_a_killed_driver_leaves_no_process_and_no_memory_but_a_folder_that_the_n
     wait_until(lambda: not memory.exists())
     assert temporary in remove_orphans(TEMPORARY)
     assert not temporary.exists()
+
+
+@LONG
+@pytest.mark.parametrize("process", ["raylet/raylet", "RuntimeEnvAgent"])
+def test_a_cluster_of_its_own_that_ends_is_told_within_a_heartbeat(process: str, ray: Any, tmp_path: Path) -> None:
+    with running(tmp_path / "run", **RAY) as pipeline:
+        pipeline.loop.train_until(1)
+        (found,) = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if child.status() != psutil.STATUS_ZOMBIE and process in " ".join(child.cmdline()[:1])
+        ]
+        found.kill()
+        begin = time.monotonic()
+        with pytest.raises(RunHalted, match=r"Ray cluster of this run is lost: its raylet has ended; .* with resume"):
+            pipeline.loop.train_until(100_000)
+        assert time.monotonic() - begin < 20.0, "supervision.heartbeat_s"
+    assert not ray.is_initialized()
 
 
 @LONG

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from tests.runtime.strangers import WAYS, Stranger
 
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.transport.authentication import Connections, RunKeys, make_keys
+from polyrhythm.runtime.transport import authentication
+from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
+from polyrhythm.runtime.transport.connections import MOST_UNPROVEN, Connections
 from polyrhythm.runtime.transport.sockets import Sockets
 
 KEYS = make_keys()
@@ -180,3 +184,71 @@ def test_keys_travel_in_a_message_and_come_out_whole() -> None:
     import msgspec
 
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(KEYS), type=RunKeys) == KEYS
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_idle_strangers_are_bounded_and_keep_nobody_out(sockets: Sockets, refused: list[int]) -> None:
+    with (
+        closing(sockets.inbox("main")) as inbox,
+        closing(sockets.outbox(inbox.endpoint)) as outbox,
+        ExitStack() as held,
+    ):
+        outbox.send(b"before")
+        assert inbox.receive(10) == b"before"
+        address, before = ("127.0.0.1", int(inbox.endpoint.rpartition(":")[2])), open_files()
+        for _ in range(4 * MOST_UNPROVEN):
+            held.enter_context(socket.create_connection(address, 5))
+        with closing(sockets.outbox(inbox.endpoint)) as late:
+            late.send(b"late")
+            assert inbox.receive(10) == b"late", "the oldest goes, not the newest"
+        wait_until(lambda: open_files() - before <= 5 * MOST_UNPROVEN + 4)  # a client's end each, and an inbox's
+        outbox.send(b"after")
+        assert inbox.receive(10) == b"after", "who has proven its keys is not ended, however old"
+        wait_until(lambda: len(refused) >= 2 * MOST_UNPROVEN)
+
+
+def test_connections_that_come_and_go_leave_nothing(sockets: Sockets, refused: list[int]) -> None:
+    with closing(sockets.inbox("main")) as inbox, closing(sockets.outbox(inbox.endpoint)) as outbox:
+        address, before = ("127.0.0.1", int(inbox.endpoint.rpartition(":")[2])), open_files()
+        for _ in range(500):
+            socket.create_connection(address, 5).close()
+        wait_until(lambda: len(refused) >= 450)
+        outbox.send(b"x")
+        assert inbox.receive(10) == b"x"
+        wait_until(lambda: open_files() - before <= 4)
+
+
+def test_a_stranger_that_sends_much_is_ended_before_it_fills_memory(tmp_path: Path) -> None:
+    refused: list[int] = []
+    with (
+        closing(Sockets("tcp", str(tmp_path), KEYS, lambda: refused.append(1), 2**24)) as sockets,
+        closing(sockets.inbox("main")) as inbox,
+        socket.create_connection(("127.0.0.1", int(inbox.endpoint.rpartition(":")[2])), 5) as stranger,
+    ):
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + bytes(32)
+        stranger.sendall(greeting + b"\x06" + (2**25).to_bytes(8, "big"))  # a command of 32 MiB begins
+        sent = 0
+        with suppress(ConnectionError):  # reset, or a broken pipe
+            while sent < 2**25:
+                sent += stranger.send(bytes(2**14))
+                time.sleep(0.001)
+        assert sent < 2**25
+        wait_until(lambda: refused)
+
+
+def test_a_silent_stranger_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "_HANDSHAKE_MS", 200)
+    refused: list[int] = []
+    with (
+        closing(Sockets("tcp", str(tmp_path), KEYS, lambda: refused.append(1), 1000)) as sockets,
+        closing(sockets.inbox("main")) as inbox,
+        socket.create_connection(("127.0.0.1", int(inbox.endpoint.rpartition(":")[2])), 5) as stranger,
+    ):
+        stranger.settimeout(5)
+        stranger.sendall(b"\xff")
+        while stranger.recv(100):
+            pass
+        wait_until(lambda: refused)

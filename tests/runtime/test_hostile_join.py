@@ -35,14 +35,17 @@ from polyrhythm.runtime.hosts.pieces import (
 )
 from polyrhythm.runtime.hosts.server import DataServer
 from polyrhythm.runtime.join import messages as m
-from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.join.reception import Heard
+from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import Departed, Reply, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.scheduler import records as r
 from polyrhythm.specs import ArraySpec, Task
+from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.simulator.joined import JoinedSimulator, JoinedSimulatorFactory
+from polyrhythm.stations.simulator.joined_samples import JoinedSamples
 from polyrhythm.stations.simulator.joiner import Joiner
 from polyrhythm.stations.simulator.joining import Session
 from polyrhythm.stations.simulator.slot import StepSettings
@@ -85,8 +88,10 @@ def steady() -> Iterator[None]:
 
 
 def finished_arena() -> Any:
-    """An arena whose slot has posted a request, with a finished sample in block 2."""
+    """An arena whose slot has posted the first request of `START`, with a finished sample in block 2."""
     arena = in_memory(LAYOUT)
+    noise = np.array([grant.ticket.noise for grant in START.command.grants])
+    arena.post("s.0/0", RequestView(np.array([2, 3]), mix_array(noise, 0), np.zeros(2, bool)))
     arena.finish(2, steps=1, terminated=1, success=1, env_steps=1, ticket=0, group=0, task=0)
     return arena
 
@@ -101,6 +106,7 @@ def said(number: int, event: Any) -> bytes:
     if isinstance(event, r.RequestArrived):
         pieces = [np.array([2, 3]).tobytes(), *bytes_of(pieces_of_request(arena, "s.0/0", 2))]
     elif isinstance(event, r.SampleFinished):
+        arena.rewards[2], arena.valid[2] = 1.0, True
         pieces = bytes_of(pieces_of_rest(arena, 2))
     return m.pack(m.Said("0", number, 0, wire.encode(event)), pieces)
 
@@ -149,6 +155,10 @@ def test_what_a_simulator_says_changes_only_its_own_blocks_or_sends_it_away(coun
         with steady():
             for number, content in enumerate(mutations(contents, count, 2, names)):
                 join(station)
+                if number % 3 == 1:  # the sample ends after a step
+                    request, request_pieces = POSTED, [bytes(piece) for piece in own[0]]
+                    station._take(Heard(wire.encode(request), [memoryview(piece) for piece in request_pieces]))
+                    station.deliver(REPLY)
                 given = [bytes(piece) for piece in own[number % 3]]
                 if number % 2:
                     given = spoiled(given, number)
@@ -175,7 +185,7 @@ def join(station: JoinedSimulator) -> None:
     reception.hear(b"a", m.pack(beat(session_of(station))), station._clock())
     station._expected.join(station.joined(), ("s.0.0",))
     station._expected.note_version(5)
-    station._blocks.clear()
+    station._samples = JoinedSamples(station._arena, SPEC, StepSettings(1))
     station.handle(START)
     reception.out.clear()
 
@@ -272,7 +282,7 @@ def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
         for take, pieces in (
             (lambda given: request_of(LAYOUT, 2, given), request),
             (lambda given: write_part(into, 2, 0, given), sample),
-            (lambda given: write_rest(into, 2, (1, 0), given), rest),
+            (lambda given: write_rest(into, 2, 1, given), rest),
         ):
             try:
                 take(spoiled(pieces, 2 * number + 1))

@@ -19,7 +19,7 @@ import pytest
 from tests.process.runs import wait_until
 from tests.runtime.served import blank_arena, served
 
-from polyrhythm.runtime.hosts import agent
+from polyrhythm.runtime.hosts import agent, server
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.agent import AgentSpec
 from polyrhythm.runtime.hosts.client import DataClient, HostSilent, client_of
@@ -405,3 +405,14 @@ def test_a_sample_that_is_replaced_while_it_is_fetched_is_not_here() -> None:
         arena.fetch(["b/0"])
     assert not arena.has("b/0", 5)
     assert not arena.head.any()
+
+
+def test_a_connection_that_brings_no_first_question_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_FIRST_S", 0.2)
+    client = served(tmp_path, blank_arena())
+    silent, half = client.connect(5.0), client.connect(5.0)
+    assert isinstance(silent, SealedConnection)
+    assert isinstance(half, SealedConnection)
+    half._socket.sendall(b"\5")
+    wait_until(lambda: not (silent.is_usable or half.is_usable))
+    assert list(client.ask(q.Held())), "others are answered"

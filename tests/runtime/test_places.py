@@ -16,7 +16,7 @@ from polyrhythm.runtime.hosts.client import HostSilent
 from polyrhythm.runtime.hosts.directory import HostDirectory, Needs
 from polyrhythm.runtime.hosts.nodes import LocalNode
 from polyrhythm.runtime.hosts.questions import Changes, Departure
-from polyrhythm.runtime.hosts.survey import Place, Sight, Survey
+from polyrhythm.runtime.hosts.survey import ClusterLost, Place, Sight, Survey
 from polyrhythm.runtime.hosts.watch import HostWatch
 
 NOW = 100.0
@@ -52,6 +52,8 @@ class Node(LocalNode):
 
 class Seen:
     """A survey that has seen what a test says, and offers what it says."""
+
+    failure = ""
 
     def __init__(self, free: dict[str, float], reserved: dict[str, str]) -> None:
         self.sight, self.usable = Sight(free, reserved), frozenset[str]()
@@ -282,6 +284,30 @@ def test_a_survey_goes_on_after_a_look_that_fails_for_any_reason(caplog: pytest.
     finally:
         survey.close()
     assert "IndexError" in caplog.text
+
+
+def test_a_cluster_that_is_lost_ends_the_run_at_once_and_nobody_waits_for_its_processes() -> None:
+    class Lost(Cluster):
+        def look(self) -> tuple[dict[str, LocalNode], Sight]:
+            raise ClusterLost("the cluster is lost: its raylet has ended")
+
+    class Left(Node):
+        given_up = False
+
+        def give_up(self) -> None:
+            self.given_up = True
+
+    survey = Survey(Lost(), lambda _: Found("host-1", "/f", "t", ""), look_s=0.01)  # type: ignore[arg-type]
+    node = Left("a")
+    hosts = HostDirectory({"trainer": Place(node, "a", "/a")}, {}, {"main": "m", "a": "x"}, ("a", "main"), survey)
+    survey.start()
+    try:
+        wait_until(lambda: survey.failure)
+        with pytest.raises(RunHalted, match=r"its raylet has ended; start again with resume$"):
+            hosts.advance(NOW, ["trainer"])
+    finally:
+        survey.close()
+    assert node.given_up
 
 
 class Client:

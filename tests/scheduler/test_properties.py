@@ -35,6 +35,7 @@ from polyrhythm.scheduler.records import (
     Serve,
     StartRows,
     StartUpdate,
+    Wake,
 )
 from polyrhythm.scheduler.samples.ledger import SampleState
 
@@ -175,6 +176,42 @@ def _course(cluster_settings: ClusterSettings) -> tuple[list[object], list[objec
         elif isinstance(command, StartUpdate):
             updates.append((command.update, command.version, command.tickets))
     return tickets, batches, updates
+
+
+class Settled(Conductor):
+    """Asserts after every event that a second look at the same moment finds nothing to do, unless a timer is due."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        commands = super().handle(event, now)
+        if self.deadline() > now:
+            left = super().handle(Wake(), now)
+            assert not left, f"after {event} at {now} only another event starts {left}"
+        return commands
+
+
+@settings(examples, max_examples=120)
+@given(randoms)
+def test_nothing_that_can_start_waits_for_another_event(rng: random.Random) -> None:
+    """Evaluations come at any time, several at once, and some of their episodes are set aside by then."""
+    base = arbitrary_cluster(rng, redundant=rng.random() < 0.3)
+    broken = rng.choice((0.0, 0.3, 0.6))
+    cluster_settings = base.model_copy(
+        update={
+            "scheduler": replace(base.scheduler, quarantine_after=rng.choice((0, 1, 2))),
+            "simulators": tuple(group.model_copy(update={"broken": broken}) for group in base.simulators),
+        }
+    )
+    cluster = Cluster(cluster_settings, Settled(cluster_settings.scheduler), record=True)
+    asked = []
+    for number in range(rng.randint(2, 6)):
+        seeds = [rng.randint(0, 3) for _ in range(rng.randint(0, 4))]
+        asked.append(Evaluate(f"asked {number}", tuple(Episode(0, 0, seed, greedy=True) for seed in seeds)))
+        cluster.driver.clock.at(rng.choice((0.0, 0.03, 0.03, 0.15)), cluster.driver.submit, asked[-1])
+    cluster.run()
+    heard = [step.event for step in cluster.driver.steps]
+    commands = [command for step in cluster.driver.steps for command in step.commands]
+    done = [command.name for command in commands if isinstance(command, EvaluationDone)]
+    assert all(done.count(each.name) == 1 for each in asked if each in heard)
 
 
 class Resumed:

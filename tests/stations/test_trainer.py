@@ -16,7 +16,7 @@ from tests.runtime.arenas import holding
 from tests.stations.test_trainer_states import Ranks
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels, Report
@@ -248,7 +248,7 @@ def test_what_is_saved_in_the_background_is_what_is_saved_at_once(tmp_path):
 def test_a_file_that_cannot_be_written_ends_the_update_beside_it(tmp_path):
     (tmp_path / "trainer-00000000.pt" / "in-the-way").mkdir(parents=True)
     stand = Stand(TrainerStates(str(tmp_path)), overlap=True)
-    with pytest.raises(RunFolderError, match=r"trainer-00000000.pt cannot be written .* make room"):
+    with pytest.raises(RunHalted, match=r"trainer-00000000.pt cannot be written .* move it away"):
         stand.do(PublishWeights("t", 1), LEND)
     assert stand.said == []
     assert [path.name for path in tmp_path.iterdir()] == ["trainer-00000000.pt"]

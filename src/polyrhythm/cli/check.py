@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from polyrhythm.cli.recipe_arguments import add_recipe
 from polyrhythm.cli.show import columns
 from polyrhythm.errors import ConfigError
+from polyrhythm.readable import visible
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -69,7 +70,7 @@ def line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8
     """`  ✓ act                          actions [2, 1, 4] …`, and below the fix, if any."""
     mark = (_MARKS if _shows_marks(encoding) else _PLAIN_MARKS)[finding.state]
     head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
-    text = [finding.detail] * bool(finding.detail) + [f"fix: {finding.fix}"] * bool(finding.fix)
+    text = [visible(finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(finding.fix)
     lines = [part for one in text for part in textwrap.wrap(one, columns(_WIDTH) - _INDENT, break_long_words=False)]
     return (
         f"{head} {finding.name:{_INDENT - 5}} " + f"\n{'':{_INDENT}}".join(lines) if lines else f"{head} {finding.name}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polyrhythm.observe.conversations import fits_line, outcome, outline, readable
+from polyrhythm.observe.conversations import fits_line, outcome, outline
 from polyrhythm.observe.intervals import counted
+from polyrhythm.readable import readable
 
 #: Characters of a text, and turns of an episode, that are shown.
 _CHARS, _TURNS = 300, 6

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from polyrhythm.cli.numbers import positive
+from polyrhythm.readable import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     before = signal.signal(signal.SIGINT, leave)
     try:
-        print(joiner.run())
+        print(visible(joiner.run()))
     finally:
         signal.signal(signal.SIGINT, before)
     if left.is_set():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import logging
 import os
 import select
 import signal
@@ -24,6 +23,7 @@ from polyrhythm.config.nearest import nearest
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
+from polyrhythm.readable import set_up_logging, visible
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 
 #: Command → its purpose. Its module is polyrhythm.cli.<command>, or that of _BENCH.
@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> int:
     # Before torch is imported: small models on shared cores are up to ten times slower with more threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     keep_freed_memory()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    set_up_logging()
     try:
         with Interrupts().handle_signals():  # SIGTERM then also runs cleanup code
             status = _dispatch(words)
@@ -116,7 +116,8 @@ def _message(error: PolyrhythmError | EnvLost) -> str:
 
 def _print_error(what: str, error: BaseException) -> None:
     """Print one line, and below it the notes that were added to the error."""
-    print(f"polyrhythm: {what}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+    lines = [f"polyrhythm: {what}", *getattr(error, "__notes__", ())]
+    print(*map(visible, lines), sep="\n", file=sys.stderr)
 
 
 def _stdout_is_closed() -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyrhythm.observe.intervals import counted, measures_success, percent
+from polyrhythm.readable import visible
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
 
@@ -55,7 +56,7 @@ def aligned(rows: Iterable[tuple[str, str]]) -> str:
     """One line per name and value, with the values aligned."""
     listed = list(rows)
     width = max(len(name) for name, _ in listed)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in listed)
+    return "\n".join(visible(f"{name.ljust(width)}  {value}") for name, value in listed)
 
 
 def size_text(nbytes: int) -> str:

@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from polyrhythm.clustersim.cluster import Cluster
@@ -25,6 +24,7 @@ from polyrhythm.clustersim.settings import (
     TrainerSettings,
 )
 from polyrhythm.clustersim.summary import summarise
+from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.scheduler.conductor import Conductor
@@ -33,18 +33,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 def load_cluster(path: str | Path) -> ClusterSettings:
     """Load the settings from a YAML file. ConfigError: it cannot be read, or a setting is invalid."""
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"cluster file {str(path)!r} cannot be read ({error.strerror}); see examples/clusters"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cluster file {str(path)!r} is not YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"cluster file {str(path)!r} holds {type(data).__name__}; write a mapping, see examples/clusters"
-        )
+    data = read(Path(path))
     try:
         return ClusterSettings.model_validate(data)
     except ValidationError as error:

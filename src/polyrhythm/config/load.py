@@ -30,6 +30,8 @@ from polyrhythm.files import atomic_write
 log = logging.getLogger(__name__)
 
 Tree = dict[str, Any]
+#: Characters of an override in an error; keys of a path, more than any setting has.
+_SHOWN, _MOST_KEYS = 160, 64
 
 
 def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
@@ -151,15 +153,16 @@ def _changes_type(old: Tree, new: Tree) -> bool:
 def parse_override(text: str) -> Tree:
     """`a.b=1` → {a: {b: 1}}; the value is YAML."""
     path, equals, value = text.partition("=")
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"override {text!r}: it must look like section.key=value")
+        raise ConfigError(f"override {shown!r}: it must look like section.key=value")
     if not value.strip():
         raise ConfigError(
-            f"override {text!r}: no value after =; write one, null for none, or \"{path.strip()}=''\" with all of "
+            f"override {shown!r}: no value after =; write one, null for none, or \"{path.strip()}=''\" with all of "
             "these quotes for an empty text"
         )
-    return _nested(keys, parse(value, origin=f"override {text!r}"))
+    return _nested(keys, parse(value, origin=f"override {shown!r}"))
 
 
 def _change(override: str | Mapping[str, Any]) -> Tree:
@@ -181,6 +184,8 @@ def _sections(tree: Tree) -> Tree:
 
 def _nested(keys: Sequence[str], value: Any) -> Tree:
     """The value nested in sections with these keys, the outermost first."""
+    if len(keys) > _MOST_KEYS:
+        raise ConfigError(f"{'.'.join(keys)[:_SHOWN]} …: {len(keys)} keys; no setting lies deeper than {_MOST_KEYS}")
     for key in reversed(keys):
         value = {key: value}
     assert isinstance(value, dict)

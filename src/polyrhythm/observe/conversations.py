@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -20,8 +19,6 @@ from polyrhythm.observe.log_file import LogFile, warn_of_loss
 
 CONVERSATIONS_FILE = "conversations.jsonl"
 
-#: Control characters that are shown as they are.
-_HARMLESS = frozenset("\n\t\u200d")
 #: Most characters of a message and its reply that share a line.
 _SHORT = 60
 
@@ -91,22 +88,6 @@ def forget_conversations(folder: Path, version: int) -> None:
 
 def _line(entry: Entry) -> str:
     return json.dumps(entry, ensure_ascii=False) + "\n"
-
-
-def readable(text: str, most: int) -> str:
-    """The text with control characters in escaped form; of a longer one than `most` characters the first two thirds and
-    the last third of so many, and how many were left out."""
-    if len(text) > most:
-        head = most * 2 // 3
-        tail = most - head
-        text = f"{text[:head]} [… {len(text) - most:,} characters …] {text[len(text) - tail :]}"
-    return "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character in _HARMLESS or unicodedata.category(character)[0] != "C":
-        return character
-    return character.encode("unicode_escape").decode()
 
 
 def outline(turns: Sequence[Mapping[str, str]], most: int) -> list[Mapping[str, str] | int]:

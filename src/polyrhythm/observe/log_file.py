@@ -1,4 +1,4 @@
-"""Appends text to a file of a running run; a write error is logged and does not end the run.
+"""Appends text, or records, to a file of a running run; a write error is logged and does not end the run.
 
 Invariant: the file holds whole pieces of text only. A partly written piece is truncated away.
 """
@@ -36,9 +36,9 @@ class LogFile:
     def closed(self) -> bool:
         return self._file.closed
 
-    def write(self, text: str) -> None:
+    def write(self, text: str | bytes) -> None:
         """Append the text, whole or not at all."""
-        piece = text.encode()
+        piece = text.encode() if isinstance(text, str) else text
         self._pieces.append(piece)
         self._size += len(piece)
         if self._size > self._most:

@@ -6,9 +6,13 @@ mistake. docs/metrics.md has every name. Step is the trainer's update (evaluatio
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
+import os
+import socket
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +22,6 @@ from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
 
 if TYPE_CHECKING:
-    from tensorboard.summary import Writer
-
     from polyrhythm.observe.prometheus import PrometheusEndpoint
 
 log = logging.getLogger(__name__)
@@ -72,10 +74,10 @@ GROUPS: Mapping[str, str] = {
 class MetricsWriter:
     """Writer of `<folder>/metrics.jsonl` and, optionally, of `<folder>/tensorboard`.
 
-    Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard is
-    flushed when `flush_s` seconds of the given times have passed. A resumed run appends. Lines that cannot be written,
-    as on a full disk, are lost with one warning. endpoint: gets the newest numbers too. OSError: the files cannot be
-    opened.
+    Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard's file is
+    written when `flush_s` seconds of the given times have passed. A resumed run appends. What cannot be written, as on
+    a full disk, is lost with one warning for each file. endpoint: gets the newest numbers too. OSError: the files
+    cannot be opened.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class MetricsWriter:
         endpoint: PrometheusEndpoint | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._tensorboard = _tensorboard_writer(folder / "tensorboard") if tensorboard else None
+        self._tensorboard = _EventFile(folder / "tensorboard") if tensorboard else None
         self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
         self._lines, self._endpoint = LogFile(folder / "metrics.jsonl"), endpoint
 
@@ -100,22 +102,10 @@ class MetricsWriter:
         if self._endpoint:
             self._endpoint.take(step, numbers)
         if self._tensorboard:
-            try:
-                self._draw(self._tensorboard, step, numbers, time_s)
-            except OSError as error:
-                self._give_up_tensorboard(error)
-
-    def _draw(self, board: Writer, step: int, numbers: Mapping[str, float], time_s: float) -> None:
-        for name, value in numbers.items():
-            board.add_scalar(name, value, step)
-        if time_s - self._flushed_s >= self._flush_s:
-            board.flush()
-            self._flushed_s = time_s
-
-    def _give_up_tensorboard(self, error: OSError) -> None:
-        """Stop writing TensorBoard files: their writer cannot continue after an error. metrics.jsonl has the same."""
-        warn_of_loss(self._folder / "tensorboard", error)
-        self._tensorboard = None
+            self._tensorboard.write(step, numbers)
+            if time_s - self._flushed_s >= self._flush_s:
+                self._tensorboard.lines.flush()
+                self._flushed_s = time_s
 
     def rewind(self, step: int) -> None:
         """Remove the lines of updates from `step` on, which are redone after the trainer was lost."""
@@ -133,11 +123,7 @@ class MetricsWriter:
         """Flush and close both files; a second call does nothing."""
         self._lines.close()
         if self._tensorboard:
-            try:
-                self._tensorboard.close()
-            except OSError as error:
-                self._give_up_tensorboard(error)
-            self._tensorboard = None
+            self._tensorboard.lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +132,34 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _EventFile:
+    """A file that TensorBoard reads, in its folder.
+
+    TensorBoard's own writer has a thread, whose traceback nobody can keep from the terminal when the disk is full.
+    """
+
+    _number = itertools.count()
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        began, number = time.time(), next(self._number)
+        name = f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
+        self.lines = LogFile(folder / name, buffered=True)
+        self._records, self._event, self._scalar = RecordWriter(self.lines), Event, scalar_pb
+        self._records.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
+        self.lines.flush()
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of a step."""
+        for name, value in numbers.items():
+            event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
+            self._records.write(event.SerializeToString())
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -229,9 +243,3 @@ def _content(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return content if isinstance(content, dict) and type(content.get("step")) is int else None
-
-
-def _tensorboard_writer(folder: Path) -> Writer:
-    from tensorboard.summary import Writer
-
-    return Writer(str(folder))

@@ -7,12 +7,13 @@ stores.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
 import ssl
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from polyrhythm.errors import MissingError, StartError, install_command
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the end of a run waits for an answer under way.
 _CLOSE_S = 5.0
+#: Connections at a time, and seconds in which each has to say something.
+_CONNECTIONS, _ASK_S = 32, 5.0
 _PREFIX = "polyrhythm"
 _STATION = ("station", "host")
 _OTHER = re.compile(r"[^a-zA-Z0-9_]")
@@ -116,6 +119,7 @@ class PrometheusEndpoint:
             if tls is not None:
                 _check_files(*tls)
             self._server, self._thread = start_http_server(port, address, registry, **secured)
+            _bound_connections(self._server)
         except OSError as error:
             raise unusable(address, port, error) from error
         self.port = int(self._server.server_port)
@@ -169,7 +173,7 @@ class PrometheusEndpoint:
         self._thread.join(_CLOSE_S)
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_endpoint(settings: EndpointSettings) -> Iterator[PrometheusEndpoint | None]:
     """The endpoint for as long as this lasts; None if no port is set. Errors: see `PrometheusEndpoint`."""
     if settings.port is None:
@@ -197,6 +201,27 @@ def check_installed() -> None:
     except ImportError as error:
         command = install_command("prometheus")
         raise MissingError(f"prometheus.port: prometheus_client is not installed; install it: {command}") from error
+
+
+def _bound_connections(server: Any) -> None:
+    """Let a server of prometheus_client, with a thread for each connection, have at most `_CONNECTIONS`, each of which
+    has to ask in `_ASK_S`; those beyond are closed."""
+    places, finish = threading.BoundedSemaphore(_CONNECTIONS), server.finish_request
+    if isinstance(server.socket, ssl.SSLSocket):
+        server.socket.do_handshake_on_connect = False  # else one that is silent keeps out all others
+
+    def may_come(request: Any, _address: Any) -> bool:
+        request.settimeout(_ASK_S)
+        return places.acquire(blocking=False)
+
+    def answer(request: Any, address: Any) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                finish(request, address)
+        finally:
+            places.release()
+
+    server.verify_request, server.finish_request = may_come, answer
 
 
 def _check_files(certificate: str, key: str, client_ca: str) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from polyrhythm.readable import visible
+
 #: Escape sequences: go to the start of the line n lines above; erase everything below.
 _UP, _ERASE = "\x1b[{}F", "\x1b[J"
 
@@ -65,7 +67,7 @@ class Terminal(io.TextIOBase):
     def show(self, lines: Sequence[str]) -> None:
         """Replace the block; no lines: remove it."""
         with self._lock:
-            self._lines = list(lines)
+            self._lines = [visible(line) for line in lines]
             self._put("")
 
     def end(self) -> None:

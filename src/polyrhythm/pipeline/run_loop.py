@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.files import NO_DESCRIPTORS, trouble
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.stall_report import describe_stall
 from polyrhythm.runtime.launcher import Launcher
@@ -31,6 +35,8 @@ _PATIENCE_S = 0.5
 _SAID_S = 1.0
 #: So many events go before a deadline that has passed.
 _MOST_LATE = 10_000
+#: Files that are kept open while the loop runs.
+_SPARE = 32
 
 _FOR_THE_RUN = (
     *(records.SampleEvaluated, records.ScoreCounted, records.EvaluationDone, records.TargetReached),
@@ -169,9 +175,20 @@ class RunLoop:
 
         Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
         Produces: commands to stations, decisions and reports to observers. Raises OrderlyHalt when the conductor gives
-        up, RunHalted when no station has worked for `stall_s`, nothing has come from one, and no timer is set;
-        Interrupted when `stop` says so.
+        up, or this process may open no more files; RunHalted when no station has worked for `stall_s`, nothing has come
+        from one, and no timer is set; Interrupted when `stop` says so.
         """
+        try:
+            with ExitStack() as spare:  # closed on an error, so that the run can be saved
+                for _ in range(_SPARE):
+                    spare.enter_context(Path(os.devnull).open())
+                self._drive(done, reached)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            raise OrderlyHalt(f"the run cannot go on: {trouble(error)}") from error
+
+    def _drive(self, done: Callable[[records.Command], bool], reached: Callable[[], bool]) -> None:
         quiet_since, worked, late = self.clock(), self.launcher.work_done(), 0
         while not (reached() or self._finished(done)):
             if self.stop():

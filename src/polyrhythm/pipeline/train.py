@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
-from polyrhythm.files import atomic_write
+from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import read_lines
 from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
@@ -351,6 +351,8 @@ def _write_report(folder: Path) -> None:
     """Write report.html; the run is complete without it, so an error here is only logged."""
     try:
         write_report([folder])
+    except OSError as error:
+        log.error("%s; the run is complete; retry: polyrhythm report %s", trouble(error) or error, folder)
     except Exception:
         log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
 
@@ -373,7 +375,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def wind_down(loop: RunLoop, seconds: float) -> str:
     """Let the update under way end and the trainer's state be saved; return a sentence on the outcome."""
     under_way = bool(loop.conductor.updates.in_training)
-    saved = loop.wind_down(seconds)
+    try:
+        saved = loop.wind_down(seconds)
+    except OSError as error:
+        return f"the trainer's state was not saved: {trouble(error) or error}"
     if under_way:
         return f"the update under way is {'finished' if saved else 'abandoned'}"
     return "no update was under way" if saved else f"the trainer's state was not saved within {seconds:g} s"

@@ -200,7 +200,7 @@ class Conductor:
                 pinned=evaluations.begun,
             )
         ready = versions.applied >= 0 and not versions.waiting and not rollout.ledger.running
-        if ready and evaluations.current and not evaluations.begun:
+        while ready and evaluations.current and not evaluations.begun:  # one whose episodes are all set aside ends here
             rollout.begin_evaluation()
             commands += rollout.settle_evaluation()
         if evaluations.background:

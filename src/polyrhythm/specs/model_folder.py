@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from polyrhythm.files import parse_json
 
 
 def end_ids(folder: Path) -> list[int]:
@@ -35,7 +36,7 @@ def id_count(tokenizer: Any) -> int:
 def read_object(file: Path) -> dict[str, Any]:
     """The file's JSON object; {} if there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyrhythm.errors import RunFolderError
-from polyrhythm.files import REMOVED, UNFINISHED, copy_whole, remove_whole
+from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.files import NO_DESCRIPTORS, REMOVED, UNFINISHED, copy_whole, remove_whole, trouble
 from polyrhythm.training.checkpoint import Saving, load
 from polyrhythm.training.learner import Learner
 
@@ -50,7 +50,7 @@ class TrainerStates:
     def save(self, learner: Learner, *, background: bool = False) -> Saving:
         """Save the learner's state, on all its ranks together; once it is there, rank 0 removes the oldest ones.
         background: as in `Learner.save`; the saving before must have ended, since what it has not finished goes.
-        RunFolderError, also of the answer's `wait`: it cannot be written."""
+        RunHalted, also of the answer's `wait`: it cannot be written."""
         path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if learner.ranks.divides else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)
@@ -134,5 +134,8 @@ class _StateSaving:
             self._states.remove_oldest()
 
 
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(f"{path} cannot be written ({error}); make room, then go on with resume")
+def _unwritable(path: Path, error: OSError) -> RunHalted | OSError:
+    if error.errno in NO_DESCRIPTORS:  # some are free when the run ends, and it is saved then
+        return OSError(error.errno, error.strerror, str(path))
+    error.filename = error.filename or str(path)
+    return RunHalted(trouble(error) or f"{path} cannot be written ({error.strerror or error}); make room on that disk")

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyrhythm.observe.conversations import Entry, fits_line, outcome, outline, readable
+from polyrhythm.observe.conversations import Entry, fits_line, outcome, outline
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.report.read import Run
 from polyrhythm.observe.report.tables import RESULTS
+from polyrhythm.readable import readable
 
 #: Characters of a text, and turns of an episode, that are shown.
 _CHARS, _TURNS = 600, 8

@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import yaml
-
-from polyrhythm.errors import RunFolderError
+from polyrhythm.config.yaml_text import parse
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.conversations import Entry, read_conversations
 from polyrhythm.observe.intervals import measures_success, wilson
 from polyrhythm.observe.setbacks import setbacks
@@ -77,8 +76,8 @@ class Run:
     def settings(self) -> dict[str, str]:
         """All settings as text, by dotted path."""
         try:
-            return dict(_flat(yaml.safe_load(self.config)))
-        except yaml.YAMLError:
+            return dict(_flat(parse(self.config, "config.yaml")))
+        except ConfigError:
             return {}
 
     def series(self, name: str, over: str = "throughput/transitions") -> list[tuple[float, float]]:

@@ -5,7 +5,6 @@ Everything in them is untrusted: a value that is missing, null, of another type 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyrhythm.config.explain import explain
 from polyrhythm.errors import MissingError, RunFolderError
+from polyrhythm.files import parse_json
 from polyrhythm.pipeline.lerobot import layout
 
 _CONVERT = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
@@ -88,8 +88,8 @@ def read_info(folder: Path) -> DatasetInfo:
     if not file.is_file():
         raise RunFolderError(f"{folder} has no {layout.INFO}: it is not a LeRobot dataset; name the folder that has it")
     try:
-        found = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, OSError, RecursionError) as error:
+        found = parse_json(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, OSError) as error:
         raise RunFolderError(f"{file} is damaged ({type(error).__name__}: {error}); copy it again") from error
     if not isinstance(found, dict):
         raise RunFolderError(f"{file} is damaged (it holds a {type(found).__name__}); copy it again")

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 _SKIPPED = "train/actor/skipped_steps"
 #: Reasons of failed samples that are no failures. A refusal is told once for its whole group.
 _NO_FAILURES = (records.DropReason.CANCELLED, records.DropReason.EPISODE_REFUSED)
+#: Kinds of failures that are counted apart.
+_KINDS = 200
 #: Tasks and seeds set aside of which each is told.
 _FIRST_SET_ASIDE = 10
 
@@ -55,6 +57,8 @@ class SampleFailureLog(Observer):
 
     def _note(self, said: str, detail: str, station: str, incarnation: int) -> None:
         kind = ": ".join(said.split(": ")[:2])
+        if kind not in self.counts and len(self.counts) >= _KINDS:
+            kind = "others"
         self.counts[kind] += 1
         culprit, _, what = said.partition(": ")
         known = self._types.get(culprit)

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.files import parse_json
 
 CONFIG, INDEX, OURS = "config.json", "model.safetensors.index.json", "polyrhythm.safetensors"
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -37,7 +37,7 @@ _NO_SAFETENSORS = "a folder with model.safetensors, weights.safetensors or shard
 def read_json(file: Path) -> dict[str, Any]:
     """The mapping in a JSON file. ConfigError: it is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file} is no JSON ({error}); copy it again from where it was released") from error
     if not isinstance(found, dict):

@@ -5,12 +5,12 @@ The format: eight bytes with the header's length (little endian), the header as 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.files import parse_json
 from polyrhythm.specs import WeightSpec
 
 #: Dtype names of the format -> those of torch.
@@ -46,7 +46,7 @@ def read_header(file: Path) -> Header:
         if size < 8 or length > min(_MOST_BYTES, size - 8):
             raise ConfigError(f"{file} has {size:,} bytes: too few for its header, or no safetensors file; {_AGAIN}")
         try:
-            content = json.loads(stream.read(length))
+            content = parse_json(stream.read(length))
             metadata = content.pop("__metadata__", {})
             ends = [entry["data_offsets"][1] for entry in content.values()]
             names = sorted(content, key=lambda name: content[name]["data_offsets"][0])

@@ -11,7 +11,6 @@ import ctypes
 import logging
 import math
 import os
-import resource
 import signal
 import sys
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from types import FrameType
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.hosts import questions as q
 from polyrhythm.runtime.hosts.cleaner import start_cleaner
 from polyrhythm.runtime.hosts.client import client_of
@@ -139,11 +139,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file
     if os.getppid() != spec.parent:
         sys.exit(1)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    set_up_logging()
     serve(spec)
 
 

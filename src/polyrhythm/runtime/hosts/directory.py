@@ -138,7 +138,11 @@ class HostDirectory:
 
     def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> q.Changes:
         """Take note of nodes that came and hosts that are lost, and find places. heard: the stations whose heartbeats
-        come; starting: one is not ready yet. HostLost: the trainer's host is, or main's."""
+        come; starting: one is not ready yet. HostLost: the trainer's host is, or main's. RunHalted: the cluster is."""
+        if self._survey is not None and self._survey.failure:
+            for place in self._nodes.values():
+                place.node.give_up()  # nobody can end what runs there, so nobody waits for it
+            raise RunHalted(f"{self._survey.failure}; start again with resume")
         hosts = self._take_new()
         leaving = self._lose({self._places[station].host for station in heard})
         answered = min((watch.answered for watch in self._watches.values()), default=now)

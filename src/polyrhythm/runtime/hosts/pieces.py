@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,28 +49,32 @@ def write_request(arena: Arena, slot: str, entries: NDArray[np.int64], request: 
 
 
 def pieces_of_rest(arena: Arena, block: int) -> Iterator[Piece]:
-    """What requests have not brought of a finished sample: its head, answers and outcomes, its last observation."""
-    head, layout = arena.head[block].copy(), arena.layout
-    steps = int(head[0])
-    yield head
-    for array in _outcomes(arena):
+    """What nobody else has of a finished sample: its rewards, which actions were executed, its last observation."""
+    steps, layout = int(arena.head[block, 0]), arena.layout
+    for array in (arena.rewards, arena.valid):
         yield np.ascontiguousarray(array[layout.block(block, steps)])
     last = block + steps * layout.blocks
     yield from (array[last : last + 1] for array in arena.obs.values())
 
 
-def write_rest(arena: Arena, block: int, sample: tuple[int, int], received: Sequence[Received]) -> None:
-    """Write what `pieces_of_rest` gave to a block that has the sample's earlier observations, the head last. sample:
-    its steps and its ticket. ValueError: it does not fit."""
-    layout, (steps, ticket) = arena.layout, sample
-    head = _as_array(received[0] if received else b"", arena.head.dtype, arena.head.shape[1:])
-    if (int(head[0]), int(head[4])) != sample:
-        raise ValueError(f"the sample of ticket {ticket} has {steps} steps, not what its head says: {head.tolist()}")
-    part, last = layout.block(block, steps), block + steps * layout.blocks
-    places = [(array, part) for array in _outcomes(arena)]
-    places += [(array, slice(last, last + 1)) for array in arena.obs.values()]
-    _write(places, received[1:])
-    arena.head[block] = head
+def write_rest(
+    arena: Arena,
+    block: int,
+    steps: int,
+    received: Sequence[Received],
+    check: Callable[[dict[str, Piece]], None] = lambda _: None,
+) -> None:
+    """Write what `pieces_of_rest` gave to a block that has the other parts of a sample of so many steps. check: called
+    with the arrays by name before they are written. ValueError: they do not fit."""
+    part, last = arena.layout.block(block, steps), block + steps * arena.layout.blocks
+    places = [("reward", arena.rewards, part), ("valid", arena.valid, part)]
+    places += [(name, array, slice(last, last + 1)) for name, array in arena.obs.items()]
+    found = _fitting([(array, entries) for _, array, entries in places], received)
+    check({name: piece for (name, _, _), piece in zip(places, found, strict=True)})
+    if not found[1][:, 0].all():
+        raise ValueError("a step without an action")
+    for (_, array, entries), piece in zip(places, found, strict=True):
+        array[entries] = piece
 
 
 def entries_at_a_time(layout: ArenaLayout) -> int:
@@ -133,12 +137,16 @@ def _parts(arena: Arena, block: int, steps: int, part: slice) -> Iterator[tuple[
 
 def _write(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]) -> None:
     """Write each piece to its entries of its array, once all of them fit. ValueError: one does not."""
-    found = [
+    for (array, entries), piece in zip(places, _fitting(places, received), strict=True):
+        array[entries] = piece
+
+
+def _fitting(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]) -> list[Piece]:
+    """Each piece as entries of its array. ValueError: one does not fit."""
+    return [
         _as_array(piece, array.dtype, array[entries].shape)
         for (array, entries), piece in zip(places, received, strict=True)
     ]
-    for (array, entries), piece in zip(places, found, strict=True):
-        array[entries] = piece
 
 
 def _outcomes(arena: Arena) -> tuple[Piece, Piece, Piece]:
@@ -147,5 +155,7 @@ def _outcomes(arena: Arena) -> tuple[Piece, Piece, Piece]:
 
 
 def _as_array(piece: Received, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Piece:
+    if dtype == np.bool_ and np.frombuffer(piece, np.uint8).max(initial=0) > 1:
+        raise ValueError("a flag that is neither true nor false")
     array: Piece = np.frombuffer(piece, dtype).reshape(shape)
     return array

@@ -29,6 +29,8 @@ from polyrhythm.runtime.transport.sockets import Sockets
 _REASON_CHARS = 500
 #: Seconds within which the rest of a question has to come, and that who asks may take nothing of an answer.
 _PATIENCE_S = 60.0
+#: Seconds within which a new connection has to bring its first question.
+_FIRST_S = 10.0
 
 
 class DataServer:
@@ -130,9 +132,11 @@ class HostServer:
             self._end.answer(who, [str(error).encode()])
 
     def _converse(self, connection: SealedConnection) -> None:
-        while connection.wait():
-            (question,) = connection.receive(_PATIENCE_S, _one_piece)
+        first = _FIRST_S  # who has a ticket but not its keys may have nothing to say
+        while connection.wait(first):
+            (question,) = connection.receive(first or _PATIENCE_S, _one_piece)
             connection.send(self._server.answer(question), _PATIENCE_S)
+            first = 0.0
 
     def close(self) -> None:
         """End all connections."""

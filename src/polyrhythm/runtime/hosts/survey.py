@@ -33,11 +33,16 @@ class Sight:
     reserved: Mapping[str, str]
 
 
+class ClusterLost(Exception):
+    """Nothing can be started on the cluster any more, and nothing found out; the message says why."""
+
+
 class Cluster(Protocol):
     """Who knows the nodes. Both are called by the survey's thread alone, and may take seconds."""
 
     def look(self) -> tuple[Mapping[str, Node], Sight]:
-        """The nodes that are alive, by name, and what is free there. OSError: nobody answers."""
+        """The nodes that are alive, by name, and what is free there. OSError: nobody answers. ClusterLost: nobody
+        will."""
         ...
 
 
@@ -52,11 +57,13 @@ class Place:
 
 class Survey:
     """open_host: opens the host of a node, lost hosts are not to be found there again. sight: what was seen last.
-    usable: names of the nodes that need nothing; set by who takes the places."""
+    usable: names of the nodes that need nothing; set by who takes the places. failure: why the cluster is lost, ""
+    while it is not."""
 
     def __init__(self, cluster: Cluster, open_host: Callable[[Node], Found], look_s: float = _LOOK_S) -> None:
         self.sight: Sight | None = None
         self.usable: frozenset[str] = frozenset()
+        self.failure = ""
         self._cluster, self._open_host, self._look_s = cluster, open_host, look_s
         self._found: queue.SimpleQueue[tuple[Place, str]] = queue.SimpleQueue()
         self._offered: dict[str, str] = {}
@@ -77,10 +84,14 @@ class Survey:
 
     def _run(self) -> None:
         """Consumes: the cluster's word on its nodes. Waits for: time. Unblocked by: `look_s`, or `close`. Produces:
-        `sight`, and places on new nodes. A look that fails, whatever the reason, is logged; the next one follows."""
+        `sight`, and places on new nodes; or `failure`, and ends. A look that fails for any other reason is logged; the
+        next one follows."""
         while not self._over.wait(self._look_s):
             try:
                 self._look()
+            except ClusterLost as lost:
+                self.failure = str(lost)
+                return
             except OSError as error:
                 log.warning("the cluster does not say which nodes it has: %s", error)
             except Exception:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
 from polyrhythm.runtime.hosts.memory import HostMemory
 from polyrhythm.runtime.hosts.questions import MAIN, HostView
@@ -276,13 +277,7 @@ def main() -> None:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
     die_with(spec.parent)
     keep_freed_memory()
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-        force=True,  # a module that the template has imported may have set it up
-    )
+    set_up_logging(anew=True)  # a module that the template has imported may have set it up
     status = StationProcess(spec).run()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.hosts.nodes import FOUND_S, Node
-from polyrhythm.runtime.hosts.survey import Sight
+from polyrhythm.runtime.hosts.survey import ClusterLost, Sight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
@@ -161,13 +161,17 @@ class Cluster:
 
     def look(self) -> tuple[dict[str, Node], Sight]:
         """The nodes that are alive, by name; CPUs that are free there, and where stations have theirs. OSError: the
-        cluster does not answer."""
+        cluster does not answer. ClusterLost: this machine has no part in it any more; Ray would wait for ever."""
+        if dead := _dead_processes():
+            raise ClusterLost(f"the Ray cluster of this run is lost: its {dead[0]} has ended")
         try:
             alive = _alive_nodes()
             table = placement_group_table(self._group)["bundles_to_node_id"]
             free = available_resources_per_node()
         except RayError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
+        if ray.get_runtime_context().get_node_id() not in [node["NodeID"] for node in alive]:
+            raise ClusterLost("the Ray cluster is lost for this run: the node of this machine has left it")
         for node in alive:
             if node["NodeID"] not in self._by_id:
                 self._by_id[node["NodeID"]] = RayNode(self, node["NodeID"], node["NodeManagerAddress"])
@@ -280,7 +284,8 @@ class RayNode:
             try:
                 ray.get(agent.close.remote(), timeout=ANSWER_S)
             except RayError as error:
-                log.warning("%s: its agent does not answer (%s); it ends with its node", self.name, error)
+                said = "%s: its agent does not answer (%s); it ends with its node"
+                log.warning(said, self.name, type(error).__name__)
         ray.kill(agent)
 
 
@@ -296,6 +301,13 @@ def _why_no_agent(error: RayError) -> str:
 
 def _alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _dead_processes() -> list[str]:
+    """What has ended of a cluster that this process has started and cannot do without."""
+    node = ray._private.worker._global_node
+    dead = [kind for kind, _ in node.dead_processes()] if node is not None else []
+    return [kind for kind in ("raylet", "gcs_server") if kind in dead]
 
 
 def _describe(resources: dict[str, float]) -> str:

@@ -3,14 +3,18 @@
 An inbox proves its identity with the run's inbox key, an outbox with the run's outbox key; messages are encrypted.
 CURVE alone admits everyone who knows the inbox's public key. So each process with an inbox has a thread that ZeroMQ
 asks at every handshake (ZAP, RFC 27) and that accepts only the run's outbox key; without its answer a connection is
-refused.
-The thread works only at handshakes; each message costs its encryption.
+refused. It also ends connections that do not come to a proof, so that strangers cannot take the process's
+descriptors and memory. The thread works only at handshakes; each message costs its encryption.
+
+Invariant: the unproven connections of an inbox are few (`connections.MOST_UNPROVEN`), last `_HANDSHAKE_MS` at most, and
+have sent little.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +23,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from polyrhythm.errors import StartError
+from polyrhythm.runtime.transport.connections import Connections
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -29,6 +34,8 @@ _ACCEPT, _REFUSE = (b"200", b"OK"), (b"400", b"not a key of this run")
 _WATCH, _LEAVE = b"watch", b"leave"
 #: Milliseconds within which the thread answers its own process.
 _ANSWER_MS = 5000
+#: Milliseconds within which a connection has to prove its keys, and between two looks at those that have not yet.
+_HANDSHAKE_MS, _LOOK_MS = 10_000, 100
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
 
@@ -48,6 +55,14 @@ class RunKeys:
     outbox: KeyPair
 
 
+def new_socket(context: Context, kind: int) -> zmq.Socket[bytes]:
+    """A socket of this kind. OSError: this process may open no more files."""
+    try:
+        return context.socket(kind)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror) from error
+
+
 def make_keys(*, has_curve: bool = zmq.has("curve")) -> RunKeys:
     """New keys. StartError: this ZeroMQ was built without CURVE."""
     if not has_curve:
@@ -64,44 +79,6 @@ def prove(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
     socket.curve_publickey, socket.curve_secretkey = keys.outbox.public, keys.outbox.secret
 
 
-class Connections:
-    """The open connections of one inbox by file descriptor, to count those that lack the run's keys (strangers).
-
-    A connection that ends before it has proven its keys was a stranger's; ZeroMQ reports no failed handshake for one
-    that sends garbage. ZeroMQ does not report which connection a proof belongs to (its value is 0). So all are proven
-    once there are as many proofs as connections, and a connection that ends before that uses up one proof: the count of
-    strangers may be too low, but never includes a connection of the run.
-    """
-
-    def __init__(self) -> None:
-        self._unproven: set[int] = set()
-        self._proofs = 0  # of connections in `_unproven`
-
-    def accept(self, connection: int) -> None:
-        """A connection is open; descriptors of ended ones are used again."""
-        self._unproven.add(connection)
-
-    def prove(self) -> None:
-        """One of the connections has the run's keys."""
-        self._proofs += 1
-        self._settle()
-
-    def is_stranger(self, connection: int) -> bool:
-        """A connection has ended: whether it was certainly a stranger's."""
-        if connection not in self._unproven:
-            return False
-        self._unproven.remove(connection)
-        stranger = not self._proofs
-        self._proofs -= not stranger
-        self._settle()
-        return stranger
-
-    def _settle(self) -> None:
-        if self._proofs >= len(self._unproven):
-            self._unproven.clear()
-            self._proofs = 0
-
-
 class Authenticator:
     """Admits connections with the run's keys to the inboxes of one process. on_stranger: called from its thread for
     each connection that was refused."""
@@ -110,9 +87,13 @@ class Authenticator:
         self._context, self._keys, self._on_stranger = context, keys, on_stranger
         self._accepted = z85.decode(keys.outbox.public)
         self._numbers = itertools.count()
-        self._requests = context.socket(zmq.REP)
+        self._requests = new_socket(context, zmq.REP)
         self._requests.bind(_ZAP)
+        self._asking, self._turn = new_socket(context, zmq.REQ), threading.Lock()
+        self._asking.set(zmq.RCVTIMEO, _ANSWER_MS)
+        self._asking.connect(_ZAP)
         self._watched: dict[zmq.Socket[bytes], Connections] = {}
+        self._next_look = 0.0
         self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
         self._thread.start()
 
@@ -122,6 +103,7 @@ class Authenticator:
         socket.curve_secretkey = self._keys.inbox.secret
         socket.zap_domain = _DOMAIN
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         address = f"inproc://handshakes-{next(self._numbers)}"
         socket.monitor(address, _EVENTS)
         self._tell(_WATCH, address.encode())
@@ -131,26 +113,25 @@ class Authenticator:
         if self._thread.is_alive():
             self._tell(_LEAVE)
             self._thread.join()
+            self._asking.close(0)
 
     def _tell(self, *words: bytes) -> None:
-        with self._context.socket(zmq.REQ) as asking:
-            asking.set(zmq.LINGER, 0)
-            asking.set(zmq.RCVTIMEO, _ANSWER_MS)
-            asking.connect(_ZAP)
-            asking.send_multipart(words)
-            asking.recv()
+        with self._turn:
+            self._asking.send_multipart(words)
+            self._asking.recv()
 
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        """Consumes: ZeroMQ's requests, news of connections, what its process tells it. Waits for: any of them.
-        Unblocked by: these. Produces: answers, and a call for each stranger. Ends when told to, or with the context."""
+        """Consumes: ZeroMQ's requests, news of connections, what its process tells it. Waits for: any of them, and the
+        next look at unproven connections. Unblocked by: these. Produces: answers, the end of connections that do not
+        come to a proof, and a call for each stranger. Ends when told to, or with the context."""
         poller = zmq.Poller()
         poller.register(self._requests, zmq.POLLIN)
         try:
             present = True
             while present:
-                for socket, _ in poller.poll():
+                for socket, _ in poller.poll(_LOOK_MS if self._look() else None):
                     if socket is self._requests:
                         present = self._answer(poller)
                     else:
@@ -168,7 +149,7 @@ class Authenticator:
             self._requests.send(b"")
             return False
         if words[0] == _WATCH:
-            news: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+            news = new_socket(self._context, zmq.PAIR)
             news.connect(words[1].decode())
             poller.register(news, zmq.POLLIN)
             self._watched[news] = Connections()
@@ -179,12 +160,22 @@ class Authenticator:
         self._requests.send_multipart([version, sequence, *(_ACCEPT if known else _REFUSE), b"", b""])
         return True
 
+    def _look(self) -> bool:
+        """Look at the unproven connections where that is due; whether there are any."""
+        awaited = [connections for connections in self._watched.values() if connections.unproven]
+        due = time.monotonic() >= self._next_look
+        if awaited and due:
+            self._next_look = time.monotonic() + _LOOK_MS / 1000
+        for connections in awaited:
+            connections.look(whole=due)
+        return any(connections.unproven for connections in awaited)
+
     def _note(self, news: zmq.Socket[bytes], poller: zmq.Poller) -> None:
         """One event of an inbox."""
         message = recv_monitor_message(news)
         event, connection = message["event"], message["value"]
         if event == zmq.EVENT_ACCEPTED:
-            self._watched[news].accept(connection)
+            self._watched[news].accept(connection, port=int(message["endpoint"].rpartition(b":")[2]))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._watched[news].prove()
         elif event == zmq.EVENT_MONITOR_STOPPED:

@@ -158,9 +158,10 @@ class SealedConnection:
             pieces.append(parts[0] if given is None else memoryview(b""))
         return pieces
 
-    def wait(self) -> bool:
-        """Wait for the next message, without limit; False if there will be none."""
-        return self._in.wait()
+    def wait(self, seconds: float = 0.0) -> bool:
+        """Wait for the next message; False if there will be none. seconds: at most; 0 for no limit. TimeoutError: none
+        has begun in time."""
+        return self._in.wait(seconds)
 
     def end(self) -> None:
         """Wake who waits here, from another thread: nothing is sent or received any more."""
@@ -245,9 +246,9 @@ class _Incoming(_Sealing):
             raise BrokenSeal(f"a record of {length} bytes was not sealed as the next one") from None
         return length
 
-    def wait(self) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Wait until something comes; False if nothing will."""
-        with _limit(self._socket, socket.SO_RCVTIMEO, 0):
+        with _limit(self._socket, socket.SO_RCVTIMEO, seconds):
             return self.is_filled or self._receive(1)
 
     def _gather(self, count: int, by: float) -> None:

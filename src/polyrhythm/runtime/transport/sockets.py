@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import resource
 import stat
 import threading
 from collections.abc import Callable, Sequence
@@ -22,13 +23,15 @@ from typing import Any, Literal
 import zmq
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.transport.authentication import Authenticator, RunKeys, prove
+from polyrhythm.runtime.transport.authentication import Authenticator, RunKeys, new_socket, prove
 from polyrhythm.runtime.transport.exchange import AnsweringEnd, AskingEnd
 
 #: Times the largest message that is read, above which a connection is cut off.
 _CUT_OFF = 4
 #: Ports of a host; bytes of a path that the kernel takes for a socket's, with the one that ends it.
 _PORTS, _PATH = 2**16, 108
+#: Files, and sockets, that a process of a run may have open.
+_FILES = 2**14
 #: Milliseconds between two probes of a connection over which nothing else comes.
 _PROBE_MS = 2000
 #: The address of this machine that no other can reach.
@@ -85,7 +88,7 @@ class Outbox:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: RunKeys | None = None) -> None:
         self._turn = threading.Lock()
-        self._socket = context.socket(zmq.PUSH)
+        self._socket = new_socket(context, zmq.PUSH)
         self._socket.set_hwm(0)
         if keys is not None:
             prove(self._socket, keys)
@@ -130,7 +133,9 @@ class Sockets:
         self._largest = _CUT_OFF * largest
         if transport == "ipc":
             _check_private(folder)
+        _raise_limits()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _FILES)
         self._authenticator = Authenticator(self._context, keys, on_stranger) if keys is not None else None
 
     def inbox(self, name: str) -> Inbox:
@@ -150,7 +155,7 @@ class Sockets:
     def asking(self, address: str, largest: int) -> AskingEnd:
         """A connection to who answers at `address`; parts of its answers have at most `largest` bytes."""
         assert self.keys is not None, "questions go over tcp"
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket = new_socket(self._context, zmq.DEALER)
         socket.set_hwm(0)
         socket.set(zmq.MAXMSGSIZE, largest)
         prove(socket, self.keys)
@@ -206,7 +211,7 @@ def _bound(
     probes: bool = False,
 ) -> zmq.Socket[bytes]:
     """A socket that is bound there. StartError: it cannot be."""
-    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket = new_socket(context, kind)
     socket.set_hwm(0)
     socket.set(zmq.MAXMSGSIZE, largest)
     if probes:  # who is connected may vanish with its machine
@@ -222,6 +227,14 @@ def _bound(
             "or join.port"
         ) from error
     return socket
+
+
+def _raise_limits() -> None:
+    """Let this process have as many files as the system lets it have, up to what its sockets may need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _is_ipv4(address: str) -> bool:

@@ -5,7 +5,7 @@
     finished samples      come with what requests have not brought; then the block is whole
 
 Whoever joins knows the run's blocks by number and has a memory of its own; what it says is checked before anything is
-written (`ExpectedEvents`, and the blocks that it was given). Imports neither torch nor transformers.
+written (`ExpectedEvents`, `JoinedSamples`). Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.hosts.pieces import request_of, write_request, write_rest
 from polyrhythm.runtime.join import messages as m
 from polyrhythm.runtime.join.reception import Heard, Reception
 from polyrhythm.runtime.join.terms import Terms
@@ -44,6 +40,7 @@ from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.guard import MOST_BYTES
+from polyrhythm.stations.simulator.joined_samples import JoinedSamples
 from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
@@ -98,7 +95,7 @@ class JoinedSimulator:
         self._drops = DropCounter(plan.name)
         self._expected = ExpectedEvents(arena.layout)
         self._expected.join(self.joined(), (address,))
-        self._blocks: dict[tuple[int, int], int] = {}
+        self._samples = JoinedSamples(arena, plan.spec, plan.step)
         self._reception = Reception(
             Terms(plan.polyrhythm, plan.spec),
             self._welcome,
@@ -189,24 +186,12 @@ class JoinedSimulator:
     def _write(self, event: object, pieces: Sequence[memoryview]) -> None:
         """Write what came with an event into the run's memory. ValueError: it does not fit."""
         match event:
-            case records.RequestArrived(slot=slot, rows=rows):
-                entries = np.frombuffer(pieces[0] if pieces else b"", np.int64)
-                self._check_entries(slot, rows, entries)
-                write_request(self._arena, slot, entries, request_of(self._arena.layout, rows, pieces[1:]))
-            case records.SampleFinished(ticket=ticket, attempt=attempt, payload_id=payload_id):
-                block = self._blocks.pop((ticket, attempt))
-                if payload_id:
-                    write_rest(self._arena, block, (event.chunk_steps, ticket), pieces)
-            case records.SampleFailed(ticket=ticket, attempt=attempt):
-                self._blocks.pop((ticket, attempt))
-
-    def _check_entries(self, slot: str, rows: int, entries: NDArray[np.int64]) -> None:
-        """ValueError unless they are as many as the rows, and lie in blocks that were given to it."""
-        layout = self._arena.layout
-        inside = (entries >= 0) & (entries < layout.blocks * layout.entries)
-        own = np.isin(entries % layout.blocks, list(self._blocks.values()))
-        if len(entries) != rows or not (inside & own).all():
-            raise ValueError(f"a request of slot {slot} has entries that are not in its blocks")
+            case records.RequestArrived():
+                self._samples.request(event, pieces)
+            case records.SampleFinished():
+                self._samples.finish(event, pieces)
+            case records.SampleFailed():
+                self._samples.fail(event)
 
     def _flush(self) -> None:
         out = self._reception.out
@@ -220,9 +205,10 @@ class JoinedSimulator:
         match command:
             case StartRowsInBlocks():
                 self._expected.note(command)
-                for grant, block in zip(command.command.grants, command.blocks, strict=True):
-                    self._blocks[grant.ticket.number, grant.ticket.attempt] = block
-            case records.CancelRow() | records.RefuseRequest():
+                self._samples.start(command)
+            case records.RefuseRequest(slot=slot, sequence=sequence):
+                self._samples.refuse(slot, sequence)
+            case records.CancelRow():
                 pass
             case _:
                 raise UnfitMessage("misdirected", f"{type(command).__name__} is not for a simulator that joins")
@@ -235,6 +221,7 @@ class JoinedSimulator:
             return
         if len(reply.answers):
             self._expected.note_version(newest_version(reply.answers))
+        self._samples.answer(reply)
         self._reception.tell(wire.encode_reply(reply))
         self._flush()
 
@@ -256,7 +243,7 @@ class JoinedSimulator:
             return [f"{self.name} waits for a simulator to join at port {self._plan.port}"]
         call, since = self._reception.current_call(self._clock())
         doing = f", in one {call} for {self._clock() - since:.1f} s" if call else ""
-        return [f"{self.name} has joined and holds {len(self._blocks)} tickets{doing}"]
+        return [f"{self.name} has joined and holds {len(self._samples)} tickets{doing}"]
 
     def statistics(self) -> dict[str, float]:
         """Counters of who has joined, as last heard; of its connections, and of who was not let in."""
@@ -278,6 +265,6 @@ def _largest(layout: ArenaLayout, info: records.EnvBatchInfo) -> int:
     """Bytes of the largest frame of a simulator: a request of all its rows, or the rest of a sample with its texts."""
     rows = sum(slot.rows for slot in info.slots)
     shown = sum(spec.nbytes for spec in layout.obs.values())
-    sample = layout.steps * (layout.answer_dtype.itemsize + 5 * layout.chunk) + shown
+    sample = layout.steps * 5 * layout.chunk + shown
     pieces = 8 + 2 * len(layout.obs)
     return max(rows * (shown + 17), sample + 2 * MOST_BYTES) + 64 * pieces + m.HEAD_BYTES

@@ -46,7 +46,7 @@ from polyrhythm.stations.simulator.rows import Index, RowStates, as_index
 log = logging.getLogger(__name__)
 
 #: Characters of an error, and of where it happened, that the run is told: a message has a largest size.
-_TEXT_CHARS = 2000
+TEXT_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,5 +411,5 @@ class Slot:
 
     def _emit_failed(self, ticket: Ticket, reason: DropReason, error: str, detail: str) -> None:
         source, attempt = self._source, ticket.attempt
-        said = error[:_TEXT_CHARS], detail[:_TEXT_CHARS]
+        said = error[:TEXT_CHARS], detail[:TEXT_CHARS]
         source.emit(SampleFailed(source.simulator, source.incarnation, ticket.number, attempt, reason, *said))
