@@ -60,6 +60,40 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
 
 
+def inner_path(folder: Path, name: object, *, folders: bool = False) -> Path:
+    """The path in `folder` of a file that another file names, such as an index that was downloaded.
+
+    folders: whether the name may have folders in it. ValueError: it may lead out of the folder (absolute, `..`, a
+    backslash), it is no name, or it has characters that are not printed.
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if not all(part.isprintable() and part.strip(" .") and "\\" not in part for part in parts):
+        raise ValueError(f"{name!r} is not the name of a file inside {folder}")
+    if len(parts) > 1 and not folders:
+        raise ValueError(f"{name!r} is not a plain file name, without folders")
+    return folder.joinpath(*parts)
+
+
+def copy_inner(source: Path, target: Path, inside: Path) -> None:
+    """Copy a file, or the files of a folder, that lie inside `inside`. ValueError: a link leads to elsewhere.
+
+    The links of a download cache are followed, from its folder `snapshots/REVISION` to the files in `blobs` beside
+    `snapshots`; those to folders are not.
+    """
+    if source.is_dir() and not source.is_symlink():
+        target.mkdir()
+        for path in sorted(source.iterdir()):
+            copy_inner(path, target / path.name, inside)
+        return
+    home = inside.resolve()
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    real = source.resolve()
+    if source.is_symlink() and (real.is_dir() or not any(real.is_relative_to(one) for one in homes)):
+        raise ValueError(f"{source} is a link to {real}, outside the folder, which is not copied")
+    if source.is_file():
+        shutil.copyfile(source, target)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` a hard link to `source`, or a copy where the file system has no links; of a folder, of all its
     files. OSError: neither works."""

@@ -294,7 +294,7 @@ def test_a_folder_that_is_no_causal_language_model_is_refused(folder: Path, tmp_
     assert "it has no config.json; name the folder of a causal language model" in told("empty")
     assert "is of no model that transformers knows" in told("odd", {"model_type": "nothing_known"})
     assert "it holds a t5 model, which is no causal language model" in told("t5", {"model_type": "t5"})
-    assert "no weights (*.safetensors); fetch the folder again" in told("bare", {"model_type": "llama"})
+    assert "it holds no safetensors; a folder with model.safetensors" in told("bare", {"model_type": "llama"})
 
 
 def test_weights_that_lack_a_tensor_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def _broken_config(folder):
         (_garbage("version https://git-lfs.github.com/spec/v1"), "pointer of Git LFS"),
         (_garbage("<html>no</html> and so on"), "too few for its header, or no safetensors"),
         (_garbage("\x10\0\0\0\0\0\0\0 no JSON is here  "), "header that cannot be read"),
-        (_only("pytorch_model.bin"), "holds pytorch_model.bin but no safetensors; save the weights as"),
+        (_only("pytorch_model.bin"), "holds pytorch_model.bin but no safetensors.* convert it: python -c"),
         (_only("adapter_config.json"), "holds adapters .* polyrhythm policies merge"),
         (_only("README.md"), "holds no safetensors; a folder with"),
         (_broken_config, "config.json is no JSON"),

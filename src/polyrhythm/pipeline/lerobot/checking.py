@@ -11,6 +11,7 @@ from typing import Any
 
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.files import inner_path
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.images import require_video
 from polyrhythm.specs import EnvSpec
@@ -173,13 +174,21 @@ def _refuse_missing_files(folder: Path, info: Mapping[str, Any], keys: Mapping[s
 def data_file(folder: Path, info: Mapping[str, Any], row: Mapping[str, Any]) -> Path:
     """The file with an episode's frames."""
     place = {name: row[f"data/{name}"] for name in ("chunk_index", "file_index")}
-    return Path(folder / (info.get("data_path") or layout.DATA).format(**place))
+    return _inner_file(folder, str(info.get("data_path") or layout.DATA).format(**place))
 
 
 def video_file(folder: Path, info: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Path:
     """The file with an episode's video of a camera."""
     place = {name: row[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-    return Path(folder / str(info["video_path"]).format(video_key=key, **place))
+    return _inner_file(folder, str(info["video_path"]).format(video_key=key, **place))
+
+
+def _inner_file(folder: Path, name: str) -> Path:
+    """The file of that name. RunFolderError: the pattern in info.json leads out of the folder."""
+    try:
+        return inner_path(folder, name, folders=True)
+    except ValueError as error:
+        raise RunFolderError(f"{folder / layout.INFO}: {error}; copy the dataset again") from error
 
 
 def read_tasks(folder: Path) -> dict[int, str]:

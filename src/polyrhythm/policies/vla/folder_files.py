@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.files import inner_path
 
 CONFIG, INDEX, OURS = "config.json", "model.safetensors.index.json", "polyrhythm.safetensors"
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -74,6 +76,10 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
         )
     files: dict[str, list[str] | None] = {}
     for tensor, file in weight_map.items():
+        try:
+            inner_path(folder, file)
+        except ValueError as error:
+            raise ConfigError(f"{folder / INDEX}: {error}; copy it again from where it was released") from error
         names = files.setdefault(file, [])
         assert names is not None
         names.append(tensor)
@@ -104,11 +110,23 @@ def _what_is_there_instead(folder: Path) -> str:
         return f"it holds {len(shards)} shards but no {INDEX}; download that file too"
     if others := sorted(path.name for ending in ("bin", "pt", "pth") for path in folder.glob(f"*.{ending}")):
         return (
-            f"it holds {few(others)} but no safetensors; save the weights as safetensors ({_NO_SAFETENSORS}), since "
-            "files of torch.save can run code"
+            f"it holds {few(others)} but no safetensors, and files of torch.save can run code; convert it: "
+            f"{_conversion(folder, others)}"
         )
     inner = sorted(path.parent for name in (*SINGLE, INDEX) for path in folder.glob(f"*/{name}"))
     return f"it holds no safetensors; name {inner[0]}" if inner else f"it holds no safetensors; {_NO_SAFETENSORS}"
+
+
+def _conversion(folder: Path, files: list[str]) -> str:
+    """The command that writes a folder's files of torch.save as safetensors, running no code in them."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    if "model_type" in config and "auto_map" not in config:
+        load, new = f"from_pretrained({str(folder)!r})", "save_pretrained('NEW')"
+        lines = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        return "python -c " + shlex.quote(f"{lines}M.{load}.{new}; T.{load}.{new}") + ", and name NEW"
+    lines = "import torch; from safetensors.torch import save_file; "
+    state = f"torch.load({str(folder / files[0])!r}, weights_only=True)"
+    return "python -c " + shlex.quote(f"{lines}save_file({state}, {str(folder / SINGLE[0])!r})")
 
 
 def side_files(folder: Path) -> dict[str, Path]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import name_in_errors
+from polyrhythm.files import copy_inner, name_in_errors
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.building import NETWORK
 from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
@@ -130,14 +130,20 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
-    """Copy all files but those `written`, hidden ones, ours, and folders of adapters, which are part of the weights."""
+    """Copy all files but those `written`, hidden ones, ours, and folders of adapters, which are part of the weights.
+
+    ConfigError: one is a link to elsewhere.
+    """
     for path in sorted(folder.iterdir()):
-        if path in written or path.name.startswith(".") or path.name == OURS:
+        if path in written or path.name.startswith(".") or path.name == OURS or (path / ADAPTER_CONFIG).is_file():
             continue
-        if path.is_dir() and not (path / ADAPTER_CONFIG).is_file():
-            shutil.copytree(path, to / path.name)
-        elif path.is_file():
-            shutil.copyfile(path, to / path.name)
+        try:
+            copy_inner(path, to / path.name, folder)
+        except ValueError as error:
+            raise ConfigError(
+                f"{error}; if it belongs to the folder, copy the folder with what its links lead to (cp -rL) and name "
+                "the copy as --base"
+            ) from error
 
 
 def _write_safetensors(
