@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polyrhythm.errors import ConfigError
+
 #: What the system says when it has no room: a full disk, a full quota, a limit on the size of files.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: And where it does not let us: no permission, a read-only disk, a folder in a file's place or a file in a folder's.
@@ -74,23 +76,31 @@ def inner_path(folder: Path, name: object, *, folders: bool = False) -> Path:
     return folder.joinpath(*parts)
 
 
-def copy_inner(source: Path, target: Path, inside: Path) -> None:
-    """Copy a file, or the files of a folder, that lie inside `inside`. ValueError: a link leads to elsewhere.
+def check_link(path: Path, inside: Path) -> None:
+    """ConfigError: `path` is a link that leads out of the folder `inside`, or to a folder.
 
-    The links of a download cache are followed, from its folder `snapshots/REVISION` to the files in `blobs` beside
-    `snapshots`; those to folders are not.
+    A download cache has links, from its folder `snapshots/REVISION` to the files in `blobs` beside `snapshots`; these
+    are inside.
     """
-    if source.is_dir() and not source.is_symlink():
+    if not path.is_symlink():
+        return
+    home, real = inside.resolve(), path.resolve()
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    if real.is_dir() or not any(real.is_relative_to(one) for one in homes):
+        raise ConfigError(
+            f"{path} is a link to {real}, which is not copied; if it belongs to the folder, name a copy of the folder "
+            "with what its links lead to (cp -rL)"
+        )
+
+
+def copy_inner(source: Path, target: Path, inside: Path) -> None:
+    """Copy a file of the folder `inside`, or a folder in it with its files. ConfigError: a link as in `check_link`."""
+    check_link(source, inside)
+    if source.is_dir():
         target.mkdir()
         for path in sorted(source.iterdir()):
             copy_inner(path, target / path.name, inside)
-        return
-    home = inside.resolve()
-    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
-    real = source.resolve()
-    if source.is_symlink() and (real.is_dir() or not any(real.is_relative_to(one) for one in homes)):
-        raise ValueError(f"{source} is a link to {real}, outside the folder, which is not copied")
-    if source.is_file():
+    elif source.is_file():
         shutil.copyfile(source, target)
 
 

@@ -305,5 +305,5 @@ def test_adapters_of_another_base_are_one_sentence(tmp_path):
         save_adapters(ToyNetwork(ToySize()).state_dict(), tmp_path / "b", alpha=1.0, base=Checkpoint.open(folder))
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text()) | {"alora_invocation_tokens": [1]}
     (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="alora_invocation_tokens = .* are not merged here"):
+    with pytest.raises(ConfigError, match=r"alora_invocation_tokens = .* are not merged here"):
         Adapters.open(tmp_path / "a")

@@ -16,7 +16,7 @@ from polyrhythm.policies.vla.adapters import Adapters, is_adapter, merge_into, s
 from polyrhythm.policies.vla.building import NETWORK, tied_names
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import INDEX
-from polyrhythm.policies.vla.saving import copy_others, new_folder, save_changed
+from polyrhythm.policies.vla.saving import copy_others, new_folder, save_changed, tensor_files
 
 #: Prefix of the model's tensors in a policy's state_dict.
 _MODEL = f"{NETWORK}model."
@@ -69,6 +69,7 @@ def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
 
 def _save_anew(model: Any, dtypes: Mapping[str, str], untied: bool, base: Checkpoint, out: Path) -> None:
     """Let transformers write a model into the new folder `out`, with the base's other files. dtypes: of the base."""
+    files = tensor_files(base)
     common = getattr(torch, next(iter(dtypes.values())))
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(getattr(torch, dtypes[name]) if name in dtypes else common)
@@ -76,7 +77,7 @@ def _save_anew(model: Any, dtypes: Mapping[str, str], untied: bool, base: Checkp
         model.config.tie_word_embeddings = False
     with new_folder(out) as unfinished:
         model.save_pretrained(unfinished)
-        written = {*base.files, base.folder / INDEX, *(base.folder / path.name for path in unfinished.iterdir())}
+        written = {*files, base.folder / INDEX, *(base.folder / path.name for path in unfinished.iterdir())}
         copy_others(base.folder, unfinished, written)
 
 

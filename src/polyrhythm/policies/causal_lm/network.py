@@ -46,7 +46,7 @@ def open_config(folder: str) -> Any:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{what}: it has no config.json; name the folder of a causal language model")
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a damaged or unknown configuration
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(

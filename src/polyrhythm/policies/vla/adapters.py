@@ -78,7 +78,8 @@ class Adapters:
     @property
     def base(self) -> str:
         """The base that the folder names, "" if none. It is shown and never opened."""
-        return str(self.config.get("base_model_name_or_path") or "")
+        named = str(self.config.get("base_model_name_or_path") or "")
+        return named if named.isprintable() else repr(named)
 
     @classmethod
     def open(cls, folder: str | Path) -> Adapters:
@@ -229,7 +230,12 @@ def save_adapters(
     modules = sorted(name.removesuffix(_A) for name in adapters if name.endswith(_A))
     if not modules:
         raise ConfigError("the policy has no adapters; train it with policy.train = lora, or save the whole network")
-    values = {name: x for name, x in network.items() if any(fnmatchcase(name, pattern) for pattern in also)}
+    names_of = {name: names for names in tied for name in names}
+    values = {
+        name: x
+        for name, x in network.items()
+        if any(fnmatchcase(one, pattern) for one in names_of.get(name, [name]) for pattern in also)
+    }
     whole = {name: values[one] for name, one in whole_tensors(values, modules, tied).items()}
     saved = sorted({name.rpartition(".")[0] for name in whole})
     found = adapters | {name: x for module in saved for name, x in _below(module, base)} | whole

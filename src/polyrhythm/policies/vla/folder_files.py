@@ -109,24 +109,26 @@ def _what_is_there_instead(folder: Path) -> str:
     if shards := sorted(folder.glob("model-*-of-*.safetensors")):
         return f"it holds {len(shards)} shards but no {INDEX}; download that file too"
     if others := sorted(path.name for ending in ("bin", "pt", "pth") for path in folder.glob(f"*.{ending}")):
-        return (
-            f"it holds {few(others)} but no safetensors, and files of torch.save can run code; convert it: "
-            f"{_conversion(folder, others)}"
-        )
+        remedy = _convert(folder, others)
+        return f"it holds {few(others)} but no safetensors, and files of torch.save can run code; {remedy}"
     inner = sorted(path.parent for name in (*SINGLE, INDEX) for path in folder.glob(f"*/{name}"))
     return f"it holds no safetensors; name {inner[0]}" if inner else f"it holds no safetensors; {_NO_SAFETENSORS}"
 
 
-def _conversion(folder: Path, files: list[str]) -> str:
-    """The command that writes a folder's files of torch.save as safetensors, running no code in them."""
+def _convert(folder: Path, files: list[str]) -> str:
+    """How to write a folder's files of torch.save as safetensors, running no code in them."""
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     if "model_type" in config and "auto_map" not in config:
-        load, new = f"from_pretrained({str(folder)!r})", "save_pretrained('NEW')"
-        lines = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        return "python -c " + shlex.quote(f"{lines}M.{load}.{new}; T.{load}.{new}") + ", and name NEW"
-    lines = "import torch; from safetensors.torch import save_file; "
-    state = f"torch.load({str(folder / files[0])!r}, weights_only=True)"
-    return "python -c " + shlex.quote(f"{lines}save_file({state}, {str(folder / SINGLE[0])!r})")
+        load, new = f"from_pretrained({json.dumps(str(folder))})", 'save_pretrained("NEW")'
+        imported = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
+        lines = f"{imported}; M.{load}.{new}; T.{load}.{new}"
+        return f"convert them: python -c {shlex.quote(lines)}, and name NEW"
+    if len(files) > 1:
+        return f"save the weights as safetensors ({_NO_SAFETENSORS})"
+    source, target = (json.dumps(str(folder / name)) for name in (files[0], SINGLE[0]))
+    load = f"torch.load({source}, weights_only=True)"
+    lines = f"import torch, safetensors.torch as s; s.save_file({load}, {target})"
+    return f"convert it: python -c {shlex.quote(lines)}"
 
 
 def side_files(folder: Path) -> dict[str, Path]:

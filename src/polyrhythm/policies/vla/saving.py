@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import copy_inner, name_in_errors
+from polyrhythm.files import check_link, copy_inner, name_in_errors
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.building import NETWORK
 from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
@@ -79,9 +79,9 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
 
     Of the folder's own polyrhythm.safetensors the network's tensors that `ours` lacks are kept.
     """
+    written = tensor_files(checkpoint)
     with new_folder(out) as unfinished:
         names = {place: name for name, place in checkpoint.places.items()}
-        written = set(checkpoint.files) | {checkpoint.places[name].file for name in checkpoint.side}
         for file in sorted(written):
             here = unfinished / file.relative_to(checkpoint.folder)
             places = {place.stored: name for place, name in names.items() if place.file == file}
@@ -97,6 +97,14 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
         elif ours:
             kept = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
             write_tensors(kept | dict(ours), unfinished / OURS)
+
+
+def tensor_files(checkpoint: Checkpoint) -> set[Path]:
+    """The folder's files of tensors without ours. ConfigError: one, or ours, is a link out of the folder."""
+    files = set(checkpoint.files) | {checkpoint.places[name].file for name in checkpoint.side}
+    for file in (*sorted(files), checkpoint.folder / OURS):
+        check_link(file, checkpoint.folder)
+    return files
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -137,13 +145,7 @@ def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
     for path in sorted(folder.iterdir()):
         if path in written or path.name.startswith(".") or path.name == OURS or (path / ADAPTER_CONFIG).is_file():
             continue
-        try:
-            copy_inner(path, to / path.name, folder)
-        except ValueError as error:
-            raise ConfigError(
-                f"{error}; if it belongs to the folder, copy the folder with what its links lead to (cp -rL) and name "
-                "the copy as --base"
-            ) from error
+        copy_inner(path, to / path.name, folder)
 
 
 def _write_safetensors(
