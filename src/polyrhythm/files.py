@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.errors import ConfigError
+
 #: What the system says when it has no room: a full disk, a full quota, a limit on the size of files.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: What it says where a process, or all of them together, may open no more files and sockets.
@@ -75,6 +77,48 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def inner_path(folder: Path, name: object, *, folders: bool = False) -> Path:
+    """The path in `folder` of a file that another file names, such as an index that was downloaded.
+
+    folders: whether the name may have folders in it. ValueError: it may lead out of the folder (absolute, `..`, a
+    backslash), it is no name, or it has characters that are not printed.
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if not all(part.isprintable() and part.strip(" .") and "\\" not in part for part in parts):
+        raise ValueError(f"{name!r} is not the name of a file inside {folder}")
+    if len(parts) > 1 and not folders:
+        raise ValueError(f"{name!r} is not a plain file name, without folders")
+    return folder.joinpath(*parts)
+
+
+def check_link(path: Path, inside: Path) -> None:
+    """ConfigError: `path` is a link that leads out of the folder `inside`, or to a folder.
+
+    A download cache has links, from its folder `snapshots/REVISION` to the files in `blobs` beside `snapshots`; these
+    are inside.
+    """
+    if not path.is_symlink():
+        return
+    home, real = inside.resolve(), path.resolve()
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    if real.is_dir() or not any(real.is_relative_to(one) for one in homes):
+        raise ConfigError(
+            f"{path} is a link to {real}, which is not copied; if it belongs to the folder, name a copy of the folder "
+            "with what its links lead to (cp -rL)"
+        )
+
+
+def copy_inner(source: Path, target: Path, inside: Path) -> None:
+    """Copy a file of the folder `inside`, or a folder in it with its files. ConfigError: a link as in `check_link`."""
+    check_link(source, inside)
+    if source.is_dir():
+        target.mkdir()
+        for path in sorted(source.iterdir()):
+            copy_inner(path, target / path.name, inside)
+    elif source.is_file():
+        shutil.copyfile(source, target)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a larger picture": (one_frame(CAMERA, stored(20, (24, 16, 3))), "it is [24, 16, 3], and info.json says [16, 16"),
     "a picture of 16 bits": (one_frame(CAMERA, stored(20, (16, 16), dtype=np.uint16)), "more than 8 bits"),
     "a picture cut off": (one_frame(CAMERA, {"bytes": picture(20)[:40], "path": None}), "it cannot be decoded"),
-    "a picture elsewhere": (one_frame(CAMERA, {"bytes": None, "path": "../x.png"}), "must be a file inside the folder"),
+    "a picture elsewhere": (one_frame(CAMERA, {"bytes": None, "path": "../x.png"}), "is not the name of a file inside"),
     "a picture that is missing": (one_frame(CAMERA, {"bytes": None, "path": "x.png"}), "x.png is not there"),
     "success null": (column(DATA, layout.SUCCESS, [None] * 6 + [True]), "next.success is null in a frame"),
     "success not finite": (column(DATA, layout.SUCCESS, [float("nan")] * 7), "next.success is neither true nor false"),

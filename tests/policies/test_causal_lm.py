@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, proc
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.training.checkpoint import save_state
 
 ENV = ChainsSettings(max_new_tokens=20)
 TINY = {"layers": 2, "width": 32, "heads": 2, "hidden": 64}
@@ -277,6 +279,42 @@ def test_a_context_beyond_the_models_positions_is_refused(folder: Path) -> None:
         CausalLmSettings(checkpoint=str(folder)).form(env.spec())
 
 
+@pytest.mark.parametrize("names", [["pytorch_model.bin"], ["pytorch_model-1-of-2.bin", "pytorch_model-2-of-2.bin"]])
+def test_weights_of_torch_save_are_refused_with_a_conversion(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    base = Path(shutil.copytree(folder, tmp_path / "its base"))
+    state = load_file(base / "model.safetensors")
+    (base / "model.safetensors").unlink()
+    places = {tensor: names[number % len(names)] for number, tensor in enumerate(state)}
+    for name in names:
+        torch.save({tensor: state[tensor] for tensor, place in places.items() if place == name}, base / name)
+    if len(names) > 1:
+        index = {"metadata": {"total_size": 1}, "weight_map": places}
+        (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"but no safetensors, and files of torch\.save can run code") as told:
+        CausalLmSettings(checkpoint=str(base)).form(text_settings(folder).spec())
+    (tmp_path / "run").mkdir()
+    section = {"type": "causal_lm", "checkpoint": str(base)}
+    save_state(
+        {"policy": {"x": torch.ones(1)}, "config": {"policy": section}, "version": 1}, tmp_path / "run" / "policy.pt"
+    )
+    for words in (
+        ["policies", "inspect", str(base)],
+        ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")],
+        ["train", "quickstart_lm", "--check", f"policy={json.dumps(section)}", f"env.tokenizer={folder}"],
+    ):
+        assert main(words) == 2
+        printed = capsys.readouterr()
+        assert "files of torch.save can run code" in " ".join((printed.out + printed.err).split())
+    command = str(told.value).split("convert them: ")[1].removesuffix(", and name NEW")
+    monkeypatch.chdir(tmp_path)
+    exec(shlex.split(command)[2])
+    new = load_file(tmp_path / "NEW" / "model.safetensors")
+    assert all(torch.equal(tensor, new[name]) for name, tensor in state.items())
+    CausalLmSettings(checkpoint="NEW").form(text_settings(folder).spec())
+
+
 def test_a_folder_that_is_no_causal_language_model_is_refused(folder: Path, tmp_path: Path) -> None:
     spec = text_settings(folder).spec()
 
@@ -296,7 +334,7 @@ def test_a_folder_that_is_no_causal_language_model_is_refused(folder: Path, tmp_
     assert "it has no config.json; name the folder of a causal language model" in told("empty")
     assert "is of no model that transformers knows" in told("odd", {"model_type": "nothing_known"})
     assert "it holds a t5 model, which is no causal language model" in told("t5", {"model_type": "t5"})
-    assert "no weights (*.safetensors); fetch the folder again" in told("bare", {"model_type": "llama"})
+    assert "it holds no safetensors; a folder with model.safetensors" in told("bare", {"model_type": "llama"})
 
 
 def test_weights_that_lack_a_tensor_are_refused(folder: Path, tmp_path: Path) -> None:

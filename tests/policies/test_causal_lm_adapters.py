@@ -142,7 +142,7 @@ def test_adapters_are_read_by_peft_and_merged_for_transformers(
     assert told(capsys, "export", run, "--out", tmp_path / "adapters")["exported"] == "adapters"
     assert told(capsys, "inspect", tmp_path / "adapters")["adapters"] == 14
     merged = tmp_path / "merged"
-    assert told(capsys, "merge", tmp_path / "adapters", "--out", merged)["merged"] == 14
+    assert told(capsys, "merge", tmp_path / "adapters", "--out", merged, "--base", folder)["merged"] == 14
     assert {path.name for path in folder.iterdir()} == {path.name for path in merged.iterdir()}
 
     tokens = torch.arange(18).view(2, 9)

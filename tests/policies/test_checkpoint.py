@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def _broken_config(folder):
         (_garbage("version https://git-lfs.github.com/spec/v1"), "pointer of Git LFS"),
         (_garbage("<html>no</html> and so on"), "too few for its header, or no safetensors"),
         (_garbage("\x10\0\0\0\0\0\0\0 no JSON is here  "), "header that cannot be read"),
-        (_only("pytorch_model.bin"), "holds pytorch_model.bin but no safetensors; save the weights as"),
+        (_only("pytorch_model.bin"), "holds pytorch_model.bin but no safetensors.* convert it: python -c"),
         (_only("adapter_config.json"), "holds adapters .* polyrhythm policies merge"),
         (_only("README.md"), "holds no safetensors; a folder with"),
         (_broken_config, "config.json is no JSON"),
@@ -396,3 +397,14 @@ def test_heads_of_reinforcement_learning_elsewhere_are_ignored(tmp_path, kind, f
     assert fit(opened, weight_specs(network.state_dict()), of).is_whole
     strict = dataclasses.replace(of, unused=())
     assert set(fit(opened, weight_specs(network.state_dict()), strict).unexpected) == set(extra)
+
+
+def test_the_command_for_a_file_of_torch_save_converts_it(tmp_path):
+    state = random_state()
+    torch.save(state, tmp_path / "it's.pt")
+    (tmp_path / "config.json").write_text('{"layers": 2}')
+    with pytest.raises(ConfigError, match=r"files of torch\.save can run code; convert it: ") as told:
+        Checkpoint.open(tmp_path)
+    exec(shlex.split(str(told.value).split("convert it: ")[1])[2])
+    assert all(torch.equal(tensor, state[name]) for name, tensor in Checkpoint.open(tmp_path).read())
+    assert not (tmp_path / "NEW").exists()

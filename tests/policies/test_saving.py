@@ -15,7 +15,8 @@ from torch import nn
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.vla.adapters import Adapters, merge, save_adapters
+from polyrhythm.policies.vla.adapters import Adapters, save_adapters
+from polyrhythm.policies.vla.adapters import merge as merge_of
 from polyrhythm.policies.vla.architectures import architecture
 from polyrhythm.policies.vla.building import load_network, load_ours
 from polyrhythm.policies.vla.checkpoint import Checkpoint
@@ -177,17 +178,22 @@ def _with_adapters(state, rank=2):
     }
 
 
+def merge(adapters, base, out):
+    merge_of(adapters, base, TOY, out)
+
+
 def test_adapters_are_loaded_by_peft_and_merged_alike(tmp_path):
     peft = pytest.importorskip("peft")
     state = random_state()
     folder = write_folder(tmp_path / "base", state, shards=2, prefix="model.")
     trained = _with_adapters(state) | {"critic.weight": torch.ones(1, 2), "network.own": state["own"]}
-    save_adapters(trained, tmp_path / "adapters", alpha=3.0, base=str(folder))
+    save_adapters(trained, tmp_path / "adapters", alpha=3.0, base=Checkpoint.open(folder), prefix="model.")
     network = load_network(TOY, Checkpoint.open(folder), device="cpu")
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
     plain = network(x)
-    wrapped = peft.PeftModel.from_pretrained(network, str(tmp_path / "adapters"))
-    adapted = wrapped(x)
+    released = nn.ModuleDict({"model": network})  # its tensors have the folder's names
+    wrapped = peft.PeftModel.from_pretrained(released, str(tmp_path / "adapters"))
+    adapted = network(x)
     assert not torch.allclose(plain, adapted, atol=1e-2)
 
     merge(Adapters.open(tmp_path / "adapters"), Checkpoint.open(folder), tmp_path / "merged")
@@ -214,14 +220,15 @@ def test_the_names_of_a_module_wrapped_by_peft_are_understood(tmp_path):
         for name, tensor in _with_adapters(state).items()
     }
     base = {"network.blocks.0.q_proj.base_layer.weight": state["blocks.0.q_proj.weight"]}
-    save_adapters(trained | base, tmp_path / "a", alpha=1.0, base="b")
+    opened = Checkpoint.open(write_folder(tmp_path / "base", state))
+    save_adapters(trained | base, tmp_path / "a", alpha=1.0, base=opened)
     assert Adapters.open(tmp_path / "a").modules == ("blocks.0.q_proj", "blocks.1.q_proj")
 
 
 def test_merging_uses_scale_patterns_and_whole_tensors(tmp_path):
     state = random_state()
     folder = write_folder(tmp_path / "base", state, prefix="model.")
-    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="")
+    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base=Checkpoint.open(folder))
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     config |= {"alpha_pattern": {"blocks.1.q_proj": 0.0}, "use_rslora": True}
     (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
@@ -238,22 +245,23 @@ def test_merging_uses_scale_patterns_and_whole_tensors(tmp_path):
 
 
 def test_scales_are_those_of_peft_whatever_the_patterns(tmp_path):
-    """Regular expressions of names, of which peft takes the first that fits; ranks are those of the tensors."""
+    """Regular expressions of names, of which peft takes the first that fits."""
     state = random_state()
     folder = write_folder(tmp_path / "base", state)
-    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="")
+    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base=Checkpoint.open(folder))
     file = tmp_path / "a" / "adapter_config.json"
     config = json.loads(file.read_text())
-    del config["r"]
     file.write_text(json.dumps(config | {"alpha_pattern": {r"blocks\.[1-9]\.q_proj": 6.0, "q_proj": 2.0}}))
-    opened = Adapters.open(tmp_path / "a")
-    assert {module: opened.scale(module) for module in opened.modules} == {
-        "blocks.0.q_proj": 2.0 / 2,
-        "blocks.1.q_proj": 6.0 / 2,
-    }
-    for wrong in ({"alpha_pattern": {"blocks[": 1.0}}, {"lora_alpha": "much"}, {"alpha_pattern": ["q_proj"]}):
+    merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "good")
+    after = dict(Checkpoint.open(tmp_path / "good").read())
+    trained = _with_adapters(state)
+    for block, scale in ((0, 2.0 / 2), (1, 6.0 / 2)):
+        a, b = (trained[f"network.blocks.{block}.q_proj.lora_{x}.weight"] for x in "AB")
+        expected = state[f"blocks.{block}.q_proj.weight"] + scale * (b @ a)
+        torch.testing.assert_close(after[f"blocks.{block}.q_proj.weight"], expected)
+    for wrong in ({"alpha_pattern": {"blocks[": 1.0}}, {"lora_alpha": "much"}, {"alpha_pattern": ["q_proj"]}, {"r": 3}):
         file.write_text(json.dumps(config | wrong))
-        with pytest.raises(ConfigError, match=r"do not tell the scale of blocks.0.q_proj .*; copy it again") as told:
+        with pytest.raises(ConfigError, match=r"a: peft cannot merge these adapters into this base \(.*\); ") as told:
             merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
         assert "\n" not in str(told.value)
     assert not (tmp_path / "out").exists()
@@ -265,7 +273,7 @@ def test_merging_keeps_the_networks_tensors_that_only_ours_has(tmp_path):
     ours = {"network.spare.weight": torch.ones(2, 8), "critic.weight": torch.zeros(1, 2)}
     save_file(ours, folder / "polyrhythm.safetensors")
     trained = _with_adapters(state) | {"critic.weight": torch.ones(1, 2)}
-    save_adapters(trained, tmp_path / "a", alpha=4.0, base=str(folder))
+    save_adapters(trained, tmp_path / "a", alpha=4.0, base=Checkpoint.open(folder))
     merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
     after = load_file(tmp_path / "out" / "polyrhythm.safetensors")
     assert torch.equal(after["network.spare.weight"], torch.ones(2, 8))
@@ -274,9 +282,9 @@ def test_merging_keeps_the_networks_tensors_that_only_ours_has(tmp_path):
 
 def test_a_whole_tensor_of_another_shape_is_not_merged(tmp_path):
     folder = write_folder(tmp_path / "base", random_state())
-    trained = _with_adapters(random_state()) | {"network.own": torch.ones(3, 3)}
-    save_adapters(trained, tmp_path / "a", alpha=4.0, base="the base", also=["own"])
-    with pytest.raises(ConfigError, match=r"own is \[3, 3\], the base has \[2, 8\]; name the base .*the base"):
+    trained = _with_adapters(random_state()) | {"network.state_proj.bias": torch.ones(3, 3)}
+    save_adapters(trained, tmp_path / "a", alpha=4.0, base=Checkpoint.open(folder), also=["state_proj.*"])
+    with pytest.raises(ConfigError, match=r"mismatch for .*state_proj.*\[3, 3\].*\[8\].*; name the base .*base\)"):
         merge(Adapters.open(tmp_path / "a"), Checkpoint.open(folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -285,17 +293,17 @@ def test_adapters_of_another_base_are_one_sentence(tmp_path):
     state = random_state()
     folder = write_folder(tmp_path / "base", state)
     wide = write_folder(tmp_path / "wide", random_state(ToySize(width=16)))
-    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base="the base")
-    with pytest.raises(ConfigError, match=r"makes \[8, 8\], the base has \[16, 16\]; name the base .*the base"):
+    save_adapters(_with_adapters(state), tmp_path / "a", alpha=4.0, base=Checkpoint.open(folder))
+    with pytest.raises(ConfigError, match=r"mismatch for .*q_proj.*\[2, 8\].*\[2, 16\].*; name the base .*base\)"):
         merge(Adapters.open(tmp_path / "a"), Checkpoint.open(wide), tmp_path / "out")
-    other = write_folder(tmp_path / "other", {"state_proj.weight": torch.ones(1)})
-    with pytest.raises(ConfigError, match=r"blocks.0.q_proj.weight is adapted, but .*other has no such tensor"):
-        merge(Adapters.open(tmp_path / "a"), Checkpoint.open(other), tmp_path / "out")
+    few = write_folder(tmp_path / "few", random_state(ToySize(layers=1)), config={"layers": 1})
+    with pytest.raises(ConfigError, match=r"blocks.1.q_proj.lora_A.* in one of both alone\); name the base"):
+        merge(Adapters.open(tmp_path / "a"), Checkpoint.open(few), tmp_path / "out")
     with pytest.raises(ConfigError, match=r"it holds no adapter_config\.json"):
         Adapters.open(folder)
     with pytest.raises(ConfigError, match="the policy has no adapters"):
-        save_adapters(ToyNetwork(ToySize()).state_dict(), tmp_path / "b", alpha=1.0, base="")
-    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text()) | {"use_dora": True}
+        save_adapters(ToyNetwork(ToySize()).state_dict(), tmp_path / "b", alpha=1.0, base=Checkpoint.open(folder))
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text()) | {"alora_invocation_tokens": [1]}
     (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="use_dora is not supported"):
+    with pytest.raises(ConfigError, match=r"alora_invocation_tokens = .* are not merged here"):
         Adapters.open(tmp_path / "a")

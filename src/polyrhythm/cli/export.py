@@ -120,7 +120,8 @@ def _write_trained(saved: SavedPolicy, section: Mapping[str, Any], base: Checkpo
     base.require(section["type"])
     if any(is_adapter(name) for name in saved.weights):
         lora = section["lora"]
-        save_adapters(saved.weights, out, alpha=lora["alpha"], base=str(base.folder), also=tuple(lora.get("also", ())))
+        also, prefix = tuple(lora.get("also", ())), base.prefix
+        save_adapters(saved.weights, out, alpha=lora["alpha"], base=base, also=also, prefix=prefix)
         return "adapters"
     save_folder(base, architecture(section["type"]), saved.weights, out)
     return "network"

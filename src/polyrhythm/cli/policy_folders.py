@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,7 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
         "rank": max(found.ranks.values(), default=0),
         "alpha": found.config.get("lora_alpha"),
         "base": found.base,
-        "whole tensors": len(found.replaced),
+        "whole tensors": len(found.whole),
         "modules": list(found.modules),
     }
     if arguments.json:
@@ -154,22 +155,25 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
 
 
 def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
-    from polyrhythm.cli.export import open_base, tell
-    from polyrhythm.policies.causal_lm.network import open_config
+    from polyrhythm.cli.export import tell
+    from polyrhythm.policies.causal_lm import folders
     from polyrhythm.policies.vla.adapters import Adapters, merge
+    from polyrhythm.policies.vla.architectures import architecture
+    from polyrhythm.policies.vla.checkpoint import Checkpoint
     from polyrhythm.policies.vla.fitting import check_whole
 
     adapters = Adapters.open(folder)
-    if not (base := arguments.base or adapters.base):
-        raise ConfigError(f"{folder}: its adapter_config.json names no base; add --base FOLDER")
-    opened = open_base(base, folder, named=bool(arguments.base))
+    if not (base := arguments.base):
+        named = f"add --base {shlex.quote(adapters.base)}" if adapters.base else "add --base FOLDER"
+        raise ConfigError(f"{folder}: the base is opened only where the command names it; {named}")
+    opened = Checkpoint.open(base)
+    if adapters.base and Path(adapters.base).expanduser().resolve() != opened.folder.resolve():
+        log.warning("the adapters were trained on %r (adapter_config.json) and are merged into %s", adapters.base, base)
     if opened.architecture:
         check_whole(opened)
+        merge(adapters, opened, architecture(opened.architecture), out)
     else:
-        open_config(str(opened.folder))  # what is none of ours is a language model, or refused
-    if adapters.base and Path(adapters.base).expanduser().resolve() != opened.folder.resolve():
-        log.warning("the adapters were trained on %s (adapter_config.json) and are merged into %s", adapters.base, base)
-    merge(adapters, opened, out)
+        folders.merge(adapters, opened, out)
     count = len(adapters.modules)
     merged = count if arguments.json else f"{count} matri{'x' if count == 1 else 'ces'}"
     tell({"merged": merged, "base": base, "out": str(out)}, as_json=arguments.json)

@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import remove_whole
+from polyrhythm.files import inner_path, remove_whole
 from polyrhythm.training.checkpoint import BackgroundSaving
 from polyrhythm.training.shards import joined, part_of
 
@@ -170,8 +170,8 @@ class _Reader(FileSystemReader):
         }
         self.places: dict[MetadataIndex, _StorageInfo] = {}
         for name, offsets, sizes, file, offset, length in found["pieces"]:
-            size = (folder / file).stat().st_size if Path(file).name == file and (folder / file).is_file() else 0
-            if size < offset + length:
+            path = inner_path(folder, file)
+            if not path.is_file() or path.stat().st_size < offset + length:
                 raise ValueError(f"{file} is absent or too short")
             self.tensors[name].chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
             self.places[MetadataIndex(name, offsets)] = _StorageInfo(file, offset, length)

@@ -9,14 +9,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyrhythm.config.explain import explain
 from polyrhythm.errors import MissingError, RunFolderError
-from polyrhythm.files import parse_json
+from polyrhythm.files import inner_path, parse_json
 from polyrhythm.pipeline.lerobot import layout
 
 _CONVERT = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
@@ -198,13 +198,15 @@ def _file_of(folder: Path, pattern: str, setting: str, values: Mapping[str, int 
         return field[0] if value is None else str(value).rjust(int(field[2] or 0), "0")
 
     name = _FIELD.sub(filled, pattern)
-    path = PurePosixPath(name)
-    if "{" in name or "\\" in name or "\0" in name or path.is_absolute() or ".." in path.parts:
+    try:
+        if "{" in name:
+            raise ValueError("an unknown field")
+        return inner_path(folder, name, folders=True)
+    except ValueError as error:
         raise RunFolderError(
             f"{folder / layout.INFO}: {setting} = {pattern!r}: it must be a path inside the folder, with no fields but "
             f"{', '.join(values)}; correct it or copy it again"
-        )
-    return folder / path
+        ) from error
 
 
 def read_table(file: Path, without: str = "\n") -> Any:

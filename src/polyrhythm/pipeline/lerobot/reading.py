@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.files import inner_path
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.checking import CheckedDataset, check_dataset
 from polyrhythm.pipeline.lerobot.images import as_array, decoded
@@ -230,12 +231,10 @@ def _stored(folder: Path, stored: Any) -> bytes:
         raise ValueError(f"it is stored as {type(stored).__name__}, not as a picture")
     if stored.get("bytes"):
         return bytes(stored["bytes"])
-    name = PurePosixPath(stored.get("path") or "")
-    if not name.parts or name.is_absolute() or ".." in name.parts:
-        raise ValueError(f"path = {stored.get('path')!r}: it must be a file inside the folder")
-    if not (folder / name).is_file():
-        raise ValueError(f"{name} is not there")
-    return (folder / name).read_bytes()
+    file = inner_path(folder, stored.get("path"), folders=True)
+    if not file.is_file():
+        raise ValueError(f"{file} is not there")
+    return file.read_bytes()
 
 
 def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int, spec: EnvSpec) -> NDArray[Any]:

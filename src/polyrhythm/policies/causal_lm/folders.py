@@ -1,8 +1,8 @@
-"""Writes a trained language model in the layout of its folder, or as adapters in peft's."""
+"""Writes a trained language model in the layout of its folder, or as adapters in peft's; merges adapters into it."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.causal_lm.network import empty_network, open_config
+from polyrhythm.policies.causal_lm.network import empty_network, loaded_network, open_config
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
-from polyrhythm.policies.vla.adapters import is_adapter, save_adapters
-from polyrhythm.policies.vla.building import NETWORK
+from polyrhythm.policies.vla.adapters import Adapters, is_adapter, merge_into, save_adapters
+from polyrhythm.policies.vla.building import NETWORK, tied_names
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.saving import save_changed
+from polyrhythm.policies.vla.folder_files import INDEX
+from polyrhythm.policies.vla.saving import copy_others, new_folder, save_changed, tensor_files
 
 #: Prefix of the model's tensors in a policy's state_dict.
 _MODEL = f"{NETWORK}model."
@@ -28,15 +29,17 @@ def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base:
 
     ConfigError: `base` is no causal language model, or lacks a tensor.
     """
-    config = open_config(str(base.folder))
+    with torch.device("meta"):
+        tied = tied_names(empty_network(open_config(str(base.folder))).model)
     model = {name.removeprefix(_MODEL): tensor for name, tensor in weights.items() if name.startswith(_MODEL)}
     if any(is_adapter(name) for name in model):
         state = {NETWORK + name: tensor for name, tensor in model.items()}
         lora = section.lora
-        save_adapters(state, out, alpha=lora.alpha, base=str(base.folder), also=lora.also, task="CAUSAL_LM")
+        save_adapters(state, out, alpha=lora.alpha, base=base, also=lora.also, tied=tied, task="CAUSAL_LM")
         return "adapters"
     stored = {_stored(name, base): tensor for name, tensor in model.items()}
-    stored |= {name: model[trained] for name, trained in _tied(config, model).items() if name in base.tensors}
+    for names in tied:  # a folder may hold all of them, and a value of before the training would undo the tie
+        stored |= {name: model[one] for one in names if one in model for name in names if name in base.tensors}
     for name, tensor in stored.items():
         if tuple(tensor.shape) != tuple(base.tensors[name].shape):
             raise ConfigError(
@@ -47,26 +50,46 @@ def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base:
     return "network"
 
 
-def _tied(config: Any, trained: Container[str]) -> dict[str, str]:
-    """Names of tensors that the model ties to a trained one, with that one's name: a folder may hold them all the same,
-    and a value of before the training would undo the tie."""
-    with torch.device("meta"):
-        model = empty_network(config).model
-    groups: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    found: dict[str, str] = {}
-    for names in groups.values():
-        if (first := next((name for name in names if name in trained), None)) is not None:
-            found |= {name: first for name in names if name not in trained}
-    return found
+def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
+    """Write the language model `base` with the adapters merged into it into the new folder `out`, in its layout and
+    dtypes. Where that has no place for the result, such as an output layer that is no longer the embedding, the layout
+    is that in which transformers saves the model. ConfigError: the adapters are not of this base."""
+    open_config(str(base.folder))
+    model = loaded_network(str(base.folder)).model
+    tied = merge_into(model, adapters)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    untied = any(not torch.equal(tensors[first], tensors[name]) for first, *others in tied for name in others)
+    twins = {name for _, *others in tied for name in others}
+    places = {name: place for name in tensors if (place := _place(name, base))}
+    if untied or tensors.keys() - places.keys() - twins:
+        _save_anew(model, {name: base.tensors[place].dtype for name, place in places.items()}, untied, base, out)
+    else:
+        save_changed(base, {place: tensors[name] for name, place in places.items()}.get, out, {})
+
+
+def _save_anew(model: Any, dtypes: Mapping[str, str], untied: bool, base: Checkpoint, out: Path) -> None:
+    """Let transformers write a model into the new folder `out`, with the base's other files. dtypes: of the base."""
+    files = tensor_files(base)
+    common = getattr(torch, next(iter(dtypes.values())))
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtypes[name]) if name in dtypes else common)
+    if untied:
+        model.config.tie_word_embeddings = False
+    with new_folder(out) as unfinished:
+        model.save_pretrained(unfinished)
+        written = {*files, base.folder / INDEX, *(base.folder / path.name for path in unfinished.iterdir())}
+        copy_others(base.folder, unfinished, written)
 
 
 def _stored(name: str, base: Checkpoint) -> str:
     """The folder's name of a tensor. ConfigError: it has none."""
-    for prefix in _BASES:
-        if (found := name.removeprefix(prefix)) in base.tensors:
-            return found
+    if place := _place(name, base):
+        return place
     raise ConfigError(
         f"{base.folder} has no tensor {name}, which was trained; name the folder that the policy was built from"
     )
+
+
+def _place(name: str, base: Checkpoint) -> str:
+    """The folder's name of a tensor, "" if it has none."""
+    return next((found for prefix in _BASES if (found := name.removeprefix(prefix)) in base.tensors), "")

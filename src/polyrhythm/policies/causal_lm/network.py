@@ -19,6 +19,7 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.policies.causal_lm.cache import SlotCache
 from polyrhythm.policies.causal_lm.packing import Packing, register_attention
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.vla.folder_files import weight_files
 
 #: Kinds of layers of which the state is keys and values alone.
 _ATTENTION = {"full_attention", "sliding_attention"}
@@ -45,7 +46,7 @@ def open_config(folder: str) -> Any:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{what}: it has no config.json; name the folder of a causal language model")
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a damaged or unknown configuration
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
@@ -59,8 +60,7 @@ def open_config(folder: str) -> Any:
     known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), "ForCausalLM", "LMHeadModel")
     if saved and not saved[0].endswith(known):  # a model that was saved wrapped has a name with more before it
         raise ConfigError(f"{what}: it holds a {saved[0]}, which is no causal language model; name the folder of one")
-    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
-        raise ConfigError(f"{what}: it has a config.json, but no weights (*.safetensors); fetch the folder again")
+    weight_files(path)
     _refuse_unfit(config, what)
     return config
 
@@ -179,14 +179,17 @@ def random_network(config: Any, seed: int) -> CausalNetwork:
 def loaded_network(folder: str) -> CausalNetwork:
     """The network with the folder's weights in float32, on the CPU. ConfigError: weights are missing or damaged."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     path = Path(folder).expanduser()
+    disable_progress_bar()  # it would stand between the lines of the log
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
             local_files_only=True,
             dtype=torch.float32,
             attn_implementation=register_attention(),
+            use_safetensors=True,
             output_loading_info=True,
         )
     except Exception as error:  # transformers and safetensors raise many kinds

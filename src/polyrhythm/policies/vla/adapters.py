@@ -1,51 +1,74 @@
-"""Low-rank adapters in peft's layout: saved, opened, and merged into the folder that they were trained on.
+"""Low-rank adapters in peft's layout: opened, merged into their base by peft itself, and saved so that peft reads them.
 
     adapter_config.json         rank, alpha, target modules, base
-    adapter_model.safetensors   base_model.model.<module>.lora_A.weight [r,in] and .lora_B.weight [out,r]
+    adapter_model.safetensors   base_model.model.<module>.lora_A.weight [r,in] and .lora_B.weight [out,r]; or .bin
 
-A matrix W becomes W + alpha/r · B·A (Hu et al. 2021), or alpha/√r with rank-stabilised adapters.
+A matrix W becomes W + alpha/r · B·A (Hu et al. 2021), or alpha/√r with rank-stabilised adapters. peft has many more
+kinds, and some change the base when they begin (PiSSA, OLoRA): peft adds the adapters to the network and merges them.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.files import name_in_errors
-from polyrhythm.policies.vla.building import NETWORK
-from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
+from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.vla.adapting import whole_tensors
+from polyrhythm.policies.vla.architectures import Architecture
+from polyrhythm.policies.vla.building import NETWORK, load_network, untie
+from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored, stored_specs
+from polyrhythm.policies.vla.fitting import fit
 from polyrhythm.policies.vla.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, read_json
 from polyrhythm.policies.vla.safetensors_headers import read_header
-from polyrhythm.policies.vla.saving import new_folder, save_changed, write_tensors
+from polyrhythm.policies.vla.saving import new_folder, save_folder, write_tensors
+from polyrhythm.specs.weights import weight_specs
 
 _PEFT = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-#: peft's lora_alpha where adapter_config.json has none.
-_ALPHA = 8
-#: What makes other adapters than these of the plain kind, by key of adapter_config.json.
-_OTHER_KINDS = ("use_dora", "fan_in_fan_out", "lora_bias", "megatron_config", "trainable_token_indices")
+#: Ends of a matrix's adapter that say its module and its rank, the first dimension.
+_RANKED = (_A, ".lora_embedding_A")
+#: Name of the adapters' tensors as torch.save writes them, where peft was told so.
+_TORCH_TENSORS = "adapter_model.bin"
+#: Prefix that a release may have before the names of the network.
+_RELEASE = "model."
+
+#: Keys of adapter_config.json by which peft merges: of the adapters, of their variants, of the layers that have one, of
+#: what is whole.
+_MATHS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "fan_in_fan_out")
+_VARIANTS = ("velora_config", "kasa_config", "monteclora_config", "use_bdlora", "use_qalora", "qalora_group_size")
+_TARGETS = ("target_modules", "exclude_modules", "target_parameters", "layers_to_transform", "layers_pattern")
+_WHOLE = ("bias", "modules_to_save", "trainable_token_indices", "ensure_weight_tying", "init_lora_weights")
+MERGED_BY = frozenset(_MATHS + _VARIANTS + _TARGETS + _WHOLE)
+#: Keys that say where the adapters are from and how they were trained or are run, and nothing about what they add.
+_ORIGIN = ("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
+_TRAINING = ("lora_dropout", "eva_config", "corda_config", "lora_ga_config", "loftq_config")
+_RUNNING = ("inference_mode", "runtime_config", "megatron_core")
+NOT_NEEDED = frozenset(_ORIGIN + _TRAINING + _RUNNING)
+#: Values of init_lora_weights that leave the base as it is; those that change it so that peft repeats it exactly.
+_KEEP_BASE = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+_CHANGE_BASE = ("pissa", "olora")
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """An opened folder of adapters. config: adapter_config.json. ranks: of the tensors, by name of the adapted layer as
-    the base has it; what adapter_config.json says of ranks is not read. replaced: tensors that the folder holds whole
-    (peft's modules_to_save), by the base's name -> stored name."""
+    """An opened folder of adapters. config: adapter_config.json. file: of the tensors. ranks: of the adapters, by name
+    of the adapted layer. whole: names of other tensors, such as those of peft's modules_to_save."""
 
     folder: Path
     config: Mapping[str, Any]
+    file: Path
     ranks: Mapping[str, int]
-    replaced: Mapping[str, str]
+    whole: tuple[str, ...]
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -54,56 +77,121 @@ class Adapters:
 
     @property
     def base(self) -> str:
-        """The base that the folder names, "" if none."""
-        return str(self.config.get("base_model_name_or_path") or "")
+        """The base that the folder names, "" if none. It is shown and never opened."""
+        named = str(self.config.get("base_model_name_or_path") or "")
+        return named if named.isprintable() else repr(named)
 
     @classmethod
     def open(cls, folder: str | Path) -> Adapters:
-        """ConfigError: no adapters of the plain kind."""
+        """ConfigError: no adapters, or such as no base can be told for, or that are not one model when merged."""
         folder = Path(folder).expanduser()
-        for name in (ADAPTER_CONFIG, ADAPTER_TENSORS):
-            if not (folder / name).is_file():
+        files = [folder / name for name in (ADAPTER_TENSORS, _TORCH_TENSORS) if (folder / name).is_file()]
+        for name, found in ((ADAPTER_CONFIG, (folder / ADAPTER_CONFIG).is_file()), (ADAPTER_TENSORS, files)):
+            if not found:
                 raise ConfigError(f"{folder}: it holds no {name}; name a folder of adapters in peft's layout")
         config = read_json(folder / ADAPTER_CONFIG)
-        others = [key for key in _OTHER_KINDS if config.get(key)]
-        if config.get("peft_type", "LORA") != "LORA" or others:
-            kind = others[0] if others else config["peft_type"]
-            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {kind} is not supported; merge it with peft itself")
-        stored = read_header(folder / ADAPTER_TENSORS).tensors
-        names = {plain_name(name): name for name in stored}
+        if problem := _unmergeable(config):
+            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {problem}")
+        specs = {plain_name(name): spec for name, spec in stored_specs(files[0]).items()}
         ranks = {
-            plain.removesuffix(_A): stored[name].shape[0]
-            for plain, name in names.items()
-            if plain.endswith(_A) and stored[name].shape
+            name.removesuffix(ending): spec.shape[0]
+            for name, spec in specs.items()
+            for ending in _RANKED
+            if name.endswith(ending) and spec.shape
         }
-        pairs = {module + ending for module in ranks for ending in (_A, _B)}
-        replaced = {plain: name for plain, name in names.items() if plain not in pairs}
-        if odd := [name for name in replaced if ".lora_" in name or name.startswith("lora_")]:
-            raise ConfigError(f"{folder}: {few(odd)} cannot be merged here; merge it with peft itself")
-        return cls(folder, config, ranks, replaced)
-
-    def scale(self, module: str) -> float:
-        """What B·A is multiplied by. ConfigError: adapter_config.json does not tell it."""
-        alpha, rank = self._alpha(module), self.ranks[module]
-        return alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
-
-    def _alpha(self, module: str) -> float:
-        """That of the first pattern which fits, else lora_alpha. A pattern is a regular expression of the layer's name
-        or of its end behind a dot, as in peft."""
-        patterns = self.config.get("alpha_pattern") or {}
-        try:
-            fitting = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
-            return float(next(fitting, self.config.get("lora_alpha", _ALPHA)))
-        except (TypeError, ValueError, AttributeError, re.error) as error:
-            raise ConfigError(
-                f"{self.folder / ADAPTER_CONFIG}: lora_alpha and alpha_pattern do not tell the scale of {module} "
-                f"({error}); copy it again from where the adapters were saved"
-            ) from error
+        return cls(folder, config, files[0], ranks, tuple(name for name in specs if ".lora_" not in name))
 
     def read(self) -> dict[str, Tensor]:
-        """All tensors by plain name."""
-        stored = read_header(self.folder / ADAPTER_TENSORS).tensors
-        return dict(read_stored(self.folder / ADAPTER_TENSORS, {plain_name(name): name for name in stored}))
+        """All tensors by the names of the file. ConfigError: one is not finite."""
+        names = {name: name for name in stored_specs(self.file)}
+        tensors = dict(read_stored(self.file, names))
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ConfigError(f"{self.file}: {name} has numbers that are not finite; name other adapters")
+        return tensors
+
+    def ours(self) -> dict[str, Tensor]:
+        """The tensors of polyrhythm.safetensors beside (critic, noise head)."""
+        file = self.folder / OURS
+        return dict(read_stored(file, {name: name for name in read_header(file).tensors})) if file.is_file() else {}
+
+
+def _unmergeable(config: Mapping[str, Any]) -> str:
+    """Why adapters with this adapter_config.json are not merged, "" if they are."""
+    if (kind := config.get("peft_type", "LORA")) != "LORA":
+        return f"peft_type = {kind!r}: only LORA is merged here; merge it with peft's own merge_and_unload"
+    for key, value in config.items():
+        if key not in MERGED_BY | NOT_NEEDED and value:
+            return f"{key} = {value!r}: such adapters are not merged here; leave them to peft, which may run them"
+    init = _init(config)
+    if init not in _KEEP_BASE + _CHANGE_BASE:
+        return (
+            f"init_lora_weights = {init!r} has changed the base in a way that these files do not tell; save them with "
+            "peft's save_pretrained(..., path_initial_model_for_weight_conversion=...), which makes plain adapters"
+        )
+    return ""
+
+
+def _init(config: Mapping[str, Any]) -> Any:
+    """How the adapters began; peft does not mind capitals."""
+    init = config.get("init_lora_weights", True)
+    return init.lower() if isinstance(init, str) else init
+
+
+def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
+    """Add the adapters to the network's own tensors, as peft does; the groups of names that shared a tensor before.
+
+    Each name has a tensor of its own afterwards, since adapters of one change that one alone. MissingError: peft is not
+    installed. ConfigError: the adapters are not of this network.
+    """
+    try:
+        from peft import LoraConfig, PeftModel, set_peft_model_state_dict
+    except ImportError as error:
+        raise MissingError(f"merging adapters needs peft ({error}); pip install polyrhythm[vla]") from error
+
+    tied = untie(network)
+    tensors = {name.removeprefix(_PEFT): tensor for name, tensor in adapters.read().items()}
+    model = network
+    if not hasattr(network, "model") and any(name.startswith(_RELEASE) for name in tensors):
+        model = nn.ModuleDict({"model": network})
+        tensors = {_RELEASE + name.removeprefix(_RELEASE): tensor for name, tensor in tensors.items()}
+    settings = {key: value for key, value in adapters.config.items() if key in MERGED_BY}
+    settings["init_lora_weights"] = init if (init := _init(adapters.config)) in _CHANGE_BASE else True
+    remedy = f"name the base that they were trained on ({adapters.base or 'their adapter_config.json names none'})"
+    try:
+        with warnings.catch_warnings(), seeded(0):
+            warnings.simplefilter("ignore")  # of tied tensors, which are no longer; others are checked below
+            wrapped = PeftModel(model, LoraConfig(**settings, inference_mode=True))
+            found = set_peft_model_state_dict(wrapped, {_PEFT + name: tensor for name, tensor in tensors.items()})
+            odd = [*found.unexpected_keys, *(name for name in found.missing_keys if ".lora_" in name)]
+            if odd:
+                raise ValueError(f"{few([plain_name(name) for name in odd])} are in one of both alone")
+            remedy = "leave them to peft, which runs them beside the base"
+            wrapped.merge_and_unload()
+    except Exception as error:  # peft and torch raise many kinds
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{adapters.folder}: peft cannot merge these adapters into this base ({reason[:300]}); {remedy}"
+        ) from error
+    return tied
+
+
+def merge(adapters: Adapters, base: Checkpoint, of: Architecture, out: Path) -> None:
+    """Write the base with the adapters merged into its tensors, in its layout and dtypes, into the new folder `out`.
+
+    ConfigError: they are not of this base, or change a tensor that the architecture ties to another.
+    """
+    network = load_network(of, base, device="cpu")
+    for first, *others in merge_into(network, adapters):
+        for other in others:
+            if not torch.equal(network.get_parameter(first), network.get_parameter(other)):
+                raise ConfigError(
+                    f"{adapters.folder}: they make {other} unlike {first}, and {of.name} has one tensor for both; "
+                    "adapt neither, or both alike"
+                )
+    state = network.state_dict()
+    kept = fit(base, weight_specs(state), of).found
+    save_folder(base, of, {NETWORK + name: state[name] for name in kept} | adapters.ours(), out)
 
 
 def plain_name(name: str) -> str:
@@ -124,32 +212,43 @@ def save_adapters(
     out: Path,
     *,
     alpha: float,
-    base: str,
+    base: Checkpoint,
     also: Sequence[str] = (),
+    prefix: str = "",
+    tied: Sequence[Sequence[str]] = (),
     task: str | None = None,
 ) -> None:
     """Write the adapters of a policy's state_dict into the new folder `out` in peft's layout, ours beside.
 
     state: names under `network.`, those of adapters as `is_adapter` has them. also: patterns of tensors that were
-    trained in full; all others of the network are the base's and left out. base: its folder, as adapter_config.json
-    tells it; task: the kind of model, where peft has one. ConfigError: no adapters.
+    trained in full; all others of the network are the base's and left out. prefix: what the released model has before
+    the network's names. tied: groups of names that are one tensor there. task: the kind of model, where peft has one.
+    ConfigError: no adapters, or tensors that peft's layout has no place for.
     """
     network = {plain_name(name.removeprefix(NETWORK)): x for name, x in state.items() if name.startswith(NETWORK)}
-    modules = sorted(name.removesuffix(_A) for name in network if name.endswith(_A))
-    whole = sorted(name for name in network if not is_adapter(name) and any(fnmatchcase(name, one) for one in also))
+    adapters = {name: x for name, x in network.items() if is_adapter(name)}
+    modules = sorted(name.removesuffix(_A) for name in adapters if name.endswith(_A))
     if not modules:
         raise ConfigError("the policy has no adapters; train it with policy.train = lora, or save the whole network")
-    found = {_PEFT + name: tensor for name, tensor in network.items() if is_adapter(name) or name in whole}
-    ranks = {module: network[module + _A].shape[0] for module in modules}
+    names_of = {name: names for names in tied for name in names}
+    values = {
+        name: x
+        for name, x in network.items()
+        if any(fnmatchcase(one, pattern) for one in names_of.get(name, [name]) for pattern in also)
+    }
+    whole = {name: values[one] for name, one in whole_tensors(values, modules, tied).items()}
+    saved = sorted({name.rpartition(".")[0] for name in whole})
+    found = adapters | {name: x for module in saved for name, x in _below(module, base)} | whole
+    ranks = {prefix + module: network[module + _A].shape[0] for module in modules}
     rank = max(ranks.values())
     config = {
         "peft_type": "LORA",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": str(base.folder),
         "r": rank,
         "lora_alpha": alpha,
-        "target_modules": modules,
+        "target_modules": list(ranks),
         "rank_pattern": {module: other for module, other in ranks.items() if other != rank},
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
+        "modules_to_save": [prefix + module for module in saved] or None,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -158,54 +257,16 @@ def save_adapters(
     ours = {name: x for name, x in state.items() if not name.startswith(NETWORK)}
     with new_folder(out) as unfinished, name_in_errors(out):
         (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        write_tensors(found, unfinished / ADAPTER_TENSORS)
+        tensors = {_PEFT + prefix + name: x.clone() for name, x in found.items()}  # tied ones do not share memory
+        write_tensors(tensors, unfinished / ADAPTER_TENSORS)
         if ours:
             write_tensors(ours, unfinished / OURS)
 
 
-def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
-    """Write the base with the adapters added to its matrices, in its layout and dtypes, into the new folder `out`.
-
-    ConfigError: an adapted matrix is not in the base or has another shape, or its scale is not told. The sum is taken
-    in float32.
-    """
-    tensors = adapters.read()
-    matrices = {_in_base(f"{module}.weight", base, adapters): module for module in adapters.modules}
-    whole = {_in_base(name, base, adapters): name for name in adapters.replaced}
-    scales = {name: adapters.scale(module) for name, module in matrices.items()}
-    fix = f"name the base that it was trained on ({adapters.base or 'its adapter_config.json names none'})"
-    for name, module in matrices.items():
-        a, b, there = tensors[module + _A], tensors.get(module + _B), base.tensors[name].shape
-        if b is None or a.ndim != 2 or (b.shape[0], a.shape[1]) != there:
-            told = "lacks its second matrix" if b is None else f"makes {[b.shape[0], *a.shape[1:]]}"
-            raise ConfigError(f"{adapters.folder}: the adapter of {name} {told}, the base has {list(there)}; {fix}")
-    for name, stored in whole.items():
-        if tensors[stored].shape != base.tensors[name].shape:
-            raise ConfigError(
-                f"{adapters.folder}: {name} is {list(tensors[stored].shape)}, the base has "
-                f"{list(base.tensors[name].shape)}; {fix}"
-            )
-
-    def new(name: str) -> Tensor | None:
-        if name in whole:
-            return tensors[whole[name]]
-        if name not in matrices:
-            return None
-        ((_, weight),) = base.read([name])
-        a, b = (tensors[matrices[name] + ending].float() for ending in (_A, _B))
-        return torch.addmm(weight.float(), b, a, alpha=scales[name])
-
-    file = adapters.folder / OURS
-    ours = dict(read_stored(file, {name: name for name in read_header(file).tensors})) if file.is_file() else {}
-    save_changed(base, new, out, ours)
-
-
-def _in_base(name: str, base: Checkpoint, adapters: Adapters) -> str:
-    """The base's name of a tensor, with or without the release's prefix. ConfigError: it has none."""
-    for candidate in (name, name.removeprefix("model.")):
-        if candidate in base.tensors:
-            return candidate
-    raise ConfigError(
-        f"{adapters.folder}: {name} is adapted, but {base.folder} has no such tensor; name the base that it was "
-        f"trained on ({adapters.base or 'its adapter_config.json names none'})"
-    )
+def _below(module: str, base: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """The base's tensors of a module by the network's names; the folder's may lack a prefix."""
+    for prefix in ("", _RELEASE, "transformer."):
+        inner = module.removeprefix(prefix) + "."
+        if names := [name for name in base.tensors if name.startswith(inner)]:
+            yield from ((f"{module}.{name.removeprefix(inner)}", x) for name, x in base.read(names))
+            return

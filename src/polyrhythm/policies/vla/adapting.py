@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.errors import MissingError
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.vla.building import tied_names
 from polyrhythm.policies.vla.precision import Precision, cast
 from polyrhythm.policies.vla.settings import LoraSettings, TrainedPart
 from polyrhythm.specs.hashing import mix
@@ -85,6 +86,29 @@ def adapted_layers(
     return found
 
 
+def whole_tensors(
+    trained: Iterable[str], adapted: Collection[str], tied: Sequence[Sequence[str]] = ()
+) -> dict[str, str]:
+    """Tensors that are trained in full beside adapters, as peft saves them: name -> the one of `trained` that it is.
+
+    trained: names; what belongs to an adapted layer is not trained itself. tied: groups of names that are one tensor.
+    ConfigError: one lies in a module that cannot be saved whole, as its layers have adapters or it is the network.
+    """
+    whole = {name: name for name in trained if name.rpartition(".")[0] not in adapted}
+    for names in tied:  # peft copies each module that it saves, so a tied tensor is saved by each of its names
+        whole |= {name: one for one in names if one in whole for name in names}
+    for name in whole:
+        module = name.rpartition(".")[0]
+        inner = [layer for layer in adapted if f"{layer}.".startswith(f"{module}." if module else "")]
+        if inner or not module:
+            what = f"{inner[0]} in the same module has an adapter" if inner else "it is in no module of its own"
+            raise ConfigError(
+                f"policy.lora.also: {name} is trained in full, but {what}, and peft saves whole modules; leave it out, "
+                "or choose lora.targets without that layer"
+            )
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Adaptation:
     """What is trained of a network and in which dtypes. Steps of a build, all of which also work on the meta device:
@@ -115,16 +139,17 @@ class Adaptation:
 
     def prepare(self, network: nn.Module, role: Role) -> None:
         """Set which parameters are trained and every dtype. ValueError: nothing would be trained."""
-        parameters = dict(network.named_parameters())
+        parameters = dict(network.named_parameters(remove_duplicate=self.train != "lora"))
         if self.train == "lora":
             also = tuple(self.lora.also)
             trained = frozenset(name for name in parameters if _any(name, also) and not _any(name, self.dead))
             _check_patterns("policy.lora.also", also, parameters)
-            adapted_layers(network, self.lora, self.parts, self.dead)
+            whole_tensors(trained, adapted_layers(network, self.lora, self.parts, self.dead), tied_names(network))
         else:
             trained = trained_names(parameters, self.train, self.parts, self.dead)
-        for name, p in parameters.items():
-            p.requires_grad_(name in trained)
+        tensors = {id(parameters[name]) for name in trained}  # a tied one has several names
+        for p in parameters.values():
+            p.requires_grad_(id(p) in tensors)
         cast(network, self.precision, role)
 
     def finish(self, network: nn.Module, role: Role, seed: int) -> None:

@@ -140,6 +140,24 @@ def slots_by_name(network: nn.Module) -> dict[str, list[Slot]]:
     return {name: slots[identity] for name, identity in names.items()}
 
 
+def tied_names(network: nn.Module) -> list[list[str]]:
+    """Groups of names under which the network has one and the same parameter."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def untie(network: nn.Module) -> list[list[str]]:
+    """Give each name of a tied parameter one of its own; the groups that there were."""
+    tied = tied_names(network)
+    for name in (name for _, *others in tied for name in others):
+        path, _, key = name.rpartition(".")
+        module = network.get_submodule(path)
+        setattr(module, key, nn.Parameter(module.get_parameter(key).detach().clone(), requires_grad=False))
+    return tied
+
+
 def _replace(slots: list[Slot], tensor: Tensor) -> None:
     """Put the tensor in these places, a parameter where a parameter was."""
     held, key = slots[0]

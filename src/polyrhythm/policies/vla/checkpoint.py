@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _PREFIX = "model."
 #: Names of lerobot's normalisation buffers: statistics, not tensors of the network.
 _NORMALISERS = ("normalize_", "unnormalize_")
+#: Endings of files of torch.save.
+_TORCH = (".pt", ".bin")
 #: Prefix of DistributedDataParallel, which OpenVLA-OFT's side files have.
 _DDP = "module."
 #: What the tensors' names of one architecture alone match, the more particular one first.
@@ -141,11 +143,16 @@ class Checkpoint:
         return read_stored(self.folder / folder_files.OURS, {name: name for name in self.ours})
 
 
+def stored_specs(file: Path) -> Mapping[str, WeightSpec]:
+    """Names and forms of the tensors in a file of safetensors or of torch.save. ConfigError: it is none."""
+    return weight_specs(_torch_file(file, "meta")) if file.suffix in _TORCH else read_header(file).tensors
+
+
 def read_stored(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of one file, by name -> stored name."""
     if not stored:
         return
-    if file.suffix == ".pt":
+    if file.suffix in _TORCH:
         found = _torch_file(file, "cpu")
         yield from ((name, found[inner]) for name, inner in stored.items())
         return
@@ -171,11 +178,7 @@ def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, Place]]:
     """Tensors of side files, by the name of their module and their own."""
     found = {}
     for module, file in folder_files.side_files(folder).items():
-        if file.suffix == ".pt":
-            tensors: Mapping[str, WeightSpec] = weight_specs(_torch_file(file, "meta"))
-        else:
-            tensors = read_header(file).tensors
-        for stored, spec in tensors.items():
+        for stored, spec in stored_specs(file).items():
             found[f"{module}.{stored.removeprefix(_DDP)}"] = (spec, Place(file, stored))
     return found
 

@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.files import parse_json
+from polyrhythm.files import inner_path, parse_json
 
 CONFIG, INDEX, OURS = "config.json", "model.safetensors.index.json", "polyrhythm.safetensors"
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -78,6 +80,10 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
         )
     files: dict[str, list[str] | None] = {}
     for tensor, file in weight_map.items():
+        try:
+            inner_path(folder, file)
+        except ValueError as error:
+            raise ConfigError(f"{folder / INDEX}: {error}; copy it again from where it was released") from error
         names = files.setdefault(file, [])
         assert names is not None
         names.append(tensor)
@@ -107,12 +113,26 @@ def _what_is_there_instead(folder: Path) -> str:
     if shards := sorted(folder.glob("model-*-of-*.safetensors")):
         return f"it holds {len(shards)} shards but no {INDEX}; download that file too"
     if others := sorted(path.name for ending in ("bin", "pt", "pth") for path in folder.glob(f"*.{ending}")):
-        return (
-            f"it holds {few(others)} but no safetensors; save the weights as safetensors ({_NO_SAFETENSORS}), since "
-            "files of torch.save can run code"
-        )
+        remedy = _convert(folder, others)
+        return f"it holds {few(others)} but no safetensors, and files of torch.save can run code; {remedy}"
     inner = sorted(path.parent for name in (*SINGLE, INDEX) for path in folder.glob(f"*/{name}"))
     return f"it holds no safetensors; name {inner[0]}" if inner else f"it holds no safetensors; {_NO_SAFETENSORS}"
+
+
+def _convert(folder: Path, files: list[str]) -> str:
+    """How to write a folder's files of torch.save as safetensors, running no code in them."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    if "model_type" in config and "auto_map" not in config:
+        load, new = f"from_pretrained({json.dumps(str(folder))})", 'save_pretrained("NEW")'
+        imported = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
+        lines = f"{imported}; M.{load}.{new}; T.{load}.{new}"
+        return f"convert them: python -c {shlex.quote(lines)}, and name NEW"
+    if len(files) > 1:
+        return f"save the weights as safetensors ({_NO_SAFETENSORS})"
+    source, target = (json.dumps(str(folder / name)) for name in (files[0], SINGLE[0]))
+    load = f"torch.load({source}, weights_only=True)"
+    lines = f"import torch, safetensors.torch as s; s.save_file({load}, {target})"
+    return f"convert it: python -c {shlex.quote(lines)}"
 
 
 def side_files(folder: Path) -> dict[str, Path]:

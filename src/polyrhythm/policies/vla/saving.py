@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import name_in_errors
+from polyrhythm.files import check_link, copy_inner, name_in_errors
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.building import NETWORK
 from polyrhythm.policies.vla.checkpoint import Checkpoint, read_stored
@@ -79,9 +79,9 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
 
     Of the folder's own polyrhythm.safetensors the network's tensors that `ours` lacks are kept.
     """
+    written = tensor_files(checkpoint)
     with new_folder(out) as unfinished:
         names = {place: name for name, place in checkpoint.places.items()}
-        written = set(checkpoint.files) | {checkpoint.places[name].file for name in checkpoint.side}
         for file in sorted(written):
             here = unfinished / file.relative_to(checkpoint.folder)
             places = {place.stored: name for place, name in names.items() if place.file == file}
@@ -97,6 +97,14 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
         elif ours:
             kept = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
             write_tensors(kept | dict(ours), unfinished / OURS)
+
+
+def tensor_files(checkpoint: Checkpoint) -> set[Path]:
+    """The folder's files of tensors without ours. ConfigError: one, or ours, is a link out of the folder."""
+    files = set(checkpoint.files) | {checkpoint.places[name].file for name in checkpoint.side}
+    for file in (*sorted(files), checkpoint.folder / OURS):
+        check_link(file, checkpoint.folder)
+    return files
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -130,14 +138,14 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
-    """Copy all files but those `written`, hidden ones, ours, and folders of adapters, which are part of the weights."""
+    """Copy all files but those `written`, hidden ones, ours, and folders of adapters, which are part of the weights.
+
+    ConfigError: one is a link to elsewhere.
+    """
     for path in sorted(folder.iterdir()):
-        if path in written or path.name.startswith(".") or path.name == OURS:
+        if path in written or path.name.startswith(".") or path.name == OURS or (path / ADAPTER_CONFIG).is_file():
             continue
-        if path.is_dir() and not (path / ADAPTER_CONFIG).is_file():
-            shutil.copytree(path, to / path.name)
-        elif path.is_file():
-            shutil.copyfile(path, to / path.name)
+        copy_inner(path, to / path.name, folder)
 
 
 def _write_safetensors(
