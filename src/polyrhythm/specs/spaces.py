@@ -18,8 +18,6 @@ import numpy as np
 INSTRUCTION = "instruction"
 #: Observation key that the simulator station adds: env steps done / `EnvSpec.max_steps`, float32 [], in 0..1.
 PROGRESS = "progress"
-#: Bit of a seed that is set for episodes of evaluations, where `EnvSpec.splits`.
-HELD_OUT = 1 << 62
 #: How a metric is aggregated over the env steps of an episode.
 Aggregate = Literal["last", "sum", "mean", "max"]
 #: Maximum number of metrics of an environment, and the pattern of their names.
@@ -110,7 +108,6 @@ class EnvSpec:
     reports_success: whether `StepResult.success` means anything; None where that is unknown.
     chunk: a step takes chunks of so many actions as a whole, as a text environment takes a message: actions [n,C,A],
     and its result says which were executed; policies then have chunks of this length. 0: a step takes one action.
-    splits: episodes of evaluations are drawn apart from those of training by their seeds (`split_seed`).
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
     initial_states: how many fixed initial states each task has; an episode of seed s begins in number s mod that many.
     An evaluation takes each of them in turn. 0: initial states are drawn from the seed.
@@ -127,7 +124,6 @@ class EnvSpec:
     reports_success: bool | None = None
     initial_states: int = 0
     chunk: int = 0
-    splits: bool = False
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:
@@ -143,18 +139,9 @@ class EnvSpec:
             raise ValueError(f"an environment's initial_states is 0 or more, got {self.initial_states}")
         if self.chunk < 0 or (self.chunk and not self.step_rows):
             raise ValueError(f"an environment's chunk is 0 or more, and 0 without step_rows; got {self.chunk}")
-        if self.splits and self.initial_states:
-            raise ValueError("an environment with fixed initial_states has none to hold out; leave out splits")
         if self.action.stops and not self.chunk:
             raise ValueError("an action's stops end a chunk, but a step here takes one action; set chunk")
         check_metrics(self.metrics)
-
-
-def split_seed(spec: EnvSpec, seed: int, *, held_out: bool) -> int:
-    """The seed to reset a row with: that of the episode, its `HELD_OUT` bit set or cleared where the spec splits."""
-    if not spec.splits:
-        return seed
-    return seed | HELD_OUT if held_out else seed & ~HELD_OUT
 
 
 def check_metrics(metrics: Mapping[str, str]) -> None:

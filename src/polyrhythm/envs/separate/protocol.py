@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 4
+VERSION = 5
 _LENGTH = struct.Struct("<I")
 
 
