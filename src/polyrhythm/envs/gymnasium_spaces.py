@@ -1,66 +1,18 @@
-"""Converts Gymnasium's spaces to specs. `where`: the environment's setting, which begins every error."""
+"""Converts Gymnasium's action spaces to specs. `where`: the environment's setting, which begins every error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import ActionSpec, ArraySpec
+from polyrhythm.specs import ActionSpec
 
 if TYPE_CHECKING:
     import gymnasium
-
-#: Observation key of an environment whose observation is one array.
-STATE = "state"
-
-#: Path of an array in a nested observation; () is the observation itself.
-Path = tuple[str, ...]
-
-
-def array_paths(space: gymnasium.Space[Any], where: str, rename: Mapping[str, str]) -> dict[str, Path]:
-    """Observation key → path: nested keys joined by a dot, `state` for a single array, then renamed."""
-    paths = {".".join(path) or STATE: path for path in _leaves(space, where)}
-    for old in rename:
-        if old not in paths:
-            raise ConfigError(f"env.rename.{old} = {rename[old]}: no such observation, there are {', '.join(paths)}")
-    named = [(rename.get(key, key), path) for key, path in paths.items()]
-    for new, _ in named:
-        if not new or [name for name, _ in named].count(new) > 1:
-            raise ConfigError(f"env.rename = {dict(rename)}: two observations would be {new!r}; give each its own name")
-    return dict(named)
-
-
-def _leaves(space: gymnasium.Space[Any], where: str) -> list[Path]:
-    import gymnasium
-
-    if not isinstance(space, gymnasium.spaces.Dict):
-        return [()]
-    found: list[Path] = []
-    for key, part in space.spaces.items():
-        if "." in key:
-            raise ConfigError(f"{where}: observation key {key!r} has a dot; rename it with a wrapper")
-        found += [(key, *path) for path in _leaves(part, where)]
-    return found
-
-
-def array_spec(space: gymnasium.Space[Any], path: Path, where: str) -> ArraySpec:
-    """Spec of the array at this path of an observation space."""
-    import gymnasium
-
-    for name in path:
-        assert isinstance(space, gymnasium.spaces.Dict)
-        space = space[name]
-    kinds = (
-        gymnasium.spaces.Box | gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary
-    )
-    if not isinstance(space, kinds) or space.shape is None or space.dtype is None:
-        key = ".".join(path) or STATE
-        raise ConfigError(f"{where}: observation {key} is {space}; wrap it into a Box, Discrete or Dict space")
-    return ArraySpec(space.shape, "float32" if space.dtype == np.float64 else str(space.dtype))
 
 
 def action_spec(space: gymnasium.Space[Any], where: str) -> ActionSpec:

@@ -25,9 +25,11 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wrapper
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
-from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
+from polyrhythm.envs.gymnasium_observations import Observations
+from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
+from polyrhythm.specs.hashing import library_seed
 from polyrhythm.specs.spaces import check_metrics
 
 if TYPE_CHECKING:
@@ -117,11 +119,15 @@ class GymnasiumVectorSettings(BaseModel):
         spec.max_episode_steps = self.max_steps or spec.max_episode_steps
         if self.mode == "own":
             return gymnasium.make_vec(spec, rows, "vector_entry_point", **self.kwargs)
+        from polyrhythm.envs.gymnasium_forms import CheckedForms, checked_inside
+
         own = {"autoreset_mode": AutoresetMode.DISABLED}
-        wrappers = [
+        wrappers: list[Any] = [partial(checked_inside, where=self.where)]
+        wrappers += [
             partial(apply_wrapper, address=wrapper.apply, kwargs=wrapper.kwargs, where=f"env.wrappers.{place}")
             for place, wrapper in enumerate(self.wrappers)
         ]
+        wrappers.append(partial(CheckedForms, where=self.where, observations=True))
         return gymnasium.make_vec(spec, rows, self.mode, own, wrappers, **self.kwargs)
 
     def _called(self, rows: int) -> Any:
@@ -153,17 +159,14 @@ class GymnasiumVectorSettings(BaseModel):
 
     def spec_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
         """The spec of a vector environment from `made`."""
-        space, limit = env.single_observation_space, self.max_steps
+        limit = self.max_steps
         if not limit and env.spec is not None:
             limit = env.spec.max_episode_steps or 0
         if not limit:
             raise ConfigError(f"env.max_steps = 0: {self.id or self.make} has no time limit; set max_steps above 0")
         name = self.id or self.make.rpartition(":")[2]
         return EnvSpec(
-            observation={
-                key: array_spec(space, path, self.where)
-                for key, path in array_paths(space, self.where, self.rename).items()
-            },
+            observation=Observations(env.single_observation_space, self.where, self.rename).spec,
             action=action_spec(env.single_action_space, self.where),
             tasks=(Task(name, self.instruction or name),),
             max_steps=limit,
@@ -181,9 +184,7 @@ class GymnasiumVectorBatch:
         self.rows, self.spec = rows, settings.spec_of(self._env)
         self._autoreset = settings.autoreset_of(self._env)
         self._to_env = action_converter(self._env.single_action_space)
-        self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
-        paths = array_paths(self._env.single_observation_space, settings.where, settings.rename)
-        self._parts = [(path, self._seen[key]) for key, path in paths.items()]
+        self._seen = Observations(self._env.single_observation_space, settings.where, settings.rename, rows)
         self._steps = np.zeros(rows, np.int64)
         self._ended = np.ones(rows, np.bool_)
         self._done_inside = np.zeros(rows, np.bool_)  # to be reset before the next step
@@ -194,12 +195,12 @@ class GymnasiumVectorBatch:
         chosen[np.asarray(rows)] = True
         given: list[int | None] = [None] * self.rows
         for row, seed in zip(rows, seeds, strict=True):
-            given[row] = int(seed)
+            given[row] = library_seed(int(seed))
         whole = chosen.all() or not self._begun
         with _lost_with_its_processes():
             observation, _ = self._env.reset(seed=given, options=None if whole else {"reset_mask": chosen.copy()})
         self._begun = True
-        self._keep(observation, chosen)
+        self._seen.keep_rows(chosen, observation)
         self._steps[chosen] = 0
         self._ended[chosen] = False
         self._done_inside[chosen | whole] = False
@@ -213,9 +214,10 @@ class GymnasiumVectorBatch:
             observation, reward, terminated, truncated, info = self._env.step(acted)
         live = ~self._ended
         done = np.logical_or(terminated, truncated)
-        self._keep(observation, live)
+        self._seen.keep_rows(live, observation)
         if self._autoreset == "same_step" and (done & live).any():
-            self._keep_final(info["final_obs"], done & live)
+            for row in map(int, np.flatnonzero(done & live)):
+                self._seen.keep(row, info["final_obs"][row])
         self._steps[live] += 1
         self._done_inside |= done
         late = self._steps >= self.spec.max_steps
@@ -229,29 +231,10 @@ class GymnasiumVectorBatch:
         )
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        picked = np.asarray(rows)
-        for key, seen in self._seen.items():
-            out[key][: len(rows)] = seen[picked]
+        self._seen.write(rows, out)
 
     def close(self) -> None:
         self._env.close()
-
-    def _keep(self, observation: Any, rows: NDArray[np.bool_]) -> None:
-        """Take the observation of these rows."""
-        for path, seen in self._parts:
-            part = observation
-            for name in path:
-                part = part[name]
-            seen[rows] = np.asarray(part)[rows]
-
-    def _keep_final(self, observations: Sequence[Any], rows: NDArray[np.bool_]) -> None:
-        """Take the last observation of these rows, each an observation of one row."""
-        for row in map(int, np.flatnonzero(rows)):
-            for path, seen in self._parts:
-                part = observations[row]
-                for name in path:
-                    part = part[name]
-                seen[row] = part
 
     def _success(self, info: Mapping[str, Any], done: NDArray[np.bool_]) -> NDArray[np.bool_]:
         found = np.zeros(self.rows, np.bool_)
