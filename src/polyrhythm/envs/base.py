@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +112,17 @@ class EnvSettings(Protocol):
 
     def build(self, rows: int) -> EnvBatch:
         """Build a batch of `rows` rows. Raises ImportError or PolyrhythmError if this machine cannot run it."""
+        ...
+
+
+@runtime_checkable
+class Wraps(Protocol):
+    """Settings with the user's wrappers (each has its address in `apply`), applied to every environment in order."""
+
+    wrappers: Sequence[Any]
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> EnvSettings:
+        """The same settings with other values; that of pydantic."""
         ...
 
 

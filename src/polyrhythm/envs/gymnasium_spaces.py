@@ -17,18 +17,24 @@ if TYPE_CHECKING:
 
 def action_spec(space: gymnasium.Space[Any], where: str) -> ActionSpec:
     """Spec of an action space."""
-    from gymnasium.spaces import Box, Discrete, MultiDiscrete
+    from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (tuple(bound.astype(float).ravel().tolist()) for bound in (space.low, space.high))
         return ActionSpec("continuous", len(low), low=low, high=high)
+    counts: tuple[int, ...] = ()
     if isinstance(space, Discrete):
-        return ActionSpec("discrete", 1, choices=int(space.n))
-    if isinstance(space, MultiDiscrete) and len(set(space.nvec.ravel().tolist())) == 1:
-        return ActionSpec("discrete", space.nvec.size, choices=int(space.nvec.flat[0]))
-    raise ConfigError(
-        f"{where}: actions are {space}; wrap them into a float Box, Discrete or MultiDiscrete of equal counts"
-    )
+        counts = (int(space.n),)
+    elif isinstance(space, MultiDiscrete):
+        counts = tuple(space.nvec.ravel().tolist())
+    elif isinstance(space, MultiBinary):
+        counts = (2,) * int(np.prod(space.shape))
+    if max(counts, default=0) < 2:
+        what = f"{space}, with nothing to choose" if counts else space
+        raise ConfigError(
+            f"{where}: actions are {what}; wrap them into a float Box, Discrete, MultiDiscrete or MultiBinary"
+        )
+    return ActionSpec("discrete", len(counts), counts=counts)
 
 
 def action_converter(space: gymnasium.Space[Any]) -> Callable[[NDArray[np.generic]], Sequence[Any] | NDArray[Any]]:

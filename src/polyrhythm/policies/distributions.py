@@ -13,8 +13,15 @@ from torch import Tensor
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-def log_probs(logits: Tensor) -> Tensor:
-    """Normalised log-probabilities over the last axis: [..., K] -> [..., K] float32."""
+#: Logit of a choice that does not exist: its probability is exactly 0, and so is its part of the entropy.
+_NEVER = -1e9
+
+
+def log_probs(logits: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Normalised log-probabilities over the last axis: [..., K] -> [..., K] float32. allowed: the choices that exist,
+    bool, broadcast; None for all."""
+    if allowed is not None:
+        logits = logits.float().masked_fill(~allowed, _NEVER)
     return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 

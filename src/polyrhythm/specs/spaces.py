@@ -52,8 +52,9 @@ class ActionSpec:
     """One primitive action of A = `dim` entries.
 
     `continuous`: float32 [A] within `low`..`high` (both of length A, in the environment's units).
-    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty. stops: of them those that end a
-    chunk, such as an end-of-text token; only where a step takes whole chunks. Raises ValueError if invalid.
+    `discrete`: int64 [A], entry i in 0..`counts[i]`-1; `low` and `high` are empty. counts: of length A, by default
+    `choices` for each; choices: the largest of them. stops: of these those that end a chunk, such as an end-of-text
+    token; only where a step takes whole chunks. Raises ValueError if invalid.
     """
 
     kind: Literal["continuous", "discrete"]
@@ -62,11 +63,14 @@ class ActionSpec:
     high: tuple[float, ...] = ()
     choices: int = 0
     stops: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):  # may be arrays
-            object.__setattr__(self, name, tuple(float(bound) for bound in getattr(self, name)))
-        object.__setattr__(self, "stops", tuple(int(stop) for stop in self.stops))
+        for name, kind in (("low", float), ("high", float), ("stops", int), ("counts", int)):  # may be arrays
+            object.__setattr__(self, name, tuple(kind(entry) for entry in getattr(self, name)))
+        object.__setattr__(self, "choices", int(self.choices or max(self.counts, default=0)))
+        entries = self.dim if self.kind == "discrete" else 0
+        object.__setattr__(self, "counts", self.counts or (self.choices,) * entries)
         if not all(0 <= stop < self.choices for stop in self.stops):
             raise ValueError(f"stops are among an action's {self.choices} choices, got {self.stops}")
         bounds = len(self.low), len(self.high)
@@ -81,6 +85,11 @@ class ActionSpec:
             raise ValueError(f"an action is continuous or discrete, got kind = {self.kind!r}")
         elif bounds != (0, 0) or self.choices < 2:
             raise ValueError(f"a discrete action has 2 or more choices and no bounds, got {self.choices} and {bounds}")
+        elif len(self.counts) != self.dim or min(self.counts) < 1 or max(self.counts) != self.choices:
+            raise ValueError(
+                f"a discrete action has {self.dim} counts, of which the largest is choices; got {self.counts} and "
+                f"{self.choices}"
+            )
 
     @property
     def dtype(self) -> str:
