@@ -20,7 +20,7 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Raises ConfigError, which begins with the setting `where`, for what does not follow Gymnasium's interface.
 
     A reward is one number, a flag one bool or 0 or 1; each may be a numpy scalar, or an array of shape () or (1,).
-    observations: also compare them with the observation space.
+    observations: compare them with the observation space, and convert them to its dtypes.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], where: str, *, observations: bool = False) -> None:
@@ -41,9 +41,10 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):
         found = self.env.reset(seed=seed, options=options)
         if not (isinstance(found, tuple | list) and len(found) == 2 and _is_info(found[1])):
             raise self._unlike("reset", found, "(observation, info)")
+        observation, info = found
         if self._observations is not None:
-            self._observations.check(found[0])
-        return found[0], found[1] or {}
+            observation = self._observations.declared(observation)
+        return observation, info or {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         found = self.env.step(action)
@@ -57,7 +58,7 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):
         if type(truncated) is not bool:
             truncated = self._flag("truncated", truncated)
         if self._observations is not None:
-            self._observations.check(observation)
+            observation = self._observations.declared(observation)
         return observation, reward, terminated, truncated, info or {}
 
     def _one(self, name: str, value: Any, kinds: str) -> Any:

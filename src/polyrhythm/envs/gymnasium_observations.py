@@ -7,7 +7,7 @@ dot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -126,10 +126,12 @@ class Observations:
         for array, kept, value in zip(self._arrays, self._kept, self._leaves(observation, self._where), strict=True):
             kept[rows] = array.check(value, kept.shape, self._where)[rows]
 
-    def check(self, observation: Any) -> None:
-        """ConfigError: the observation of one row is unlike the space."""
-        for array, value in zip(self._arrays, self._leaves(observation, self._where), strict=True):
-            array.check(value, array.shape, self._where)
+    def declared(self, observation: Any) -> Any:
+        """The observation of one row, in the dtypes of the space. ConfigError: it is unlike the space."""
+        values = self._leaves(observation, self._where)
+        checked = (a.check(value, a.shape, self._where) for a, value in zip(self._arrays, values, strict=True))
+        arrays = (value.astype(a.dtype, copy=False) for a, value in zip(self._arrays, checked, strict=True))
+        return _nested(self._root, arrays)
 
     def write(self, rows: RowNumbers, out: Mapping[str, NDArray[Any]]) -> None:
         """Write what policies see of these rows into `out[name][:n]`. ConfigError: a Discrete has another value."""
@@ -193,6 +195,15 @@ def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> 
         parts = list(enumerate(node))
     for key, part in parts:
         _collect(part, value[key], f"{path}.{key}" if path else str(key), where, found)
+
+
+def _nested(node: Any, arrays: Iterator[NDArray[Any]]) -> Any:
+    """The arrays, in their order, as an observation."""
+    if isinstance(node, ObservedArray):
+        return next(arrays)
+    if isinstance(node, dict):
+        return {key: _nested(part, arrays) for key, part in node.items()}
+    return tuple(_nested(part, arrays) for part in node)
 
 
 def _other_parts(where: str, found: str, declared: str) -> ConfigError:

@@ -117,6 +117,7 @@ class GymnasiumVectorSettings(BaseModel):
 
         spec = copy.deepcopy(find_registered(self.id, self.where))
         spec.max_episode_steps = self.max_steps or spec.max_episode_steps
+        spec.disable_env_checker = True  # `CheckedForms` does it
         if self.mode == "own":
             return gymnasium.make_vec(spec, rows, "vector_entry_point", **self.kwargs)
         from polyrhythm.envs.gymnasium_forms import CheckedForms, checked_inside
@@ -180,7 +181,7 @@ class GymnasiumVectorBatch:
     """One vector environment. ended: rows whose episode is over, until their next reset."""
 
     def __init__(self, settings: GymnasiumVectorSettings, rows: int) -> None:
-        self._env = settings.made(rows)
+        self._env, self._where = settings.made(rows), settings.where
         self.rows, self.spec = rows, settings.spec_of(self._env)
         self._autoreset = settings.autoreset_of(self._env)
         self._to_env = action_converter(self._env.single_action_space)
@@ -198,7 +199,8 @@ class GymnasiumVectorBatch:
             given[row] = library_seed(int(seed))
         whole = chosen.all() or not self._begun
         with _lost_with_its_processes():
-            observation, _ = self._env.reset(seed=given, options=None if whole else {"reset_mask": chosen.copy()})
+            found = self._env.reset(seed=given, options=None if whole else {"reset_mask": chosen.copy()})
+        observation, _ = self._parts("reset", found, 2)
         self._begun = True
         self._seen.keep_rows(chosen, observation)
         self._steps[chosen] = 0
@@ -211,7 +213,10 @@ class GymnasiumVectorBatch:
             if self._autoreset == "disabled" and self._done_inside.any():
                 self._env.reset(options={"reset_mask": self._done_inside.copy()})  # nobody sees it, but it steps too
                 self._done_inside[:] = False
-            observation, reward, terminated, truncated, info = self._env.step(acted)
+            found = self._env.step(acted)
+        observation, reward, terminated, truncated, info = self._parts("step", found, 5)
+        reward = self._per_row("reward", reward)
+        terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         live = ~self._ended
         done = np.logical_or(terminated, truncated)
         self._seen.keep_rows(live, observation)
@@ -223,9 +228,9 @@ class GymnasiumVectorBatch:
         late = self._steps >= self.spec.max_steps
         self._ended |= done | late
         return StepResult(
-            np.asarray(reward, np.float32),
-            np.asarray(terminated, np.bool_).copy(),
-            np.asarray(truncated, np.bool_) | (late & ~np.asarray(terminated, np.bool_)),
+            reward.astype(np.float32),
+            terminated,
+            (truncated | late) & ~terminated,
             self._success(info, done),
             {name: self._numbers(info, done, name) for name in self.spec.metrics},
         )
@@ -235,6 +240,36 @@ class GymnasiumVectorBatch:
 
     def close(self) -> None:
         self._env.close()
+
+    def _parts(self, call: str, found: Any, count: int) -> Any:
+        """What a call returned. ConfigError: it is not a tuple of `count` values."""
+        if not isinstance(found, tuple) or len(found) != count:
+            size = f" of {len(found)}" if isinstance(found, tuple) else ""
+            raise ConfigError(
+                f"{self._where}: {call} returned {type(found).__name__}{size}; return a tuple of {count}, as "
+                "gymnasium.vector.VectorEnv says"
+            )
+        return found
+
+    def _per_row(self, name: str, value: Any) -> NDArray[Any]:
+        """[rows]. ConfigError: there is not one number for each row."""
+        array = np.asarray(value)
+        if array.shape not in ((self.rows,), (self.rows, 1)) or array.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"{self._where}: step returned {name} as {array.dtype} {list(array.shape)}; return one number or flag "
+                f"for each of its {self.rows} rows"
+            )
+        return array.reshape(self.rows)
+
+    def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
+        """[rows], copied. ConfigError: there is not one flag, or 0 or 1, for each row."""
+        numbers = self._per_row(name, value)
+        flags = numbers.astype(np.bool_)
+        if (flags != numbers).any():
+            raise ConfigError(
+                f"{self._where}: step returned {name} = {numbers.tolist()}; return True or False for each"
+            )
+        return flags
 
     def _success(self, info: Mapping[str, Any], done: NDArray[np.bool_]) -> NDArray[np.bool_]:
         found = np.zeros(self.rows, np.bool_)
