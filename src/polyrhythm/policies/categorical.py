@@ -78,9 +78,8 @@ class CategoricalPolicy(nn.Module):
         x = self.flat(obs)
         log_p = self._log_p(x)
         draws = noise.uniform(noise_key, self.chunk * self.action_dim).view(log_p.shape[:-1])
-        tokens = distributions.categorical_sample(log_p, draws, greedy, log_p.argmax(-1))
-        if min(self.counts) < self.choices:
-            tokens = torch.minimum(tokens, _counts(self.counts, x.device) - 1)  # rounding may pass the last one
+        last = None if min(self.counts) == self.choices else _counts(self.counts, x.device) - 1
+        tokens = distributions.categorical_sample(log_p, draws, greedy, log_p.argmax(-1), last)
         logprob = distributions.categorical_logprob(log_p, tokens)
         return Act(tokens, logprob, self.critic(x).squeeze(1), {"tokens": tokens})
 
