@@ -126,7 +126,7 @@ OWN = "tests.pipeline.test_env_trial:Grown"
     ("kind", "wrappers", "said"),
     [
         ("gymnasium", [NORMALIZE], rf"env.wrappers.0 = {NORMALIZE}: .* another 'state' .*policy.normalize_observ"),
-        ("gymnasium", [CLIP, REWARD], rf"env.wrappers.1 = {REWARD}: .* another 'reward' .*algorithm.normalize_rew"),
+        ("gymnasium", [CLIP, REWARD], rf"env.wrappers.1 = {REWARD}: it remembers .*algorithm.normalize_rewards"),
         ("gymnasium", [OWN, CLIP], rf"env.wrappers.0 = {OWN}: .* another 'state' .* or have its reset begin anew"),
         ("gymnasium_vector", [CLIP, NORMALIZE], rf"env.wrappers.1 = {NORMALIZE}: equal task and seed gave another"),
         ("gymnasium", [CLIP, {"apply": "gymnasium.wrappers:FrameStackObservation", "kwargs": {"stack_size": 2}}], ""),
