@@ -72,8 +72,9 @@ def as_aggregates(value: Any) -> Any:
 class GymnasiumSettings(_Settings):
     """Registered Gymnasium environments: one task by its `id`, or several `tasks`.
 
-    Observation: `state` for one array; a Dict space gives its keys, nested ones joined by a dot. float64 becomes
-    float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. `success`: `success` or
+    Observation: `state` for one array; Dict and Tuple spaces give keys and positions, nested ones joined by a dot.
+    float64 becomes float32; Discrete and MultiDiscrete become one-hot vectors. Actions: a float Box (flattened),
+    Discrete, MultiDiscrete or MultiBinary. `success`: `success` or
     `is_success` of the environment's info, else false. A state that MuJoCo finds unstable fails its row.
     """
 
@@ -86,7 +87,7 @@ class GymnasiumSettings(_Settings):
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_steps: Annotated[int, Field(ge=0)] = 0
-    """Env steps after which an episode is truncated; 0 takes the registered limit."""
+    """Steps of the environment inside the wrappers after which an episode is truncated; 0: the registered limit."""
     tasks: tuple[GymnasiumTask, ...] = ()
     """Several tasks instead of one id, each {id, instruction, name, kwargs}; a row keeps an instance of each it met."""
     wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()

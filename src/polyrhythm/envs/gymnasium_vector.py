@@ -64,7 +64,7 @@ class GymnasiumVectorSettings(BaseModel):
     wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
     """With id, in the modes sync and async: what is applied to the environment of each row, as in `gymnasium`."""
     max_steps: Annotated[int, Field(ge=0)] = 0
-    """Env steps after which an episode is truncated; 0 takes the registered limit."""
+    """Steps of the environment inside the wrappers after which an episode is truncated; 0: the registered limit."""
     instruction: str = ""
     """Instruction for the policy; the id, or the name of make's function, if empty."""
     rename: Mapping[str, str] = Field(default_factory=dict)
