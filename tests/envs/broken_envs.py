@@ -25,7 +25,7 @@ class Walk:
         self.rows, self.defect = rows - (defect == "rows"), defect
         self.spec = spec(defect if defect != "other spec" else "")
         self.place, self.steps = np.zeros(rows, np.float32), np.zeros(rows, np.int64)
-        self.resets = 0
+        self.resets, self.begun = 0, [0] * rows
 
     def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
         if self.defect == "reset raises":
@@ -39,7 +39,7 @@ class Walk:
         if self.defect == "ended stays" and len(rows) == 1 and self.steps[rows[0]] >= LIMIT:
             return
         for row, seed in zip(rows, seeds, strict=True):
-            self.resets += 1
+            self.resets, self.begun[row] = self.resets + 1, seed
             by = self.resets if self.defect == "history" else row if self.defect == "row's own" else 0
             self.place[row] = (0 if self.defect == "one state" else seed % (self.spec.initial_states or 97)) + by
             self.steps[row] = 0
@@ -58,7 +58,7 @@ class Walk:
         self.steps[moved] += 1
         ended = self.steps[picked] >= LIMIT
         if self.defect == "autoreset" and ended.any():
-            self.reset(picked, [0] * len(rows), [1 + row for row in rows])
+            self.reset(picked, [0] * len(rows), [self.begun[row] for row in rows])
         reward = self.place[picked] * (np.nan if self.defect == "nan reward" else 1)
         never = np.zeros(len(rows), bool)
         match self.defect:

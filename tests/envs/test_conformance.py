@@ -9,7 +9,7 @@ import pytest
 from tests.envs.broken_envs import WalkSettings
 
 from polyrhythm.conformance import ContractViolation
-from polyrhythm.envs.conformance import check_contract, observe_reset
+from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.envs.maniskill.settings import ManiSkillSettings
@@ -136,7 +136,11 @@ def test_each_call_is_announced_before_it_begins():
     spec, rows = observe_reset(WalkSettings(), 4, calls.append)
     assert spec == WalkSettings().spec()
     assert calls == ["spec", "build", "reset", "observe", "observe", "close"]
-    assert rows["x"].tolist() == [[1.0], [2.0]]
+    assert rows["x"].tolist() == BEGUN
+
+
+#: Where the walk begins with the seeds of the trial.
+BEGUN = [[float(trial_seed(number) % 97)] for number in (1, 2)]
 
 
 class FixedRows(WalkSettings):
@@ -153,7 +157,7 @@ class FixedRows(WalkSettings):
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_two_rows_are_seen_whatever_the_number_of_rows(rows):
     seen = observe_reset(FixedRows(rows=rows), rows, quietly)[1]
-    assert seen["x"].tolist() == [[1.0], [2.0]]
+    assert seen["x"].tolist() == BEGUN
     assert [f.state for f in check_contract(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (10 if rows > 1 else 7)
 
 

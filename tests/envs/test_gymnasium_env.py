@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.registry import resolve
@@ -125,10 +125,74 @@ def test_box_actions_are_flattened_and_restored():
     assert received(batch).dtype == np.float64
 
 
-def test_multi_discrete_actions_need_equal_counts():
-    assert settings(action_space=MultiDiscrete([4, 4])).spec().action.choices == 4
-    with pytest.raises(ConfigError, match="MultiDiscrete of equal counts"):
-        settings(action_space=MultiDiscrete([4, 3])).spec()
+@pytest.mark.parametrize(
+    ("space", "counts", "action", "got"),
+    [
+        (MultiDiscrete([4, 4]), (4, 4), [3, 0], [3, 0]),
+        (MultiDiscrete([10, 5, 2]), (10, 5, 2), [9, 4, 1], [9, 4, 1]),
+        (MultiDiscrete([[3, 2], [1, 4]]), (3, 2, 1, 4), [2, 1, 0, 3], [[2, 1], [0, 3]]),
+        (MultiDiscrete([3, 2], start=[5, -1]), (3, 2), [2, 1], [7, 0]),
+        (MultiBinary(3), (2, 2, 2), [1, 0, 1], [1, 0, 1]),
+    ],
+)
+def test_each_entry_of_an_action_has_its_own_choices(space, counts, action, got):
+    batch = settings(action_space=space).build(1)
+    assert (batch.spec.action.counts, batch.spec.action.choices) == (counts, max(counts))
+    batch.reset([0], [0], [0])
+    batch.step([0], np.array([action]))
+    assert received(batch).tolist() == got
+    assert space.contains(received(batch))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "kwargs"),
+    [
+        ("MaxAndSkipObservation", {"skip": 2}),
+        ("FrameStackObservation", {"stack_size": 3}),
+        ("TimeAwareObservation", {"normalize_time": False}),
+        ("TimeAwareObservation", {"flatten": True}),
+        ("StickyAction", {"repeat_action_probability": 0.5}),
+    ],
+)
+@pytest.mark.parametrize("max_steps", [0, 7])
+def test_wrappers_see_the_time_limit_as_with_bare_gymnasium(wrapper, kwargs, max_steps):
+    """Observations, rewards, length and kind of end; seeds below 2^30 are those of gymnasium."""
+    added = {"apply": f"gymnasium.wrappers:{wrapper}", "kwargs": kwargs}
+    batch = GymnasiumSettings(id="Pendulum-v1", max_steps=max_steps, wrappers=(added,)).build(1)
+    bare = getattr(gymnasium.wrappers, wrapper)(
+        gymnasium.make("Pendulum-v1", max_episode_steps=max_steps or None), **kwargs
+    )
+    batch.reset([0], [0], [5])
+    wanted, _ = bare.reset(seed=5)
+    steps, over = 0, False
+    while not over:
+        for name, array in seen(batch).items():
+            np.testing.assert_array_equal(array[0], wanted if name == "state" else wanted[name])
+        action = np.array([0.1 * steps - 1], np.float32)
+        wanted, reward, terminated, truncated, _ = bare.step(action)
+        result = batch.step([0], action[None])
+        assert (result.reward[0], bool(result.terminated[0])) == (np.float32(reward), terminated)
+        assert bool(result.truncated[0]) == truncated
+        steps, over = steps + 1, terminated or truncated
+    assert steps == -(-(max_steps or 200) // kwargs.get("skip", 1))
+
+
+def hiding(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """It never says that an episode is over."""
+
+    class Hiding(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            observation, reward, _, _, info = self.env.step(action)
+            return observation, reward, False, False, info
+
+    return Hiding(env)
+
+
+def test_a_time_limit_that_a_wrapper_hides_still_truncates():
+    batch = GymnasiumSettings(id="Pendulum-v1", max_steps=3, wrappers=(f"{__name__}:hiding",)).build(1)
+    batch.reset([0], [0], [5])
+    cut = [bool(batch.step([0], np.zeros((1, 1), np.float32)).truncated[0]) for _ in range(3)]
+    assert cut == [False, False, True]
 
 
 def test_dict_observations_get_dotted_keys():
@@ -266,6 +330,9 @@ def test_the_registered_limit_is_the_default():
         (GymnasiumSettings(id="CartPole-v1", kwargs={"colour": "red"}), "cannot be made with kwargs {'colour': 'red'}"),
         (settings(0, action_space=Discrete(2)), "registers no time limit; set max_steps above 0"),
         (settings(action_space=Text(3)), "wrap them into a float Box"),
+        (settings(action_space=Box(0, 5, (2,), np.int32)), "wrap them into a float Box"),
+        (settings(action_space=Tuple((Discrete(2), Discrete(3)))), "wrap them into a float Box"),
+        (settings(action_space=Discrete(1)), "actions are Discrete(1), with nothing to choose; wrap"),
         (
             settings(action_space=Discrete(2), rename={"states": "x"}),
             "env.rename.states = x: no such observation, there are state",

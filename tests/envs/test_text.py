@@ -271,7 +271,7 @@ def prompts(settings: ChainsSettings, *, held_out: bool) -> set[str]:
     batch = settings.build(1)
     found = set()
     for seed in range(300):
-        batch.reset([0], [0], [split_seed(batch.spec, seed * 7919, held_out=held_out)])
+        batch.reset([0], [0], [split_seed(seed * 7919, held_out=held_out)])
         found.add(batch.transcript(0))
     return found
 
@@ -638,7 +638,7 @@ def test_the_expert_crosses_a_frozen_lake(size: int) -> None:
     lakes = set()
     for seed in range(20):
         lake = settings.conversation()
-        prompt = lake.begin(0, split_seed(settings.spec(), seed, held_out=seed % 2 == 0))
+        prompt = lake.begin(0, split_seed(seed, held_out=seed % 2 == 0))
         lakes.add((prompt, seed % 2))
         assert prompt.startswith("P")
         assert (len(prompt), prompt[-2]) == (size * (size + 1), "G")
@@ -681,7 +681,7 @@ def test_every_room_is_solved_by_its_teacher(settings: SokobanSettings) -> None:
     rooms = set()
     for seed in range(20):
         room = settings.conversation()
-        own_seed = split_seed(settings.spec(), seed, held_out=seed % 2 == 0)
+        own_seed = split_seed(seed, held_out=seed % 2 == 0)
         prompt = room.begin(0, own_seed)
         rooms.add((prompt, seed % 2))
         assert len(prompt) == settings.size * (settings.size + 1)
@@ -760,7 +760,7 @@ def test_problems_of_reasoning_gym_are_scored_by_their_data_sets() -> None:
         assert prompt == env.conversation().begin(task, 7) != problem.begin(task, 8)
         assert problem.reply(problem.expert()) == Reply(reward=1.0, success=True)
         assert not problem.reply("I do not know").success
-    sides = [{problem.begin(0, split_seed(env.spec(), i, held_out=held)) for i in range(60)} for held in (False, True)]
+    sides = [{problem.begin(0, split_seed(i, held_out=held)) for i in range(60)} for held in (False, True)]
     assert not sides[0] & sides[1]
     findings = list(check_contract(env, 2, lambda _: None))
     assert [finding for finding in findings if finding.state not in ("ok", "note")] == []

@@ -249,7 +249,7 @@ def test_an_answer_is_scored_by_the_tasks_own_rewards(taskset: str) -> None:
     ):
         assert task.begin(0, 3) == prompt
         assert task.reply(message) == reply
-    sides = [{task.begin(0, split_seed(env.spec(), i, held_out=held)) for i in range(40)} for held in (False, True)]
+    sides = [{task.begin(0, split_seed(i, held_out=held)) for i in range(40)} for held in (False, True)]
     assert not sides[0] & sides[1]
     task.close()
     findings = list(check_contract(env, 2, lambda _: None))
@@ -367,7 +367,7 @@ def test_games_with_one_prompt_are_apart_by_what_they_begin_from() -> None:
     with closing(env.conversation()) as game:
         for held_out, found in secrets.items():
             for i in range(60):
-                assert game.begin(0, split_seed(env.spec(), i, held_out=held_out)) == "Guess.\n"
+                assert game.begin(0, split_seed(i, held_out=held_out)) == "Guess.\n"
                 assert game._agent is not None
                 found.add(game._agent.trace.task.data.secret)
     assert all(secrets.values())

@@ -43,7 +43,7 @@ def without_place(entries: Any) -> list[dict[str, Any]]:
 def check_replayed(settings: ChainsSettings, entry: Any) -> None:
     """Its texts are those of the environment for its seed and these messages, up to one that was cut."""
     conversation = settings.conversation()
-    assert conversation.begin(0, split_seed(settings.spec(), entry["seed"], held_out=True)) == entry["prompt"]
+    assert conversation.begin(0, split_seed(entry["seed"], held_out=True)) == entry["prompt"]
     replies = [conversation.reply(turn["message"]) for turn in entry["turns"] if not entry["metrics"]["cut"]]
     if replies:
         assert [reply.text for reply in replies] == [turn["reply"] for turn in entry["turns"]]

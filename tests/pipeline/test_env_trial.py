@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from tests.envs.broken_envs import Walk, WalkSettings
 from tests.pipeline.runs import config
 
+from polyrhythm.envs.conformance import trial_seed
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import validate_run
@@ -82,9 +85,75 @@ def test_the_global_generators_go_on_as_if_nothing_had_been_tried():
     assert (np.random.rand(), random.random(), torch.rand(())) == wanted
 
 
+class Old(Walk):
+    """It takes 32 bits of a seed, as numpy's old generator does."""
+
+    def reset(self, rows: Any, tasks: Any, seeds: Any) -> None:
+        super().reset(rows, tasks, [np.random.RandomState(seed).randint(97) for seed in seeds])
+
+
+class OldSettings(WalkSettings):
+    type: Literal["tests.pipeline.test_env_trial:OldSettings"] = "tests.pipeline.test_env_trial:OldSettings"  # type: ignore[assignment]
+
+    def build(self, rows: int) -> Any:
+        return Old(rows, "")
+
+
+def test_an_environment_that_takes_only_small_seeds_is_found_before_the_run():
+    with pytest.raises(ConfigError, match=r"reset raised ValueError: Seed must be between 0 and 2\*\*32 - 1"):
+        validate_run(walk("", "inline", type="tests.pipeline.test_env_trial:OldSettings"))
+
+
+class Grown(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Observations are moved by the number of episodes so far; rewards are as they were."""
+
+    episodes = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.episodes += 1
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation + np.float32(self.episodes), info
+
+
+NORMALIZE = "gymnasium.wrappers:NormalizeObservation"
+REWARD = "gymnasium.wrappers:NormalizeReward"
+CLIP = {"apply": "gymnasium.wrappers:ClipReward", "kwargs": {"min_reward": -9.0}}
+OWN = "tests.pipeline.test_env_trial:Grown"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("kind", "wrappers", "said"),
+    [
+        ("gymnasium", [NORMALIZE], rf"env.wrappers.0 = {NORMALIZE}: .* another 'state' .*policy.normalize_observ"),
+        ("gymnasium", [CLIP, REWARD], rf"env.wrappers.1 = {REWARD}: it remembers .*algorithm.normalize_rewards"),
+        ("gymnasium", [OWN, CLIP], rf"env.wrappers.0 = {OWN}: .* another 'state' .* or have its reset begin anew"),
+        ("gymnasium_vector", [CLIP, NORMALIZE], rf"env.wrappers.1 = {NORMALIZE}: equal task and seed gave another"),
+        ("gymnasium", [CLIP, {"apply": "gymnasium.wrappers:FrameStackObservation", "kwargs": {"stack_size": 2}}], ""),
+        ("gymnasium", [], ""),
+    ],
+)
+def test_a_run_warns_of_a_wrapper_that_remembers_earlier_episodes(launcher, kind, wrappers, said, caplog):
+    env = {"type": kind, "id": "Pendulum-v1", "max_steps": 9, "wrappers": wrappers}
+    chosen = config(env=env, policy={"type": "gaussian"}, launcher=launcher)
+    try_env(chosen, env_settings(chosen))
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == bool(said)
+    assert not said or re.match(said, warned[0])
+
+
+def test_a_run_warns_of_an_environment_that_remembers_earlier_episodes(caplog):
+    chosen = walk("history", "inline")
+    try_env(chosen, env_settings(chosen))
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert re.match(
+        f"env.type = {KIND}: equal task and seed gave another 'x' in a later episode; draw the init", warned
+    )
+
+
 def test_both_ways_see_the_same_rows():
     tried = [try_env(chosen, env_settings(chosen)) for chosen in (walk("", "inline"), walk("", "local"))]
     assert tried[0].spec == tried[1].spec == WalkSettings().spec()
     seen = [found.rows for found in tried]
-    assert seen[0]["x"].tolist() == seen[1]["x"].tolist() == [[1.0], [2.0]]
+    assert seen[0]["x"].tolist() == seen[1]["x"].tolist() == [[trial_seed(1) % 97], [trial_seed(2) % 97]]
     assert seen[1]["x"].dtype == np.float32

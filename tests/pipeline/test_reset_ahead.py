@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -32,7 +33,9 @@ class Watched(GymnasiumSettings):
         def watched(rows: Any, tasks: Any, seeds: Any) -> None:
             reset(rows, tasks, seeds)
             for row, seed in zip(rows, seeds, strict=True):
-                first = batch._seen["state"][row].tobytes()
+                out = {"state": np.zeros((1, 4), np.float32)}
+                batch.observe([row], out)
+                first = out["state"].tobytes()
                 assert Watched.begun.setdefault(int(seed), first) == first
 
         batch.reset = watched  # type: ignore[method-assign]

@@ -45,7 +45,7 @@ def spelt(defect: str, launcher: str, *overrides: str) -> Any:
     ],
 )
 def test_a_reward_function_that_does_not_work_is_told_before_the_start(launcher: str, name: str, said: str) -> None:
-    episode = r"an episode of 1 message, answered by the expert \(task chains, seed 1\)"
+    episode = r"an episode of 1 message, answered by the expert \(task chains, seed \d+\)"
     said = f"scoring.function = tests.pipeline.judged:{name}: on {episode}, {said}, or set scoring.try_first=false"
     with pytest.raises(ConfigError, match=f"^{said}$"):
         validate_run(small(f"scoring.function=tests.pipeline.judged:{name}", f"launcher={launcher}"))

@@ -15,7 +15,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.scheduler.records import StartRows, StartUpdate
 from polyrhythm.scheduler.samples.admission import mix as flow_mix
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
-from polyrhythm.specs.hashing import mix
+from polyrhythm.specs.hashing import library_seed, mix, split_seed
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
 
@@ -26,7 +26,7 @@ class Episode:
     def __init__(self, env, seed, number, max_steps):
         self.env, self.number, self.max_steps = env, number, max_steps
         self.noise = flow_mix(seed, 2, number)
-        observation, _ = env.reset(seed=flow_mix(seed, 1, number))
+        observation, _ = env.reset(seed=library_seed(split_seed(flow_mix(seed, 1, number), held_out=False)))
         self.obs = [observation.astype(np.float32)]
         self.acted = []
         self.rewards = []

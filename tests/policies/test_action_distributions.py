@@ -51,6 +51,30 @@ def test_extreme_noise_stays_within_the_choices() -> None:
     assert int(d.categorical_sample(log_p, torch.full((100,), 2.0**-24), rows, log_p.argmax(-1)).min()) >= 0
 
 
+def test_a_choice_that_does_not_exist_has_no_part_in_anything() -> None:
+    logits = torch.tensor([[1.0, 2.0, 50.0], [1.0, 2.0, 3.0]], requires_grad=True)
+    allowed = torch.tensor([[True, True, False], [True, True, True]])
+    log_p = d.log_probs(logits, allowed)
+    torch.testing.assert_close(log_p[0, :2], d.log_probs(logits[0, :2]))
+    torch.testing.assert_close(d.categorical_entropy(log_p)[0], d.categorical_entropy(log_p[0, :2]))
+    (d.categorical_entropy(log_p).sum() + log_p[0, 0]).backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert logits.grad[0, 2] == 0
+    assert log_p.exp()[0, 2] == 0
+
+
+def test_extreme_noise_stays_within_the_counts_of_each_entry() -> None:
+    counts = torch.tensor([9, 2, 4])
+    logits = torch.randn(100, 3, 9, generator=torch.Generator().manual_seed(1))
+    log_p = d.log_probs(logits, torch.arange(9) < counts[:, None])
+    rows = torch.zeros(100, dtype=torch.bool)
+    for uniform in (2.0**-24, 0.5, 1 - 2.0**-24, 1.0):
+        tokens = d.categorical_sample(log_p, torch.full((100, 3), uniform), rows, log_p.argmax(-1), counts - 1)
+        assert (tokens < counts).all()
+        assert (log_p.argmax(-1) < counts).all()
+
+
 def test_the_mean_of_bins_is_where_the_probability_lies_even_if_no_bin_there_is_likeliest() -> None:
     log_p = torch.tensor([[0.4, 0.0, 0.0, 0.3, 0.3], [0.0, 0.0, 0.0, 0.0, 1.0]]).log()
     assert d.categorical_mean(log_p).tolist() == [2, 4]  # 0.3·3 + 0.3·4 = 2.1

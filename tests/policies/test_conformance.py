@@ -70,6 +70,9 @@ CASES = {
     "gaussian with progress": Case(GaussianSettings(progress=True, layers=1), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "gaussian normalised": Case(GaussianSettings(normalize_observations=True), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "categorical": Case(CategoricalSettings(chunk=3), EnvSpec(FLAT, ActionSpec("discrete", 2, choices=5), TASKS, 50)),
+    "categorical of unequal counts": Case(
+        CategoricalSettings(chunk=2), EnvSpec(FLAT, ActionSpec("discrete", 3, counts=(5, 2, 1)), TASKS, 50)
+    ),
     "own example": Case(BoundedSettings(), EnvSpec(FLAT, CONTINUOUS, TASKS, 50)),
     "tiny_vla": Case(TinyVlaSettings(), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)),
     "tiny_vla normalised": Case(TinyVlaSettings(normalize_observations=True), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)),

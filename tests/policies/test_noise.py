@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyrhythm.policies import noise
-from polyrhythm.specs.hashing import mix, mix_array
+from polyrhythm.specs.hashing import library_seed, mix, mix_array, split_seed
 
 EDGES = [0, 1, 2, -1, 7919, 2**62, 2**63 - 1, -(2**63)]
 
@@ -24,6 +24,18 @@ def test_numpy_and_torch_have_the_bits_of_python() -> None:
     assert noise.words(torch.tensor(EDGES), 3, stream=5).tolist() == [
         [mix(key ^ mix(5, i)) for i in range(3)] for key in EDGES
     ]
+
+
+def test_library_seeds_have_31_bits_and_keep_evaluations_apart() -> None:
+    rng = np.random.default_rng(0)
+    seeds = [int(seed) for seed in rng.integers(2**63 - 1, size=20_000)]
+    trained = [library_seed(split_seed(seed, held_out=False)) for seed in seeds]
+    evaluated = [library_seed(split_seed(seed, held_out=True)) for seed in seeds]
+    assert 0 <= min(trained) < max(trained) < 2**30 <= min(evaluated) < max(evaluated) < 2**31
+    pairs = [len(found) - len(set(found)) for found in (trained, evaluated)]
+    assert max(pairs) < 2, "about n²/2^31 = 0.2 pairs are alike"
+    assert [library_seed(seed) for seed in (0, 7, 2**30 - 1)] == [0, 7, 2**30 - 1]
+    assert (library_seed(2**30), library_seed(2**62)) == (185_276_699, 2_065_550_767)
 
 
 def test_mix_array_takes_scalars() -> None:

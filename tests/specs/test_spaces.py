@@ -34,6 +34,10 @@ def spec(**changes: Any) -> EnvSpec:
         (lambda: ActionSpec("continuous", 0), "dim = 0"),
         (lambda: ActionSpec("discrete", 1, choices=1), "2 or more choices"),
         (lambda: ActionSpec("discrete", 1, (0.0,), (1.0,), choices=2), "no bounds"),
+        (lambda: ActionSpec("discrete", 2, counts=(3,)), r"2 counts, .* got \(3,\) and 3"),
+        (lambda: ActionSpec("discrete", 2, counts=(3, 0)), r"got \(3, 0\) and 3"),
+        (lambda: ActionSpec("discrete", 2, choices=4, counts=(3, 2)), r"got \(3, 2\) and 4"),
+        (lambda: ActionSpec("discrete", 2, counts=(1, 1)), "2 or more choices"),
         (lambda: ActionSpec("box", 1), "kind = 'box'"),  # type: ignore[arg-type]
         (
             lambda: spec(observation={"progress": ArraySpec((), "float32")}),
@@ -58,4 +62,12 @@ def test_a_spec_comes_back_from_plain_data_with_its_metrics() -> None:
     assert from_plain(as_plain(said)) == said
     added = ("metrics", "reports_success", "initial_states")
     old = {key: value for key, value in as_plain(said).items() if key not in added}
-    assert from_plain(old) == spec(step_rows=False)
+    assert from_plain({**old, "splits": True}) == spec(step_rows=False)
+
+
+def test_an_action_comes_back_from_plain_data_with_its_counts() -> None:
+    said = spec(action=ActionSpec("discrete", 3, counts=(10, 5, 2)))
+    assert from_plain(as_plain(said)) == said
+    content = as_plain(spec(action=ActionSpec("discrete", 2, choices=4)))
+    del content["action"]["counts"]  # as old files have it
+    assert from_plain(content).action.counts == (4, 4)

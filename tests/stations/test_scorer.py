@@ -14,7 +14,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import SampleScored, ScorerJoined, ScoreSample, ScoringFailed
-from polyrhythm.specs import SampleView, Score, Trajectory, split_seed
+from polyrhythm.specs import SampleView, Score, Trajectory
 from polyrhythm.specs.scores import with_score
 from polyrhythm.stations.reward_function import RewardFunction, WrongScore, as_score, load_reward
 from polyrhythm.stations.scorer import Scorer
@@ -86,15 +86,14 @@ def test_a_reward_function_sees_the_conversation():
 
 
 def test_a_problem_can_be_made_again_from_its_seed():
-    """Seeds of evaluations are apart, as the environment has them."""
+    """It gets the ticket's seed, as the environment did, in evaluations too."""
     seeds = []
     stand = Stand(lambda sample: seeds.append(sample.seed) or 0, samples=2)
     stand.score(0, 1)
     stand.scorer.work()
     stand.score(1, 2, evaluation=True)
     stand.scorer.work()
-    assert seeds == [split_seed(ENV.spec(), 41, held_out=held_out) for held_out in (False, True)]
-    assert seeds[0] != seeds[1]
+    assert seeds == [41, 41]
 
 
 @pytest.mark.parametrize(

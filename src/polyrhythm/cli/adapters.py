@@ -78,7 +78,10 @@ def spec_lines(spec: EnvSpec | str) -> list[str]:
     lines += [f"  {name:{width}}  {array.dtype} {list(array.shape)}" for name, array in spec.observation.items()]
     action = spec.action
     form = f"{action.dtype} [{action.dim}]"
-    within = f"0..{action.choices - 1}" if action.kind == "discrete" else _bounds(action.low, action.high)
+    low, high = action.low, action.high
+    if action.kind == "discrete":
+        low, high = (0,) * action.dim, tuple(count - 1 for count in action.counts)
+    within = _bounds(low, high)
     lines += ["action", f"  {form} in {within}", f"episode of up to {spec.max_steps} env steps"]
     known = [f"  {task.name}: {task.instruction}" for task in spec.tasks]
     return [*lines, "tasks", *known]

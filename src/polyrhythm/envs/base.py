@@ -122,6 +122,17 @@ class EnvSettings(Protocol):
 
 
 @runtime_checkable
+class Wraps(Protocol):
+    """Settings with the user's wrappers (each has its address in `apply`), applied to every environment in order."""
+
+    wrappers: Sequence[Any]
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> EnvSettings:
+        """The same settings with other values; that of pydantic."""
+        ...
+
+
+@runtime_checkable
 class ObservesAhead(Protocol):
     """An env batch whose first observation after a reset is dear, such as that of a new model, and can be prepared."""
 

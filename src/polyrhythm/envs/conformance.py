@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
-from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.base import EnvSettings, Wraps
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import EnvSpec, split_seed
+from polyrhythm.specs.hashing import mix
 
 #: Rows of a checked batch: one to act on, one that must stay unchanged.
 ROWS = 2
@@ -32,26 +33,85 @@ def observe_reset(
     settings: EnvSettings,
     rows: int,
     about_to: Callable[[str], None],
-    then: Callable[[CheckedEnv], None] = lambda _: None,
+    then: Callable[[CheckedEnv, Arrays], None] = lambda *_: None,
 ) -> tuple[EnvSpec, Arrays]:
     """The spec, and the observation of two rows after a reset, or of one row after two resets if there is only one.
 
-    rows: of an env batch in the run; then: called with the batch before it is closed.
+    rows: of an env batch in the run; then: called with the batch and the observation before the batch is closed.
     """
     env = _build(settings, rows, about_to)
     every = range(env.rows)
     seen = []
     try:
         for seed in range(1, 2 if env.rows > 1 else 3):
-            env.reset(every, [0] * env.rows, [seed + row for row in every])
+            env.reset(every, [0] * env.rows, [trial_seed(seed + row) for row in every])
             seen.append(env.observe(every))
-        then(env)
+        first = {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
+        then(env, first)
     except BaseException:
         with suppress(ContractViolation, PolyrhythmError):  # the first error is told
             env.close()
         raise
     env.close()
-    return env.spec, {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
+    return env.spec, first
+
+
+def trial_seed(number: int) -> int:
+    """A seed as training has them, of 62 bits, so that an environment that takes fewer is found before the run."""
+    return split_seed(mix(number), held_out=False)
+
+
+def find_memory(
+    settings: EnvSettings, env: CheckedEnv, first: Arrays, about_to: Callable[[str], None]
+) -> tuple[str, str]:
+    """Where a reset with equal task and seed shows something else than before: a setting, "" for the environment as
+    such, and the problem with its fix; ("", "") if that was not seen.
+
+    first: observation of `observe_reset`. The environment is not stepped: that may break what a robot moves. So a
+    wrapper that remembers rewards is known by its name alone.
+    """
+    wrappers = settings.wrappers if isinstance(settings, Wraps) else ()
+    for place, wrapper in enumerate(wrappers):
+        if wrapper.apply.rpartition(":")[2] == "NormalizeReward":
+            return f"env.wrappers.{place} = {wrapper.apply}", (
+                "it remembers earlier episodes, so equal seeds give other rewards, and returns are on no fixed scale; "
+                "leave it out, and set algorithm.normalize_rewards"
+            )
+    if not (name := _remembered(env, first)):
+        return "", ""
+    problem = f"equal task and seed gave another {name!r} in a later episode"
+    count = 0
+    if isinstance(settings, Wraps) and wrappers:
+        parts = (settings.model_copy(update={"wrappers": wrappers[:count]}) for count in range(len(wrappers)))
+        differs = (_remembers(part, env.rows, about_to) for part in parts)
+        count = next((count for count, found in enumerate(differs) if found), len(wrappers))
+    if not count:
+        fix = "draw the initial state from a generator seeded with the seed at each reset; see polyrhythm check"
+        return "", f"{problem}; {fix}"
+    return f"env.wrappers.{count - 1} = {wrappers[count - 1].apply}", (
+        f"{problem}, as it remembers earlier ones or draws without the seed; leave it out (if it normalises, set "
+        "policy.normalize_observations), or have its reset begin anew"
+    )
+
+
+def _remembers(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> bool:
+    env = CheckedEnv(settings, rows, about_to)
+    try:
+        return bool(_remembered(env, _begin(env)))
+    finally:
+        env.close()
+
+
+def _remembered(env: CheckedEnv, first: Arrays) -> str:
+    """Name of the array of row 0, begun with `trial_seed(1)`, that the last row shows otherwise, beyond rounding, when
+    it begins so next; "" for none."""
+    last = env.rows - 1
+    env.reset(range(env.rows), [0] * env.rows, [trial_seed(1 + last - row) for row in range(env.rows)])
+    again = _row(env.observe(range(env.rows)), last)
+    for name, array in _row(first, 0).items():
+        if not np.allclose(array, again[name], rtol=1e-3, atol=1.0 if array.dtype == np.uint8 else 1e-6):
+            return name
+    return ""
 
 
 def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> Iterator[Finding]:
@@ -163,7 +223,7 @@ def check_reset_rows(env: CheckedEnv) -> str:
     if not env.spec.reset_rows:
         return "the batch resets as a whole"
     before = _row(_begin(env), 1)
-    env.reset([0], [0], [99])
+    env.reset([0], [0], [trial_seed(99)])
     if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
         raise ContractViolation(
             f"reset([0]) changes {name!r} of row 1", "reset only these rows, or set reset_rows False in the spec"
@@ -218,7 +278,7 @@ def _check_stays(env: CheckedEnv, final: Arrays) -> None:
     """Check that row 0, which has ended with `final`, is unchanged after another row was reset and stepped."""
     if env.rows < 2 or not (env.spec.step_rows and env.spec.reset_rows):
         return
-    env.reset([1], [0], [2])
+    env.reset([1], [0], [trial_seed(2)])
     env.step([1], _actions(env, 1))
     if name := _differing(final, _row(env.observe(range(env.rows)), 0)):
         raise ContractViolation(
@@ -229,7 +289,7 @@ def _check_stays(env: CheckedEnv, final: Arrays) -> None:
 
 def _reset_first(env: CheckedEnv) -> Arrays:
     """Reset row 0 alone, with the seed of `_begin`; return the observation of all rows."""
-    env.reset([0], [0], [1])
+    env.reset([0], [0], [trial_seed(1)])
     return env.observe(range(env.rows))
 
 
@@ -262,7 +322,7 @@ def _count(number: int, what: str) -> str:
 def _begin(env: CheckedEnv, *, seed: int = 1, task: int = 0) -> Arrays:
     """Reset all rows; return their observation."""
     every = range(env.rows)
-    env.reset(every, [task] * env.rows, [seed + row for row in every])
+    env.reset(every, [task] * env.rows, [trial_seed(seed + row) for row in every])
     return env.observe(every)
 
 
@@ -281,7 +341,7 @@ def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None)
     """Random actions within the bounds."""
     rng, action = rng or np.random.default_rng(0), env.spec.action
     if action.kind == "discrete":
-        return rng.integers(action.choices, size=_shape(env, rows))
+        return rng.integers(action.counts, size=_shape(env, rows))
     low, high = _finite_bounds(env)
     return rng.uniform(low, high, size=_shape(env, rows)).astype(np.float32)
 
@@ -296,7 +356,7 @@ def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
     """Actions at the lower bounds, at the upper bounds, and between, for all rows."""
     shape = _shape(env, env.rows)
     if env.spec.action.kind == "discrete":
-        yield from (np.full(shape, choice) for choice in (0, env.spec.action.choices - 1))
+        yield from (np.broadcast_to(last, shape).astype(np.int64) for last in (0, np.array(env.spec.action.counts) - 1))
     else:
         yield from (np.broadcast_to(bound, shape).astype(np.float32) for bound in _finite_bounds(env))
     yield _actions(env, env.rows)

@@ -1,7 +1,7 @@
 """Adapter for Gymnasium environments: an env batch of `rows` separate instances, stepped in a loop.
 
-It uses no Gymnasium vector environment and no wrappers except the registered ones and the user's: rows reset and step
-individually, there is no autoreset, and the time limit is counted here.
+It uses no Gymnasium vector environment: rows reset and step individually, and there is no autoreset. The time limit is
+where `gymnasium.make` has it, inside the user's wrappers; steps are counted here too, should a wrapper hide it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
-from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
+from polyrhythm.envs.gymnasium_observations import Observations
+from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
 from polyrhythm.envs.mujoco_stability import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
+from polyrhythm.specs.hashing import library_seed
 from polyrhythm.specs.spaces import check_metrics
 
 if TYPE_CHECKING:
@@ -70,8 +72,9 @@ def as_aggregates(value: Any) -> Any:
 class GymnasiumSettings(_Settings):
     """Registered Gymnasium environments: one task by its `id`, or several `tasks`.
 
-    Observation: `state` for one array; a Dict space gives its keys, nested ones joined by a dot. float64 becomes
-    float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. `success`: `success` or
+    Observation: `state` for one array; Dict and Tuple spaces give keys and positions, nested ones joined by a dot.
+    float64 becomes float32; Discrete and MultiDiscrete become one-hot vectors. Actions: a float Box (flattened),
+    Discrete, MultiDiscrete or MultiBinary. `success`: `success` or
     `is_success` of the environment's info, else false. A state that MuJoCo finds unstable fails its row.
     """
 
@@ -84,7 +87,7 @@ class GymnasiumSettings(_Settings):
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_steps: Annotated[int, Field(ge=0)] = 0
-    """Env steps after which an episode is truncated; 0 takes the registered limit."""
+    """Steps of the environment inside the wrappers after which an episode is truncated; 0: the registered limit."""
     tasks: tuple[GymnasiumTask, ...] = ()
     """Several tasks instead of one id, each {id, instruction, name, kwargs}; a row keeps an instance of each it met."""
     wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
@@ -136,16 +139,18 @@ class GymnasiumSettings(_Settings):
         return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}})
 
     def make(self, task: int = 0) -> gymnasium.Env[Any, Any]:
-        """Make one wrapped environment, without Gymnasium's checks and time limit. Raises ConfigError if it fails."""
-        given = self.task_list[task]
-        env = make_registered(given.id, {**self.kwargs, **given.kwargs}, self._where(task))
+        """Make one wrapped environment, without Gymnasium's checks. Raises ConfigError if it fails."""
+        from polyrhythm.envs.gymnasium_forms import CheckedForms
+
+        given, where = self.task_list[task], self.where(task)
+        env = make_registered(given.id, {**self.kwargs, **given.kwargs}, self.max_steps, where)
         for place, wrapper in enumerate(self.wrappers):
             env = apply_wrapper(env, wrapper.apply, wrapper.kwargs, f"env.wrappers.{place}")
-        return env
+        return CheckedForms(env, f"{where} in its wrappers") if self.wrappers else env
 
     def limit(self, task: int) -> int:
         """Env steps after which this task's episodes are truncated."""
-        limit = self.max_steps or find_registered(self.task_list[task].id, self._where(task)).max_episode_steps
+        limit = self.max_steps or find_registered(self.task_list[task].id, self.where(task)).max_episode_steps
         if not limit:
             raise ConfigError(
                 f"env.max_steps = 0: {self.task_list[task].id} registers no time limit; set max_steps above 0"
@@ -154,23 +159,21 @@ class GymnasiumSettings(_Settings):
 
     def spec_of(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> EnvSpec:
         """The spec of environments from `make`, one per task."""
-        spaces = [self._spaces(env, self._where(task)) for task, env in enumerate(envs)]
+        spaces = [self._spaces(env, self.where(task)) for task, env in enumerate(envs)]
         for task, other in enumerate(spaces):
             for what, here, first in zip(("observations", "actions"), other, spaces[0], strict=True):
                 if here != first:
                     raise ConfigError(
-                        f"{self._where(task)}: its {what} are {here}, those of {self.task_list[0].id} are {first}; "
+                        f"{self.where(task)}: its {what} are {here}, those of {self.task_list[0].id} are {first}; "
                         "tasks need equal ones: use env.wrappers that make them equal"
                     )
         names = [task.name or task.instruction or task.id for task in self.task_list]
         for task, name in enumerate(names):
             if name in names[:task]:
                 raise ConfigError(f"env.tasks.{task}.name = {name}: another task has this name; make names unique")
-        where = self._where(0)
-        paths = array_paths(envs[0].observation_space, where, self.rename)
         return EnvSpec(
-            observation={key: array_spec(envs[0].observation_space, path, where) for key, path in paths.items()},
-            action=action_spec(envs[0].action_space, where),
+            observation=Observations(envs[0].observation_space, self.where(0), self.rename).spec,
+            action=action_spec(envs[0].action_space, self.where(0)),
             tasks=tuple(
                 Task(name, task.instruction or task.id) for name, task in zip(names, self.task_list, strict=True)
             ),
@@ -181,10 +184,9 @@ class GymnasiumSettings(_Settings):
 
     def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
         """Observation and action spaces, which must be equal for all tasks."""
-        paths = array_paths(env.observation_space, where, self.rename)
-        return {key: array_spec(env.observation_space, path, where) for key, path in paths.items()}, env.action_space
+        return Observations(env.observation_space, where, self.rename).spec, env.action_space
 
-    def _where(self, task: int) -> str:
+    def where(self, task: int) -> str:
         """The setting of this task's environment, `name = value`, for errors."""
         return f"env.tasks.{task}.id = {self.tasks[task].id}" if self.tasks else f"env.id = {self.id}"
 
@@ -201,9 +203,8 @@ class GymnasiumBatch:
         self._made = {(0, task): env for task, env in enumerate(firsts)}
         self._envs = [self._env(row, 0) for row in range(rows)]
         self._to_env = action_converter(firsts[0].action_space)
-        self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
-        paths = array_paths(firsts[0].observation_space, "env", settings.rename)
-        self._parts = [(path, self._seen[key]) for key, path in paths.items()]
+        self._where = [settings.where(task) for task in range(len(firsts))]
+        self._seen = Observations(firsts[0].observation_space, self._where[0], settings.rename, rows)
         self._limits = [settings.limit(task) for task in range(len(firsts))]
         self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows
@@ -217,8 +218,8 @@ class GymnasiumBatch:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             try:
                 env = self._envs[row] = self._env(int(row), int(task))
-                observation, _ = env.reset(seed=seed)
-                self._keep(row, observation)
+                observation, _ = env.reset(seed=library_seed(int(seed)))
+                self._seen.keep(row, observation, self._where[task])
                 data = self._mujoco[row] = mujoco_data(env.unwrapped)
                 self._unstable[row] = 0 if data is None else instabilities(data)
             except Exception as error:  # noqa: BLE001 - an environment may raise anything
@@ -236,7 +237,7 @@ class GymnasiumBatch:
         for i, (row, action) in enumerate(zip(rows, self._to_env(actions), strict=True)):
             try:
                 observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)
-                self._keep(row, observation)
+                self._seen.keep(row, observation, self._where[self._task[row]])
                 if (data := self._mujoco[row]) is not None:
                     refuse_unstable(data, f"at step {self._steps[row] + 1}", self._unstable[row])
             except Exception as error:  # noqa: BLE001 - an environment may raise anything
@@ -261,9 +262,7 @@ class GymnasiumBatch:
         return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        picked = np.asarray(rows)
-        for key, seen in self._seen.items():
-            out[key][: len(rows)] = seen[picked]
+        self._seen.write(rows, out)
 
     def render(self, row: int) -> NDArray[np.uint8]:
         """Render the row with `render_mode: rgb_array`: [H,W,3]. Raises ConfigError if a package is missing."""
@@ -295,13 +294,6 @@ class GymnasiumBatch:
         if env is not None:
             with suppress(Exception):
                 env.close()
-
-    def _keep(self, row: int, observation: Any) -> None:
-        for path, seen in self._parts:
-            part = observation
-            for name in path:
-                part = part[name]
-            seen[row] = part
 
 
 def _read_number(info: Mapping[str, Any], name: str) -> float:

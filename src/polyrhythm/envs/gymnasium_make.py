@@ -1,4 +1,4 @@
-"""Makes one Gymnasium environment from a registered id, without checks and time limit, and applies user wrappers."""
+"""Makes one Gymnasium environment from a registered id, without Gymnasium's checks, and applies user wrappers."""
 
 from __future__ import annotations
 
@@ -32,16 +32,21 @@ def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvS
         raise ConfigError(f"{where}: no such Gymnasium environment ({error}); the nearest is {near}") from error
 
 
-def make_registered(env_id: str, kwargs: Mapping[str, Any], where: str) -> gymnasium.Env[Any, Any]:
-    """Make one environment. Raises ConfigError, beginning with the setting `where`, for an unknown id or bad kwargs."""
+def make_registered(env_id: str, kwargs: Mapping[str, Any], max_steps: int, where: str) -> gymnasium.Env[Any, Any]:
+    """Make one environment, truncated after `max_steps`, the registered limit if 0, and checked (`CheckedForms`).
+    Raises ConfigError, beginning with the setting `where`, for an unknown id or bad kwargs."""
     import gymnasium
+
+    from polyrhythm.envs.gymnasium_forms import checked_inside
 
     spec = find_registered(env_id, where)
     try:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, max_episode_steps=-1, disable_env_checker=True, **kwargs)
+        env: gymnasium.Env[Any, Any] = gymnasium.make(
+            spec.id, max_episode_steps=max_steps or None, disable_env_checker=True, **kwargs
+        )
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"{where}: cannot be made with kwargs {dict(kwargs)} ({error})") from error
-    return env
+    return checked_inside(env, where)
 
 
 def apply_wrapper(

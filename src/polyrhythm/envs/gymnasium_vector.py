@@ -25,9 +25,11 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wrapper
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
-from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
+from polyrhythm.envs.gymnasium_observations import Observations
+from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
+from polyrhythm.specs.hashing import library_seed
 from polyrhythm.specs.spaces import check_metrics
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class GymnasiumVectorSettings(BaseModel):
     wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
     """With id, in the modes sync and async: what is applied to the environment of each row, as in `gymnasium`."""
     max_steps: Annotated[int, Field(ge=0)] = 0
-    """Env steps after which an episode is truncated; 0 takes the registered limit."""
+    """Steps of the environment inside the wrappers after which an episode is truncated; 0: the registered limit."""
     instruction: str = ""
     """Instruction for the policy; the id, or the name of make's function, if empty."""
     rename: Mapping[str, str] = Field(default_factory=dict)
@@ -115,13 +117,18 @@ class GymnasiumVectorSettings(BaseModel):
 
         spec = copy.deepcopy(find_registered(self.id, self.where))
         spec.max_episode_steps = self.max_steps or spec.max_episode_steps
+        spec.disable_env_checker = True  # `CheckedForms` does it
         if self.mode == "own":
             return gymnasium.make_vec(spec, rows, "vector_entry_point", **self.kwargs)
+        from polyrhythm.envs.gymnasium_forms import CheckedForms, checked_inside
+
         own = {"autoreset_mode": AutoresetMode.DISABLED}
-        wrappers = [
+        wrappers: list[Any] = [partial(checked_inside, where=self.where)]
+        wrappers += [
             partial(apply_wrapper, address=wrapper.apply, kwargs=wrapper.kwargs, where=f"env.wrappers.{place}")
             for place, wrapper in enumerate(self.wrappers)
         ]
+        wrappers.append(partial(CheckedForms, where=self.where, observations=True))
         return gymnasium.make_vec(spec, rows, self.mode, own, wrappers, **self.kwargs)
 
     def _called(self, rows: int) -> Any:
@@ -153,17 +160,14 @@ class GymnasiumVectorSettings(BaseModel):
 
     def spec_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
         """The spec of a vector environment from `made`."""
-        space, limit = env.single_observation_space, self.max_steps
+        limit = self.max_steps
         if not limit and env.spec is not None:
             limit = env.spec.max_episode_steps or 0
         if not limit:
             raise ConfigError(f"env.max_steps = 0: {self.id or self.make} has no time limit; set max_steps above 0")
         name = self.id or self.make.rpartition(":")[2]
         return EnvSpec(
-            observation={
-                key: array_spec(space, path, self.where)
-                for key, path in array_paths(space, self.where, self.rename).items()
-            },
+            observation=Observations(env.single_observation_space, self.where, self.rename).spec,
             action=action_spec(env.single_action_space, self.where),
             tasks=(Task(name, self.instruction or name),),
             max_steps=limit,
@@ -177,13 +181,11 @@ class GymnasiumVectorBatch:
     """One vector environment. ended: rows whose episode is over, until their next reset."""
 
     def __init__(self, settings: GymnasiumVectorSettings, rows: int) -> None:
-        self._env = settings.made(rows)
+        self._env, self._where = settings.made(rows), settings.where
         self.rows, self.spec = rows, settings.spec_of(self._env)
         self._autoreset = settings.autoreset_of(self._env)
         self._to_env = action_converter(self._env.single_action_space)
-        self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
-        paths = array_paths(self._env.single_observation_space, settings.where, settings.rename)
-        self._parts = [(path, self._seen[key]) for key, path in paths.items()]
+        self._seen = Observations(self._env.single_observation_space, settings.where, settings.rename, rows)
         self._steps = np.zeros(rows, np.int64)
         self._ended = np.ones(rows, np.bool_)
         self._done_inside = np.zeros(rows, np.bool_)  # to be reset before the next step
@@ -194,12 +196,13 @@ class GymnasiumVectorBatch:
         chosen[np.asarray(rows)] = True
         given: list[int | None] = [None] * self.rows
         for row, seed in zip(rows, seeds, strict=True):
-            given[row] = int(seed)
+            given[row] = library_seed(int(seed))
         whole = chosen.all() or not self._begun
         with _lost_with_its_processes():
-            observation, _ = self._env.reset(seed=given, options=None if whole else {"reset_mask": chosen.copy()})
+            found = self._env.reset(seed=given, options=None if whole else {"reset_mask": chosen.copy()})
+        observation, _ = self._parts("reset", found, 2)
         self._begun = True
-        self._keep(observation, chosen)
+        self._seen.keep_rows(chosen, observation)
         self._steps[chosen] = 0
         self._ended[chosen] = False
         self._done_inside[chosen | whole] = False
@@ -210,48 +213,63 @@ class GymnasiumVectorBatch:
             if self._autoreset == "disabled" and self._done_inside.any():
                 self._env.reset(options={"reset_mask": self._done_inside.copy()})  # nobody sees it, but it steps too
                 self._done_inside[:] = False
-            observation, reward, terminated, truncated, info = self._env.step(acted)
+            found = self._env.step(acted)
+        observation, reward, terminated, truncated, info = self._parts("step", found, 5)
+        reward = self._per_row("reward", reward)
+        terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         live = ~self._ended
         done = np.logical_or(terminated, truncated)
-        self._keep(observation, live)
+        self._seen.keep_rows(live, observation)
         if self._autoreset == "same_step" and (done & live).any():
-            self._keep_final(info["final_obs"], done & live)
+            for row in map(int, np.flatnonzero(done & live)):
+                self._seen.keep(row, info["final_obs"][row])
         self._steps[live] += 1
         self._done_inside |= done
         late = self._steps >= self.spec.max_steps
         self._ended |= done | late
         return StepResult(
-            np.asarray(reward, np.float32),
-            np.asarray(terminated, np.bool_).copy(),
-            np.asarray(truncated, np.bool_) | (late & ~np.asarray(terminated, np.bool_)),
+            reward.astype(np.float32),
+            terminated,
+            (truncated | late) & ~terminated,
             self._success(info, done),
             {name: self._numbers(info, done, name) for name in self.spec.metrics},
         )
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        picked = np.asarray(rows)
-        for key, seen in self._seen.items():
-            out[key][: len(rows)] = seen[picked]
+        self._seen.write(rows, out)
 
     def close(self) -> None:
         self._env.close()
 
-    def _keep(self, observation: Any, rows: NDArray[np.bool_]) -> None:
-        """Take the observation of these rows."""
-        for path, seen in self._parts:
-            part = observation
-            for name in path:
-                part = part[name]
-            seen[rows] = np.asarray(part)[rows]
+    def _parts(self, call: str, found: Any, count: int) -> Any:
+        """What a call returned. ConfigError: it is not a tuple of `count` values."""
+        if not isinstance(found, tuple) or len(found) != count:
+            size = f" of {len(found)}" if isinstance(found, tuple) else ""
+            raise ConfigError(
+                f"{self._where}: {call} returned {type(found).__name__}{size}; return a tuple of {count}, as "
+                "gymnasium.vector.VectorEnv says"
+            )
+        return found
 
-    def _keep_final(self, observations: Sequence[Any], rows: NDArray[np.bool_]) -> None:
-        """Take the last observation of these rows, each an observation of one row."""
-        for row in map(int, np.flatnonzero(rows)):
-            for path, seen in self._parts:
-                part = observations[row]
-                for name in path:
-                    part = part[name]
-                seen[row] = part
+    def _per_row(self, name: str, value: Any) -> NDArray[Any]:
+        """[rows]. ConfigError: there is not one number for each row."""
+        array = np.asarray(value)
+        if array.shape not in ((self.rows,), (self.rows, 1)) or array.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"{self._where}: step returned {name} as {array.dtype} {list(array.shape)}; return one number or flag "
+                f"for each of its {self.rows} rows"
+            )
+        return array.reshape(self.rows)
+
+    def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
+        """[rows], copied. ConfigError: there is not one flag, or 0 or 1, for each row."""
+        numbers = self._per_row(name, value)
+        flags = numbers.astype(np.bool_)
+        if (flags != numbers).any():
+            raise ConfigError(
+                f"{self._where}: step returned {name} = {numbers.tolist()}; return True or False for each"
+            )
+        return flags
 
     def _success(self, info: Mapping[str, Any], done: NDArray[np.bool_]) -> NDArray[np.bool_]:
         found = np.zeros(self.rows, np.bool_)

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import StepResult
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv
+from polyrhythm.envs.conformance import trial_seed
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.specs import EnvSpec, Trajectory, split_seed
+from polyrhythm.specs import EnvSpec, Trajectory
 
-#: Seed of the episode's ticket.
-SEED = 1
+#: Seed of the episode.
+SEED = trial_seed(1)
 #: Most messages of an expert; a longer episode counts as cut.
 _MESSAGES = 8
 #: Most tokens of a message that is none of an expert's: short, so that it overflows no context.
@@ -42,7 +43,7 @@ def play_episode(env: CheckedEnv, *, expert: bool) -> TrialEpisode:
     or else of a single one, a few words of the prompt. Raises ContractViolation, with the user's line, or
     PolyrhythmError. expert: whether it is asked."""
     every = range(env.rows)
-    env.reset(every, [0] * env.rows, [split_seed(env.spec, SEED + row, held_out=False) for row in every])
+    env.reset(every, [0] * env.rows, [trial_seed(1 + row) for row in every])
     rows = [0] if env.spec.step_rows else list(every)
     seen, chosen, results, over = [env.observe(every)], [], list[StepResult](), False
     for _ in range(min(_MESSAGES, env.spec.max_steps)):

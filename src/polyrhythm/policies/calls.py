@@ -138,8 +138,11 @@ def check_bounds(actions: Tensor, spec: EnvSpec) -> None:
         )
         outside = (actions < low - room) | (actions > high + room)
     else:
-        allowed, fix = f"0 to {spec.action.choices - 1}", "choose among that many"
-        outside = (actions < 0) | (actions >= spec.action.choices)
+        allowed = f"0 to {spec.action.choices - 1}"
+        if len(set(spec.action.counts)) > 1:
+            allowed = f"{list(spec.action.counts)} choices for its entries"
+        fix = "choose among that many"
+        outside = (actions < 0) | (actions >= torch.tensor(spec.action.counts))
     if bool(outside.any()):
         raise ContractViolation(
             f"act().actions has {actions[outside][0].item():.4g}, the environment allows {allowed}", fix

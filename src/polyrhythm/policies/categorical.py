@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
+from polyrhythm.policies.constants import kept
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
 from polyrhythm.specs import ArraySpec, EnvSpec
@@ -50,7 +51,8 @@ class CategoricalSettings(BaseModel):
 class CategoricalPolicy(nn.Module):
     """An MLP policy whose C·A entries are drawn independently from softmax(logits(obs)).
 
-    forward_inputs = {"tokens": int64 [B,C,A]}.
+    Where the entries of an action have different counts of choices, each has logits for the largest, and those beyond
+    its own are masked. forward_inputs = {"tokens": int64 [B,C,A]}.
     """
 
     def __init__(self, settings: CategoricalSettings, env_spec: EnvSpec) -> None:
@@ -61,7 +63,12 @@ class CategoricalPolicy(nn.Module):
                 f"policy.type = 'categorical' needs discrete actions with at least one choice, the environment's are "
                 f"{action.kind!r} with {action.choices} choices: use policy.type = 'gaussian' or 'tiny_vla'"
             )
-        self.chunk, self.action_dim, self.choices = settings.chunk, action.dim, action.choices
+        self.chunk, self.action_dim, self.choices, self.counts = (
+            settings.chunk,
+            action.dim,
+            action.choices,
+            action.counts,
+        )
         self.exact, self.tolerance = True, 1e-5
         self.flat = FlatObservation(env_spec, settings.progress, settings.normalize_observations)
         shape = (settings.hidden, settings.layers, settings.activation)
@@ -73,7 +80,8 @@ class CategoricalPolicy(nn.Module):
         x = self.flat(obs)
         log_p = self._log_p(x)
         draws = noise.uniform(noise_key, self.chunk * self.action_dim).view(log_p.shape[:-1])
-        tokens = distributions.categorical_sample(log_p, draws, greedy, log_p.argmax(-1))
+        last = None if min(self.counts) == self.choices else _counts(self.counts, x.device) - 1
+        tokens = distributions.categorical_sample(log_p, draws, greedy, log_p.argmax(-1), last)
         logprob = distributions.categorical_logprob(log_p, tokens)
         return Act(tokens, logprob, self.critic(x).squeeze(1), {"tokens": tokens})
 
@@ -92,4 +100,14 @@ class CategoricalPolicy(nn.Module):
         return -distributions.categorical_logprob(self._log_p(self.flat(obs)), actions.long()).mean()
 
     def _log_p(self, x: Tensor) -> Tensor:
-        return distributions.log_probs(self.actor(x).view(-1, self.chunk, self.action_dim, self.choices))
+        logits = self.actor(x).view(-1, self.chunk, self.action_dim, self.choices)
+        if min(self.counts) == self.choices:
+            return distributions.log_probs(logits)
+        counts = _counts(self.counts, x.device)
+        return distributions.log_probs(logits, torch.arange(self.choices, device=x.device) < counts[:, None])
+
+
+@kept
+def _counts(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """[A] int64."""
+    return torch.tensor(counts, device=device)

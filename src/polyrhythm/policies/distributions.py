@@ -13,8 +13,15 @@ from torch import Tensor
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-def log_probs(logits: Tensor) -> Tensor:
-    """Normalised log-probabilities over the last axis: [..., K] -> [..., K] float32."""
+#: Logit of a choice that does not exist: its probability is exactly 0, and so is its part of the entropy.
+_NEVER = -1e9
+
+
+def log_probs(logits: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Normalised log-probabilities over the last axis: [..., K] -> [..., K] float32. allowed: the choices that exist,
+    bool, broadcast; None for all."""
+    if allowed is not None:
+        logits = logits.float().masked_fill(~allowed, _NEVER)
     return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 
@@ -33,14 +40,18 @@ def categorical_mean(log_p: Tensor) -> Tensor:
     return (log_p.exp() @ torch.arange(log_p.shape[-1], dtype=log_p.dtype, device=log_p.device)).round().long()
 
 
-def categorical_sample(log_p: Tensor, uniform: Tensor, greedy: Tensor, best: Tensor) -> Tensor:
+def categorical_sample(
+    log_p: Tensor, uniform: Tensor, greedy: Tensor, best: Tensor, last: Tensor | None = None
+) -> Tensor:
     """Token by inverse CDF, or `best` where `greedy`.
 
     log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool, best [B,...] int64 -> [B,...] int64.
-    Needs one uniform number per token; the Gumbel trick needs K.
+    last: the last choice that exists, broadcast; None for K - 1. Needs one uniform number per token; the Gumbel trick
+    needs K.
     """
     cdf = log_p.exp().cumsum(-1)
-    drawn = (cdf <= uniform.unsqueeze(-1) * cdf[..., -1:]).sum(-1).clamp_(max=log_p.shape[-1] - 1)
+    drawn = (cdf <= uniform.unsqueeze(-1) * cdf[..., -1:]).sum(-1)
+    drawn = drawn.clamp_(max=log_p.shape[-1] - 1) if last is None else torch.minimum(drawn, last)
     return torch.where(_rowwise(greedy, drawn), best, drawn)
 
 

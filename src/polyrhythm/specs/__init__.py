@@ -3,6 +3,7 @@
 Standard library and numpy only.
 """
 
+from polyrhythm.specs.hashing import split_seed
 from polyrhythm.specs.scores import SampleView, Score, Transcript
 from polyrhythm.specs.spaces import (
     INSTRUCTION,
@@ -12,7 +13,6 @@ from polyrhythm.specs.spaces import (
     ArraySpec,
     EnvSpec,
     Task,
-    split_seed,
 )
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.specs.weights import PlacedTensor, WeightsLayout, WeightSpec

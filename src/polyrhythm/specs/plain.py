@@ -28,7 +28,6 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "reports_success": spec.reports_success,
         "initial_states": spec.initial_states,
         "chunk": spec.chunk,
-        "splits": bool(spec.splits),
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain
@@ -41,4 +40,5 @@ def from_plain(content: Mapping[str, Any]) -> EnvSpec:
     }
     tasks = tuple(Task(**task) for task in content["tasks"])
     made = {"observation": observation, "action": ActionSpec(**content["action"]), "tasks": tasks}
-    return EnvSpec(**{**content, **made, "metrics": dict(content.get("metrics", {}))})  # absent in old files
+    made["metrics"] = dict(content.get("metrics", {}))  # absent in old files
+    return EnvSpec(**{name: value for name, value in {**content, **made}.items() if name != "splits"})  # in old files

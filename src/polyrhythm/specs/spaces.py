@@ -18,8 +18,6 @@ import numpy as np
 INSTRUCTION = "instruction"
 #: Observation key that the simulator station adds: env steps done / `EnvSpec.max_steps`, float32 [], in 0..1.
 PROGRESS = "progress"
-#: Bit of a seed that is set for episodes of evaluations, where `EnvSpec.splits`.
-HELD_OUT = 1 << 62
 #: How a metric is aggregated over the env steps of an episode.
 Aggregate = Literal["last", "sum", "mean", "max"]
 #: Maximum number of metrics of an environment, and the pattern of their names.
@@ -54,8 +52,9 @@ class ActionSpec:
     """One primitive action of A = `dim` entries.
 
     `continuous`: float32 [A] within `low`..`high` (both of length A, in the environment's units).
-    `discrete`: int64 [A], each entry in 0..`choices`-1; `low` and `high` are empty. stops: of them those that end a
-    chunk, such as an end-of-text token; only where a step takes whole chunks. Raises ValueError if invalid.
+    `discrete`: int64 [A], entry i in 0..`counts[i]`-1; `low` and `high` are empty. counts: of length A, by default
+    `choices` for each; choices: the largest of them. stops: of these those that end a chunk, such as an end-of-text
+    token; only where a step takes whole chunks. Raises ValueError if invalid.
     """
 
     kind: Literal["continuous", "discrete"]
@@ -64,11 +63,14 @@ class ActionSpec:
     high: tuple[float, ...] = ()
     choices: int = 0
     stops: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):  # may be arrays
-            object.__setattr__(self, name, tuple(float(bound) for bound in getattr(self, name)))
-        object.__setattr__(self, "stops", tuple(int(stop) for stop in self.stops))
+        for name, kind in (("low", float), ("high", float), ("stops", int), ("counts", int)):  # may be arrays
+            object.__setattr__(self, name, tuple(kind(entry) for entry in getattr(self, name)))
+        object.__setattr__(self, "choices", int(self.choices or max(self.counts, default=0)))
+        entries = self.dim if self.kind == "discrete" else 0
+        object.__setattr__(self, "counts", self.counts or (self.choices,) * entries)
         if not all(0 <= stop < self.choices for stop in self.stops):
             raise ValueError(f"stops are among an action's {self.choices} choices, got {self.stops}")
         bounds = len(self.low), len(self.high)
@@ -83,6 +85,11 @@ class ActionSpec:
             raise ValueError(f"an action is continuous or discrete, got kind = {self.kind!r}")
         elif bounds != (0, 0) or self.choices < 2:
             raise ValueError(f"a discrete action has 2 or more choices and no bounds, got {self.choices} and {bounds}")
+        elif len(self.counts) != self.dim or min(self.counts) < 1 or max(self.counts) != self.choices:
+            raise ValueError(
+                f"a discrete action has {self.dim} counts, of which the largest is choices; got {self.counts} and "
+                f"{self.choices}"
+            )
 
     @property
     def dtype(self) -> str:
@@ -110,7 +117,6 @@ class EnvSpec:
     reports_success: whether `StepResult.success` means anything; None where that is unknown.
     chunk: a step takes chunks of so many actions as a whole, as a text environment takes a message: actions [n,C,A],
     and its result says which were executed; policies then have chunks of this length. 0: a step takes one action.
-    splits: episodes of evaluations are drawn apart from those of training by their seeds (`split_seed`).
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
     initial_states: how many fixed initial states each task has; an episode of seed s begins in number s mod that many.
     An evaluation takes each of them in turn. 0: initial states are drawn from the seed.
@@ -127,7 +133,6 @@ class EnvSpec:
     reports_success: bool | None = None
     initial_states: int = 0
     chunk: int = 0
-    splits: bool = False
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:
@@ -143,18 +148,9 @@ class EnvSpec:
             raise ValueError(f"an environment's initial_states is 0 or more, got {self.initial_states}")
         if self.chunk < 0 or (self.chunk and not self.step_rows):
             raise ValueError(f"an environment's chunk is 0 or more, and 0 without step_rows; got {self.chunk}")
-        if self.splits and self.initial_states:
-            raise ValueError("an environment with fixed initial_states has none to hold out; leave out splits")
         if self.action.stops and not self.chunk:
             raise ValueError("an action's stops end a chunk, but a step here takes one action; set chunk")
         check_metrics(self.metrics)
-
-
-def split_seed(spec: EnvSpec, seed: int, *, held_out: bool) -> int:
-    """The seed to reset a row with: that of the episode, its `HELD_OUT` bit set or cleared where the spec splits."""
-    if not spec.splits:
-        return seed
-    return seed | HELD_OUT if held_out else seed & ~HELD_OUT
 
 
 def check_metrics(metrics: Mapping[str, str]) -> None:

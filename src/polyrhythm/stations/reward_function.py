@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import definition_place, raised
 from polyrhythm.envs.base import Transcribes
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript, split_seed
+from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript
 from polyrhythm.specs.finite import as_number
 
 #: Characters quoted of what a function returned.
@@ -92,7 +92,7 @@ def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, ev
     prompt, messages, text = env.transcribe(trajectory) if isinstance(env, Transcribes) else _NO_TEXT
     return SampleView(
         task=spec.tasks[trajectory.task].name,
-        seed=split_seed(spec, seed, held_out=evaluation),
+        seed=seed,
         evaluation=evaluation,
         prompt=prompt,
         messages=messages,

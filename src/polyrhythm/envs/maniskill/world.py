@@ -20,6 +20,7 @@ from polyrhythm.envs.maniskill.placement import place_beyond
 from polyrhythm.envs.maniskill.sentences import Sentences, own_sentences, read_sentences
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
+from polyrhythm.specs.hashing import library_seed
 
 if TYPE_CHECKING:
     from polyrhythm.envs.maniskill.settings import ManiSkillSettings
@@ -78,7 +79,7 @@ class World:
     def reset(self, row: int, seed: int, sentence: str = "") -> None:
         """Begin an episode in one row; its numbers and images change, those of other rows do not.
 
-        seed: 0..2^63-1; ManiSkill takes 32 bits, so it is hashed to these. On a GPU each row is reset by a call of its
+        seed: 0..2^63-1; ManiSkill gets its `library_seed`. On a GPU each row is reset by a call of its
         own: ManiSkill draws the states of all rows that are reset together from the seed of the first.
         sentence: the instruction of one of several `tasks`.
         """
@@ -86,7 +87,7 @@ class World:
         if sentence:
             assert self.sentences is not None
             numbers = np.array([self.sentences.episode(sentence, seed)])
-        self._reset([row], int(np.random.SeedSequence(seed).generate_state(1)[0]), numbers)
+        self._reset([row], library_seed(seed), numbers)
         self._refuse_other_words(row, sentence or self._own)
         if self.settings.placement == "beyond":  # with one row, as another appearance
             place_beyond(self._env, self.task, seed)

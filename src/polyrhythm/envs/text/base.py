@@ -24,7 +24,7 @@ from polyrhythm.envs.base import EpisodeRefused, RowsFailed
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
-from polyrhythm.specs.spaces import HELD_OUT
+from polyrhythm.specs.hashing import HELD_OUT
 
 if TYPE_CHECKING:
     from polyrhythm.envs.text.batch import TextBatch
@@ -153,7 +153,6 @@ class TextSettings(BaseModel):
             metrics={"message_tokens": "sum", "turns": "sum", "cut": "max"},
             reports_success=True,
             chunk=self.max_new_tokens,
-            splits=True,
         )
 
     def build(self, rows: int) -> TextBatch:

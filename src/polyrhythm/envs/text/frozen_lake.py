@@ -10,6 +10,7 @@ from pydantic import Field
 
 from polyrhythm.envs.text.base import Count, Reply, TextSettings, draw_apart
 from polyrhythm.envs.text.moves import MOVES, last_move
+from polyrhythm.specs.hashing import library_seed
 
 
 class FrozenLakeSettings(TextSettings):
@@ -65,7 +66,7 @@ class FrozenLake:
         slippery, most = self._settings.slippery, self._settings.max_turns
         env = gymnasium.make("FrozenLake-v1", desc=self._fields, is_slippery=slippery, max_episode_steps=most)
         self._env = env.unwrapped
-        self._env.reset(seed=seed % 2**31)
+        self._env.reset(seed=library_seed(seed))
         return found.prompt
 
     def _draw(self, random: Random) -> _Lake:

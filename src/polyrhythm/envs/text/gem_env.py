@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import zlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +13,7 @@ from pydantic import Field
 
 from polyrhythm.envs.text.base import Count, Reply, TextSettings
 from polyrhythm.errors import ConfigError, MissingError, install_command
+from polyrhythm.specs.hashing import library_seed
 
 #: GEM draws from the global generators, which all rows of a process share.
 _GLOBAL = threading.Lock()
@@ -54,7 +54,7 @@ class Gem:
             self._env = _make(settings.id, settings.options)
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
-        observation, info = self._drawing("reset", zlib.crc32(str(seed).encode()))
+        observation, info = self._drawing("reset", library_seed(seed))
         return _shown(observation, info)
 
     def reply(self, message: str) -> Reply:

@@ -12,7 +12,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.observe import wilson
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec, Task
-from polyrhythm.specs.hashing import mix
+from polyrhythm.specs.hashing import mix, split_seed
 
 #: Hash domain that separates held-out seeds from those of training (domains 1 and 2) and of demonstrations.
 _DOMAIN = 4
@@ -43,9 +43,10 @@ def held_out(
 
 
 def _beginning_in(seed: int, state: int, initial_states: int) -> int:
-    """The seed itself, or one made from it that begins in fixed state number `state`, counted round."""
+    """The seed, on the side of evaluations; or one made from it that begins in fixed state number `state`, counted
+    round."""
     if not initial_states:
-        return seed
+        return split_seed(seed, held_out=True)
     lower = seed >> 1  # so that the sum stays below 2^63
     return lower - lower % initial_states + state % initial_states
 

@@ -28,7 +28,7 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import as_array, as_tensors
 from polyrhythm.scheduler.records import Episode
 from polyrhythm.scheduler.rollout.evaluation import noise_stream
-from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec, split_seed
+from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY, describe_not_finite, first_not_finite
 from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.simulator.chunk import ChunkResult, Step, stepper, whole_batch
@@ -134,7 +134,7 @@ class _Playback:
         episodes = [played.episode for played in self._played]
         running = np.arange(len(episodes))
         begun = [*episodes, *[episodes[-1]] * (self._batch.rows - len(episodes))]
-        seeds = [split_seed(self._spec, episode.seed, held_out=True) for episode in begun]
+        seeds = [episode.seed for episode in begun]
         with self._failing(running):
             self._env.reset(np.arange(len(begun)), [episode.task for episode in begun], seeds)
         self._fail_rows(running)

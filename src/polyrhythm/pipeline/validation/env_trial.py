@@ -8,6 +8,7 @@ hangs is reported.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import random
@@ -35,6 +36,8 @@ from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
 from polyrhythm.pipeline.validation.reward_trial import WAY_OUT, EpisodeTrial
 from polyrhythm.specs import EnvSpec
+
+log = logging.getLogger(__name__)
 
 #: Call → the setting of its time limit.
 LIMITS = {
@@ -78,8 +81,9 @@ def declared_rows(spec: EnvSpec) -> EnvTrial:
 
 
 def try_env(config: RunConfig, settings: EnvSettings, *, play: bool = True) -> EnvTrial:
-    """Build the environment once and reset it once; of a text environment, play an episode, which a reward function
-    gets. Raises ConfigError if it breaks its contract, or the reward function does. play: whether one is played."""
+    """Build the environment once and reset it; of a text environment, play an episode, which a reward function gets.
+    Then reset it with equal seeds: a warning says if they give something else. Raises ConfigError if it breaks its
+    contract, or the reward function does. play: whether an episode is played."""
     seen = dict(_events("observe", config, settings, play=play))
     return EnvTrial(seen["spec"], seen["arrays"])
 
@@ -102,6 +106,8 @@ def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = 
                 raise ConfigError(f"{what}: {problem}; {fix}")
             case ["error", sentence]:
                 raise ConfigError(sentence)
+            case ["warning", whose, sentence]:
+                log.warning("%s: %s", whose or what, sentence)
             case ["over"]:
                 return
             case [kind, seen]:

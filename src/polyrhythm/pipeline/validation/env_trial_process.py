@@ -20,20 +20,22 @@ from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.checked_env import ask_spec
-from polyrhythm.envs.conformance import check_contract, observe_reset
+from polyrhythm.envs.checked_env import Arrays, CheckedEnv, ask_spec
+from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.validation.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),
-#: ("spec", EnvSpec), ("arrays", name -> array); last ("over",), ("violation", problem, fix) or ("error", sentence).
+#: ("warning", setting or "", sentence), ("spec", EnvSpec), ("arrays", name -> array); last ("over",),
+#: ("violation", problem, fix) or ("error", sentence).
 Send = Callable[..., None]
 
 
 def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: EpisodeTrial) -> None:
     """Do a job. `spec`: get the spec. `observe`: that, and two rows after a reset; then an episode of a text
-    environment, which a reward function gets. `contract`: all checks, then that.
+    environment, which a reward function gets, and a warning if equal seeds give other episodes. `contract`: all checks,
+    then the same without that warning.
 
     rows: of an env batch in the run.
     """
@@ -41,15 +43,19 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
     def about_to(call: str) -> None:
         send("call", call)
 
+    def then(env: CheckedEnv, first: Arrays) -> None:
+        try_episode(episode, settings, env, about_to)
+        whose, problem = find_memory(settings, env, first, about_to) if job == "observe" else ("", "")
+        if problem:
+            send("warning", whose, problem)
+
     try:
         if job == "spec":
             send("spec", ask_spec(settings, about_to))
         else:
             for finding in check_contract(settings, rows, about_to) if job == "contract" else ():
                 send("finding", finding)
-            spec, arrays = observe_reset(
-                settings, rows, about_to, lambda env: try_episode(episode, settings, env, about_to)
-            )
+            spec, arrays = observe_reset(settings, rows, about_to, then)
             send("spec", spec)
             send("arrays", arrays)
     except ContractViolation as violation:

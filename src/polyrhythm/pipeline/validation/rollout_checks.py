@@ -36,11 +36,6 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
             f"rollout.action_repeat = {config.rollout.action_repeat}: a step of this environment takes a whole chunk, "
             "of which no action can be held; leave it out"
         )
-    if spec.splits and config.rollout.reset_ahead:
-        raise ConfigError(
-            f"rollout.reset_ahead = {config.rollout.reset_ahead}: this environment draws evaluations apart from "
-            "training, which resets ahead do not know; set it to 0"
-        )
     with errors_of("rollout"):
         _try_key(config.rollout.queue_key)
 

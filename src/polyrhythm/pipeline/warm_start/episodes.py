@@ -84,7 +84,7 @@ def describe_dropped(episodes: list[DemoEpisode], spec: EnvSpec) -> str:
 
 def plan_episode(settings: DemonstrationSettings, task: int, index: int) -> DemoEpisode:
     """Episode `index` of a task: its seed and noise are a hash of (seed, task, index), whoever else plays beside it."""
-    seed = mix(settings.seed, _DOMAIN, task, index)
+    seed = split_seed(mix(settings.seed, _DOMAIN, task, index), held_out=False)
     noisy = settings.noise_std > 0 and index % settings.noise_every == settings.noise_every - 1
     noise = np.random.default_rng(mix(seed, 1)) if noisy else None
     return DemoEpisode(task, index, seed, noise, keep_failed=settings.keep_failed)
@@ -109,8 +109,7 @@ def play_episodes(
 def _play(env: GuardedEnv, episodes: list[DemoEpisode], noise_std: float, step: StepSettings, actor: Actor) -> None:
     rows = list(range(len(episodes) if env.spec.reset_rows else env.rows))
     given = [episodes[min(row, len(episodes) - 1)] for row in rows]
-    seeds = [split_seed(env.spec, episode.seed, held_out=False) for episode in given]
-    env.reset(rows, [episode.task for episode in given], seeds)
+    env.reset(rows, [episode.task for episode in given], [episode.seed for episode in given])
     running = np.arange(len(episodes))
     _lose_failed(env, running, episodes)
     while len(running := running[_not_lost(episodes, running)]):

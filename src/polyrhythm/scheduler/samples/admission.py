@@ -29,6 +29,8 @@ from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 _MASK = (1 << 64) - 1
+#: Bits of a training seed: without that of evaluations, `specs.hashing.HELD_OUT`.
+_TRAINING = (1 << 62) - 1
 
 
 def mix(*parts: int) -> int:
@@ -126,7 +128,7 @@ class Admission:
 
     def start_of(self, group: int) -> tuple[int, int]:
         """Task and seed of the group of this number, which need not exist yet."""
-        return group % self.settings.tasks, mix(self.settings.seed, 1, group)
+        return group % self.settings.tasks, mix(self.settings.seed, 1, group) & _TRAINING
 
     def _ticket(self, group: Group, version: int) -> Ticket:
         task, seed = self.start_of(group.number)

@@ -18,8 +18,8 @@ from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, PrepareEpisodes, RefuseRequest, Ticket
-from polyrhythm.specs import EnvSpec, split_seed
+from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, PrepareEpisodes, RefuseRequest
+from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.chunk import stepper, whole_batch
 from polyrhythm.stations.simulator.deferred_steps import DeferredSteps
 from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
@@ -240,7 +240,7 @@ class EnvHost:
         fresh = [pending for pending in starting if not pending.grant.resume]
         rows = [pending.grant.row for pending in fresh]
         tickets = [pending.grant.ticket for pending in fresh]
-        seeds = [self._seed(ticket) for ticket in tickets]
+        seeds = [ticket.seed for ticket in tickets]
         if not rows or self._reset(rows, [t.task for t in tickets], seeds, [(slot, fresh)]):
             self._join(slot, starting)
         else:
@@ -258,15 +258,12 @@ class EnvHost:
             for pending in starting:
                 row, ticket = pending.grant.row, pending.grant.ticket
                 assert not pending.grant.resume, f"row {row} cannot resume, its batch resets only as a whole"
-                tasks[row], seeds[row] = ticket.task, self._seed(ticket)
+                tasks[row], seeds[row] = ticket.task, ticket.seed
         if self._reset(range(self.env.rows), tasks, seeds, parts):
             for slot, starting in parts:
                 self._join(slot, starting)
                 self._queue(slot)
         return True
-
-    def _seed(self, ticket: Ticket) -> int:
-        return split_seed(self.env.spec, ticket.seed, held_out=bool(ticket.evaluation))
 
     def _reset(
         self,
