@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
+from polyrhythm.envs.info import InfoReader
 from polyrhythm.envs.mujoco_stability import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
@@ -57,11 +58,6 @@ def as_wrapper(value: Any) -> Any:
     return {"apply": value} if isinstance(value, str) else value
 
 
-def _is_builtin(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether the environment comes with Gymnasium itself; the info of none of those has `success`."""
-    return env.spec is not None and str(env.spec.entry_point).startswith("gymnasium.envs.")
-
-
 def as_aggregates(value: Any) -> Any:
     """Expand a list of names to `last` for each."""
     return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
@@ -71,8 +67,8 @@ class GymnasiumSettings(_Settings):
     """Registered Gymnasium environments: one task by its `id`, or several `tasks`.
 
     Observation: `state` for one array; a Dict space gives its keys, nested ones joined by a dot. float64 becomes
-    float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. `success`: `success` or
-    `is_success` of the environment's info, else false. A state that MuJoCo finds unstable fails its row.
+    float32. Actions: Box (flattened), Discrete, or MultiDiscrete with equal counts. A state that MuJoCo finds unstable
+    fails its row.
     """
 
     needs: ClassVar = ("gymnasium",)
@@ -91,6 +87,8 @@ class GymnasiumSettings(_Settings):
     """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
+    success: str = ""
+    """Key of `info` that says whether the task is solved; empty: the first present of success, is_success, succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
@@ -176,7 +174,6 @@ class GymnasiumSettings(_Settings):
             ),
             max_steps=max(self.limit(task) for task in range(len(envs))),
             metrics=dict(self.metrics),
-            reports_success=None if self.wrappers or not all(map(_is_builtin, envs)) else False,
         )
 
     def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
@@ -208,6 +205,7 @@ class GymnasiumBatch:
         self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows
         self._task = [0] * rows
+        self._info = InfoReader(settings.success, settings.metrics)
         #: The row's MuJoCo state, if it has one, and how often that was unstable before the episode began.
         self._mujoco: list[mujoco.MjData | None] = [None] * rows
         self._unstable = [0] * rows
@@ -230,7 +228,7 @@ class GymnasiumBatch:
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         n = len(rows)
-        rewards, terminated, truncated, success = [0.0] * n, [False] * n, [False] * n, [False] * n
+        rewards, terminated, truncated, success = [0.0] * n, [False] * n, [False] * n, [-1] * n
         metrics = {name: np.full(n, np.nan) for name in self.spec.metrics}
         failed: dict[int, Exception] = {}
         for i, (row, action) in enumerate(zip(rows, self._to_env(actions), strict=True)):
@@ -246,14 +244,16 @@ class GymnasiumBatch:
             self._steps[row] += 1
             truncated[i] = not terminated[i] and (cut or self._steps[row] >= self._limit[row])
             if info:
-                success[i] = bool(info.get("success", info.get("is_success", False)))
-                for name, numbers in metrics.items():
-                    numbers[i] = _read_number(info, name)
+                success[i], own = self._info.read(info)
+                for name, number in own.items():
+                    metrics[name][i] = number
+            if terminated[i] or truncated[i]:
+                self._info.end_episode()
         result = StepResult(
             np.array(rewards, np.float32),
             np.array(terminated, np.bool_),
             np.array(truncated, np.bool_),
-            np.array(success, np.bool_),
+            np.array(success, np.int8),
             metrics,
         )
         if failed:
@@ -302,18 +302,3 @@ class GymnasiumBatch:
             for name in path:
                 part = part[name]
             seen[row] = part
-
-
-def _read_number(info: Mapping[str, Any], name: str) -> float:
-    """The number under this key of `info`, or under its dot-separated parts; NaN if absent."""
-    value: Any = info.get(name)
-    if value is None and "." in name:
-        value = info
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-    if value is None:
-        return float("nan")
-    array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "biuf":
-        raise ConfigError(f"env.metrics.{name}: the environment's info has {value!r} there; name a number")
-    return float(array.item())

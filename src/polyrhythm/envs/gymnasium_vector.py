@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -26,6 +26,7 @@ from polyrhythm.envs.base import RowNumbers, StepResult
 from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wrapper
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec, array_paths, array_spec
+from polyrhythm.envs.info import InfoReader
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.spaces import check_metrics
@@ -67,6 +68,8 @@ class GymnasiumVectorSettings(BaseModel):
     """Instruction for the policy; the id, or the name of make's function, if empty."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
+    success: str = ""
+    """Key of `info` that says whether the task is solved; empty: the first present of success, is_success, succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
@@ -184,6 +187,7 @@ class GymnasiumVectorBatch:
         self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
         paths = array_paths(self._env.single_observation_space, settings.where, settings.rename)
         self._parts = [(path, self._seen[key]) for key, path in paths.items()]
+        self._info = InfoReader(settings.success, settings.metrics)
         self._steps = np.zeros(rows, np.int64)
         self._ended = np.ones(rows, np.bool_)
         self._done_inside = np.zeros(rows, np.bool_)  # to be reset before the next step
@@ -220,12 +224,15 @@ class GymnasiumVectorBatch:
         self._done_inside |= done
         late = self._steps >= self.spec.max_steps
         self._ended |= done | late
+        success, metrics = self._info.read_rows(info, done)
+        if ((done | late) & live).any():
+            self._info.end_episode()
         return StepResult(
             np.asarray(reward, np.float32),
             np.asarray(terminated, np.bool_).copy(),
             np.asarray(truncated, np.bool_) | (late & ~np.asarray(terminated, np.bool_)),
-            self._success(info, done),
-            {name: self._numbers(info, done, name) for name in self.spec.metrics},
+            success,
+            metrics,
         )
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
@@ -253,23 +260,6 @@ class GymnasiumVectorBatch:
                     part = part[name]
                 seen[row] = part
 
-    def _success(self, info: Mapping[str, Any], done: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        found = np.zeros(self.rows, np.bool_)
-        for name in ("is_success", "success"):
-            with suppress(ConfigError):  # of another form: it is not the success of a row
-                numbers = self._numbers(info, done, name)
-                found = np.where(np.isnan(numbers), found, numbers != 0)
-        return found
-
-    def _numbers(self, info: Mapping[str, Any], done: NDArray[np.bool_], name: str) -> NDArray[np.float64]:
-        """The number of each row under this key; NaN where there is none. In the mode SAME_STEP, that of a row that
-        ended is in `final_info`."""
-        found = _column(info, name, self.rows)
-        final = info.get("final_info")
-        if self._autoreset == "same_step" and isinstance(final, Mapping):
-            found = np.where(done, _column(final, name, self.rows), found)
-        return found
-
 
 @contextmanager
 def _lost_with_its_processes() -> Iterator[None]:
@@ -280,20 +270,3 @@ def _lost_with_its_processes() -> Iterator[None]:
         raise
     except Exception as error:
         raise EnvLost(f"the vector environment {raised(error)}") from error
-
-
-def _column(info: Mapping[str, Any], name: str, rows: int) -> NDArray[np.float64]:
-    """An entry of a vector environment's info, [rows]; `_NAME` says which rows have it. `a.b` is `b` of the mapping
-    under `a`, unless there is an entry of that name."""
-    whole = name
-    while name not in info and "." in name:
-        parent, _, name = name.partition(".")
-        inner = info.get(parent)
-        info = inner if isinstance(inner, Mapping) else {}
-    value = np.asarray(info[name]) if name in info else np.full(rows, np.nan)
-    if value.shape != (rows,) or value.dtype.kind not in "biuf":
-        raise ConfigError(
-            f"env.metrics.{whole}: the info has {value.dtype}{list(value.shape)} there; name a number of each row"
-        )
-    there = np.asarray(info.get(f"_{name}", np.ones(rows, np.bool_)), np.bool_)
-    return np.where(there, value.astype(np.float64), np.nan)
