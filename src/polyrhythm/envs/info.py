@@ -129,7 +129,7 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
             yield from _names(value)
         elif isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{key}.")
-        elif key not in _OBSERVATIONS and f"{key}"[1:] not in info:  # `_a` is the mask of `a`
+        elif value is not None and key not in _OBSERVATIONS and f"{key}"[1:] not in info:  # `_a` is the mask of `a`
             yield f"{prefix}{key}"
 
 
@@ -155,10 +155,10 @@ def _present(info: Mapping[str, Any], name: str, setting: str, rows: int, *, fin
         raise _refusal(setting, value)
     there = np.asarray(inner.get(f"_{key}", np.ones(rows, np.bool_)), np.bool_)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.size == rows:
-        numbers = np.where(there, value.reshape(rows).astype(np.float64), np.nan)
-        if finite and not np.isfinite(numbers[there]).all():
+        column = np.where(there, value.reshape(rows).astype(np.float64), np.nan)
+        if finite and not np.isfinite(column[there]).all():
             raise _refusal(setting, value)
-        return numbers
+        return column
     numbers = [_number(one, setting, finite=finite) if has else np.nan for one, has in zip(value, there, strict=True)]
     return np.array(numbers, np.float64)
 

@@ -82,6 +82,8 @@ class GuardedEnv:
         if len(rows) not in self._seen:
             self._check(result, len(rows))
             self._seen.add(len(rows))
+        if self.spec.reports_success is False:
+            result = result._replace(success=np.full(len(rows), -1, np.int8))
         return result
 
     def _check(self, result: StepResult, rows: int) -> None:
@@ -207,7 +209,7 @@ def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:
         np.where(failed, np.nan, result.reward).astype(np.float32),
         result.terminated | failed,
         result.truncated & ~failed,
-        result.success & ~failed,
+        np.where(failed, -1, result.success).astype(np.int8),
         result.metrics,
         result.executed,
     )
