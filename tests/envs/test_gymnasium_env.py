@@ -230,7 +230,7 @@ def test_what_is_no_number_is_no_metric():
     batch = settings(action_space=Discrete(2), infos=({"force": "much"},), metrics=["force"]).build(1)
     batch.reset([0], [0], [0])
     with pytest.raises(
-        ConfigError, match=r"env\.metrics\.force: the environment's info has 'much' there; name a number"
+        ConfigError, match=r"env\.metrics\.force: the environment's info has 'much' there, neither a bool nor one"
     ):
         batch.step([0], np.array([[0]]))
 

@@ -17,7 +17,7 @@ def result(found: Mapping[str, Any]) -> str:
     mean, episodes = found.get("mean_return"), counted(found["episodes"], "episode")
     if found["rate"] is None:
         earned = "" if mean is None else f"mean return {mean:.4g}, "
-        return f"{earned}{episodes}; the environment reports no success"
+        return f"{earned}{episodes}; the environment does not report success"
     low, high = (f"{100 * found[key]:.0f}" for key in ("low", "high"))
     earned = "" if mean is None else f", mean return {mean:.4g}"
     return f"{percent(found['rate'])}% [{low}, {high}], {found['successes']} of {episodes}{earned}"

@@ -28,6 +28,9 @@ _LISTED = 24
 #: Numbers that need no explanation as success, and what stands for success among the names of metrics.
 _FLAGS, _OF_SUCCESS = (0.0, 1.0), ""
 
+#: Problems that batches of this process have warned of in the present run.
+_told: set[str] = set()
+
 Infos = Mapping[str, Any] | Iterable[Any]
 
 
@@ -42,7 +45,6 @@ class InfoReader:
         self._candidates = {key: f"env.success = {key}" for key in ((success,) if success else SUCCESS_KEYS)}
         self._absent = {_OF_SUCCESS, *metrics}
         self._keys: dict[str, None] | None = {}  # of the first episode; None after it
-        self._warned_of_number = False
 
     def read(self, info: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         """Success of a step (1, 0, or -1 if its info has none), and its metrics (NaN if absent), of a single row."""
@@ -93,7 +95,7 @@ class InfoReader:
             which = f"env.success = {self._success}" if self._success else "env.success"
             problems.append(f"{which}: the environment's info has no {key}, so success rates are null")
         if problems:
-            log.warning("%s; in the first episode it had %s", "; ".join(problems), _listed(list(keys)))
+            _warn_once("; ".join(problems), f"in the first episode it had {_listed(list(keys))}")
 
     def _note(self, info: Infos, present: set[str]) -> None:
         assert self._keys is not None
@@ -101,13 +103,22 @@ class InfoReader:
         self._absent -= present
 
     def _warn_of_number(self, number: float) -> None:
-        if not self._warned_of_number:
-            self._warned_of_number = True
-            log.warning(
-                "env.success: the environment's info has %g there; a number above 0 counts as a success, so name "
-                "another key if this one is a measure",
-                number,
-            )
+        counts = "counts as a success, being above 0" if number > 0 else "counts as no success"
+        _warn_once(
+            "env.success: the environment's info has a number there that is neither 0 nor 1",
+            f"{number:g} {counts}; name another key if this one is a measure",
+        )
+
+
+def forget_warnings() -> None:
+    """At the begin of a run: what an earlier one in this process has warned of is told again."""
+    _told.clear()
+
+
+def _warn_once(problem: str, more: str) -> None:
+    if problem not in _told:
+        _told.add(problem)
+        log.warning("%s; %s", problem, more)
 
 
 def _listed(keys: list[str]) -> str:
@@ -130,7 +141,7 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
         elif isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{key}.")
         elif value is not None and key not in _OBSERVATIONS and f"{key}"[1:] not in info:  # `_a` is the mask of `a`
-            yield f"{prefix}{key}"
+            yield "".join(letter if letter.isprintable() else "?" for letter in f"{prefix}{key}")
 
 
 def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, finite: bool) -> NDArray[np.float64]:

@@ -46,6 +46,8 @@ from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
+#: Warnings of environments that are logged, by what they are about.
+_MOST_WARNINGS = 20
 #: Seconds between two looks at the processes and their deadlines.
 _LOOK_S = 0.25
 #: The same while a station is being replaced.
@@ -87,6 +89,7 @@ class LocalHosting:
         self._alignment = SpanAlignment(clocks)
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
+        self._warned: set[str] = set()
         self._broken: set[str] = set()  # stations whose joined simulator is not heard
         self._joinable = joining.stations
         with ExitStack() as undo:
@@ -235,21 +238,28 @@ class LocalHosting:
                 self._manager.groups[station].note_failure(message)
             case wire.Refused():
                 self._note_refusal(message)
-            case Report(values=values):
-                self._expected.check_report(message)
-                try:
-                    self._check_report(values)
-                except ValueError as error:
-                    raise UnfitMessage("impossible", str(error)) from error
-                self._reports.append(message)
-            case Spans(station=station):
-                spans, uncertainty_s = self._alignment.align(message, self._manager.groups[station].first.host)
-                self._expected.check_spans(spans, time.monotonic(), uncertainty_s)
-                self._spans.append(spans)
+            case wire.Warned(text=text):
+                self._warn_once(text)
+            case Report() | Spans():
+                self._accept_numbers(message)
             case _:
                 self._expected.accept(message)
                 self._manager.updates += isinstance(message, records.UpdateDone)
                 self._events.append(message)  # type: ignore[arg-type]
+
+    def _accept_numbers(self, message: Report | Spans) -> None:
+        """Take numbers for the observers. UnfitMessage: they cannot be true."""
+        if isinstance(message, Spans):
+            spans, uncertainty_s = self._alignment.align(message, self._manager.groups[message.station].first.host)
+            self._expected.check_spans(spans, time.monotonic(), uncertainty_s)
+            self._spans.append(spans)
+            return
+        self._expected.check_report(message)
+        try:
+            self._check_report(message.values)
+        except ValueError as error:
+            raise UnfitMessage("impossible", str(error)) from error
+        self._reports.append(message)
 
     def _accept_unsigned(self, message: object) -> None:
         if not isinstance(message, wire.Wake):
@@ -296,6 +306,13 @@ class LocalHosting:
                 kind = name.removeprefix(DROPPED)
                 what = "somebody who wants to join is refused" if kind == "refused" else f"dropped a message ({kind})"
                 log.warning("%s: %s; its log says why: %s", process, what, file)
+
+    def _warn_once(self, text: str) -> None:
+        """Log what a station's environment warns of; all stations warn of the same setting once."""
+        setting = text.partition(":")[0]
+        if setting not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(setting)
+            log.warning("%s", "".join(letter if letter.isprintable() else "?" for letter in text))
 
     def _note_link(self, beat: wire.Heartbeat) -> None:
         """Say once that who has joined is not heard, and that it is heard again."""

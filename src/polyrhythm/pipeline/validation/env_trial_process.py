@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import faulthandler
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -18,10 +19,11 @@ import numpy as np
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
-from polyrhythm.conformance import ContractViolation
+from polyrhythm.conformance import ContractViolation, Finding
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import ask_spec
 from polyrhythm.envs.conformance import check_contract, observe_reset
+from polyrhythm.envs.info import forget_warnings
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.validation.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain
@@ -45,8 +47,8 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
         if job == "spec":
             send("spec", ask_spec(settings, about_to))
         else:
-            for finding in check_contract(settings, rows, about_to) if job == "contract" else ():
-                send("finding", finding)
+            if job == "contract":
+                _send_findings(settings, rows, about_to, send)
             spec, arrays = observe_reset(
                 settings, rows, about_to, lambda env: try_episode(episode, settings, env, about_to)
             )
@@ -58,6 +60,26 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
         send("error", str(error))
     else:
         send("over")
+
+
+def _send_findings(settings: EnvSettings, rows: int, about_to: Callable[[str], None], send: Send) -> None:
+    """All checks; what modules of environments warn of meanwhile is a note."""
+    forget_warnings()
+    warned: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("polyrhythm.envs")
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        for finding in check_contract(settings, rows, about_to):
+            send("finding", finding)
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+    for text in warned:
+        problem, _, fix = text.rpartition("; ")
+        send("finding", Finding("info of the steps", "note", problem, fix))
 
 
 def encode_event(kind: str, *parts: Any) -> bytes:
