@@ -87,6 +87,8 @@ class GymnasiumSettings(_Settings):
     """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
+    drop: tuple[str, ...] = ()
+    """Observation keys to leave out, such as MiniGrid's text `mission`."""
     success: str = ""
     """Key of `info` that says whether the task is solved; empty: the first present of success, is_success, succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
@@ -165,7 +167,7 @@ class GymnasiumSettings(_Settings):
             if name in names[:task]:
                 raise ConfigError(f"env.tasks.{task}.name = {name}: another task has this name; make names unique")
         where = self._where(0)
-        paths = array_paths(envs[0].observation_space, where, self.rename)
+        paths = array_paths(envs[0].observation_space, where, self.rename, self.drop)
         return EnvSpec(
             observation={key: array_spec(envs[0].observation_space, path, where) for key, path in paths.items()},
             action=action_spec(envs[0].action_space, where),
@@ -178,7 +180,7 @@ class GymnasiumSettings(_Settings):
 
     def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
         """Observation and action spaces, which must be equal for all tasks."""
-        paths = array_paths(env.observation_space, where, self.rename)
+        paths = array_paths(env.observation_space, where, self.rename, self.drop)
         return {key: array_spec(env.observation_space, path, where) for key, path in paths.items()}, env.action_space
 
     def _where(self, task: int) -> str:
@@ -199,7 +201,7 @@ class GymnasiumBatch:
         self._envs = [self._env(row, 0) for row in range(rows)]
         self._to_env = action_converter(firsts[0].action_space)
         self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
-        paths = array_paths(firsts[0].observation_space, "env", settings.rename)
+        paths = array_paths(firsts[0].observation_space, "env", settings.rename, settings.drop)
         self._parts = [(path, self._seen[key]) for key, path in paths.items()]
         self._limits = [settings.limit(task) for task in range(len(firsts))]
         self._limit = [self._limits[0]] * rows

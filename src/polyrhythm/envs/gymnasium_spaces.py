@@ -21,9 +21,18 @@ STATE = "state"
 Path = tuple[str, ...]
 
 
-def array_paths(space: gymnasium.Space[Any], where: str, rename: Mapping[str, str]) -> dict[str, Path]:
-    """Observation key → path: nested keys joined by a dot, `state` for a single array, then renamed."""
+def array_paths(
+    space: gymnasium.Space[Any], where: str, rename: Mapping[str, str], drop: Sequence[str] = ()
+) -> dict[str, Path]:
+    """Observation key → path: nested keys joined by a dot, `state` for a single array; without those of `drop`, then
+    renamed."""
     paths = {".".join(path) or STATE: path for path in _leaves(space, where)}
+    for key in drop:
+        if key not in paths:
+            raise ConfigError(f"env.drop = {key}: no such observation, there are {', '.join(paths)}; name one of them")
+    paths = {key: path for key, path in paths.items() if key not in drop}
+    if not paths:
+        raise ConfigError(f"env.drop = {list(drop)}: no observation is left; leave out one of them")
     for old in rename:
         if old not in paths:
             raise ConfigError(f"env.rename.{old} = {rename[old]}: no such observation, there are {', '.join(paths)}")
@@ -59,7 +68,10 @@ def array_spec(space: gymnasium.Space[Any], path: Path, where: str) -> ArraySpec
     )
     if not isinstance(space, kinds) or space.shape is None or space.dtype is None:
         key = ".".join(path) or STATE
-        raise ConfigError(f"{where}: observation {key} is {space}; wrap it into a Box, Discrete or Dict space")
+        raise ConfigError(
+            f"{where}: observation {key} is {space}; wrap it into a Box, Discrete or Dict space, or leave it out by "
+            f"env.drop=[{key}]"
+        )
     return ArraySpec(space.shape, "float32" if space.dtype == np.float64 else str(space.dtype))
 
 

@@ -68,6 +68,8 @@ class GymnasiumVectorSettings(BaseModel):
     """Instruction for the policy; the id, or the name of make's function, if empty."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
+    drop: tuple[str, ...] = ()
+    """Observation keys to leave out, such as MiniGrid's text `mission`."""
     success: str = ""
     """Key of `info` that says whether the task is solved; empty: the first present of success, is_success, succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
@@ -165,7 +167,7 @@ class GymnasiumVectorSettings(BaseModel):
         return EnvSpec(
             observation={
                 key: array_spec(space, path, self.where)
-                for key, path in array_paths(space, self.where, self.rename).items()
+                for key, path in array_paths(space, self.where, self.rename, self.drop).items()
             },
             action=action_spec(env.single_action_space, self.where),
             tasks=(Task(name, self.instruction or name),),
@@ -185,7 +187,7 @@ class GymnasiumVectorBatch:
         self._autoreset = settings.autoreset_of(self._env)
         self._to_env = action_converter(self._env.single_action_space)
         self._seen = {key: np.zeros((rows, *a.shape), a.dtype) for key, a in self.spec.observation.items()}
-        paths = array_paths(self._env.single_observation_space, settings.where, settings.rename)
+        paths = array_paths(self._env.single_observation_space, settings.where, settings.rename, settings.drop)
         self._parts = [(path, self._seen[key]) for key, path in paths.items()]
         self._info = InfoReader(settings.success, settings.metrics)
         self._steps = np.zeros(rows, np.int64)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import ContractViolation, own_place
+from polyrhythm.conformance import ContractViolation, libraries, own_place
 from polyrhythm.envs.base import (
     BeginsSteps,
     DiscardsRows,
@@ -36,7 +36,7 @@ _TEXT_BYTES = 8
 
 class EnvFault(Exception):
     """Error raised by the environment; the message names the call and the error. place: ` (file, line 12)` in the
-    user's code, if the traceback passes through it."""
+    user's code, if the traceback passes through it, else the installed packages that raised it."""
 
     def __init__(self, message: str, place: str = "") -> None:
         super().__init__(message)
@@ -186,7 +186,8 @@ class GuardedEnv:
 
 
 def _fault(call: str, error: Exception) -> EnvFault:
-    return EnvFault(f"{call}: {type(error).__name__}: {error}", own_place(error))
+    within = libraries(error)
+    return EnvFault(f"{call}: {type(error).__name__}: {error}", f" (in {within})" if within else own_place(error))
 
 
 def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
