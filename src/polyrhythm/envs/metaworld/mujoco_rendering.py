@@ -79,9 +79,9 @@ def choose_gl_backend() -> None:
 
 
 def offer_gl_backend() -> None:
-    """Set `MUJOCO_GL` for environments that may be of MuJoCo and may render, without measuring and without an error: egl
-    with an NVIDIA GPU, else osmesa, whichever library loads (Linux). It stays as it is if it is set, or MuJoCo is not
-    installed, or imported already."""
+    """Set `MUJOCO_GL` for environments that may be of MuJoCo and may render, without measuring and without an error:
+    egl with an NVIDIA GPU, else osmesa, whichever library loads (Linux). It stays as it is if it is set, or MuJoCo is
+    not installed, or imported already."""
     if _VARIABLE in os.environ or "mujoco" in sys.modules or not sys.platform.startswith("linux"):
         return
     if importlib.util.find_spec("mujoco") is None:
