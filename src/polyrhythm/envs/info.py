@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from polyrhythm.errors import ConfigError
 
 log = logging.getLogger(__name__)
+_ENVS = logging.getLogger("polyrhythm.envs")
 
 #: Keys of success if the setting `env.success` names none, in the order in which they are tried.
 SUCCESS_KEYS = ("success", "is_success", "succeed")
@@ -28,8 +29,9 @@ _LISTED = 24
 #: Numbers that need no explanation as success, and what stands for success among the names of metrics.
 _FLAGS, _OF_SUCCESS = (0.0, 1.0), ""
 
-#: Problems that batches of this process have warned of in the present run.
+#: Settings of which a warning was logged in the present run of this process, and the most of them.
 _told: set[str] = set()
+_MOST_TOLD = 20
 
 Infos = Mapping[str, Any] | Iterable[Any]
 
@@ -95,7 +97,7 @@ class InfoReader:
             which = f"env.success = {self._success}" if self._success else "env.success"
             problems.append(f"{which}: the environment's info has no {key}, so success rates are null")
         if problems:
-            _warn_once("; ".join(problems), f"in the first episode it had {_listed(list(keys))}")
+            warn_once(f"{'; '.join(problems)}; in the first episode it had {_listed(list(keys))}")
 
     def _note(self, info: Infos, present: set[str]) -> None:
         assert self._keys is not None
@@ -104,9 +106,9 @@ class InfoReader:
 
     def _warn_of_number(self, number: float) -> None:
         counts = "counts as a success, being above 0" if number > 0 else "counts as no success"
-        _warn_once(
-            "env.success: the environment's info has a number there that is neither 0 nor 1",
-            f"{number:g} {counts}; name another key if this one is a measure",
+        warn_once(
+            "env.success: the environment's info has a number there that is neither 0 nor 1; "
+            f"{number:g} {counts}; name another key if this one is a measure"
         )
 
 
@@ -115,10 +117,35 @@ def forget_warnings() -> None:
     _told.clear()
 
 
-def _warn_once(problem: str, more: str) -> None:
-    if problem not in _told:
-        _told.add(problem)
-        log.warning("%s; %s", problem, more)
+def warn_once(text: str) -> None:
+    """Log a warning that begins with `setting: `, once in a run for each setting, whichever env batch it is of."""
+    setting = text.partition(":")[0]
+    if setting not in _told and len(_told) < _MOST_TOLD:
+        _told.add(setting)
+        log.warning("%s", "".join(letter if letter.isprintable() else "?" for letter in text))
+
+
+class EnvWarnings(logging.Handler):
+    """Collects what the modules of environments log as warnings in this process, from its construction to `close`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._texts: list[str] = []
+        _ENVS.addHandler(self)
+        _ENVS.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(record.getMessage())
+
+    def take(self) -> tuple[str, ...]:
+        """The warnings since the last call."""
+        taken, self._texts = tuple(self._texts), []
+        return taken
+
+    def close(self) -> None:
+        _ENVS.propagate = True
+        _ENVS.removeHandler(self)
+        super().close()
 
 
 def _listed(keys: list[str]) -> str:
@@ -141,7 +168,7 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
         elif isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{key}.")
         elif value is not None and key not in _OBSERVATIONS and f"{key}"[1:] not in info:  # `_a` is the mask of `a`
-            yield "".join(letter if letter.isprintable() else "?" for letter in f"{prefix}{key}")
+            yield f"{prefix}{key}"
 
 
 def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, finite: bool) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from polyrhythm.envs.info import warn_once
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.clocks import ClockOffset, HostClocks, SpanAlignment
@@ -46,8 +47,6 @@ from polyrhythm.specs import WeightsLayout
 
 log = logging.getLogger(__name__)
 
-#: Warnings of environments that are logged, by what they are about.
-_MOST_WARNINGS = 20
 #: Seconds between two looks at the processes and their deadlines.
 _LOOK_S = 0.25
 #: The same while a station is being replaced.
@@ -89,7 +88,6 @@ class LocalHosting:
         self._alignment = SpanAlignment(clocks)
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
-        self._warned: set[str] = set()
         self._broken: set[str] = set()  # stations whose joined simulator is not heard
         self._joinable = joining.stations
         with ExitStack() as undo:
@@ -239,7 +237,7 @@ class LocalHosting:
             case wire.Refused():
                 self._note_refusal(message)
             case wire.Warned(text=text):
-                self._warn_once(text)
+                warn_once(text)
             case Report() | Spans():
                 self._accept_numbers(message)
             case _:
@@ -306,13 +304,6 @@ class LocalHosting:
                 kind = name.removeprefix(DROPPED)
                 what = "somebody who wants to join is refused" if kind == "refused" else f"dropped a message ({kind})"
                 log.warning("%s: %s; its log says why: %s", process, what, file)
-
-    def _warn_once(self, text: str) -> None:
-        """Log what a station's environment warns of; all stations warn of the same setting once."""
-        setting = text.partition(":")[0]
-        if setting not in self._warned and len(self._warned) < _MOST_WARNINGS:
-            self._warned.add(setting)
-            log.warning("%s", "".join(letter if letter.isprintable() else "?" for letter in text))
 
     def _note_link(self, beat: wire.Heartbeat) -> None:
         """Say once that who has joined is not heard, and that it is heard again."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import faulthandler
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from polyrhythm.conformance import ContractViolation, Finding
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import ask_spec
 from polyrhythm.envs.conformance import check_contract, observe_reset
-from polyrhythm.envs.info import forget_warnings
+from polyrhythm.envs.info import EnvWarnings, forget_warnings
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.validation.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain
@@ -65,19 +65,10 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
 def _send_findings(settings: EnvSettings, rows: int, about_to: Callable[[str], None], send: Send) -> None:
     """All checks; what modules of environments warn of meanwhile is a note."""
     forget_warnings()
-    warned: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("polyrhythm.envs")
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
+    with closing(EnvWarnings()) as warnings:
         for finding in check_contract(settings, rows, about_to):
             send("finding", finding)
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
-    for text in warned:
+    for text in warnings.take():
         problem, _, fix = text.rpartition("; ")
         send("finding", Finding("info of the steps", "note", problem, fix))
 
