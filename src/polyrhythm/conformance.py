@@ -96,8 +96,11 @@ def _distribution(file: str) -> str:
     module = found[1].removesuffix(".py") if found else ""
     if module in ("", __name__.partition(".")[0]):
         return ""
-    names = metadata.packages_distributions().get(module)
-    return f"{names[0]} {metadata.version(names[0])}" if names else module
+    try:
+        name = metadata.packages_distributions()[module][0]
+        return f"{name} {metadata.version(name)}"
+    except (KeyError, metadata.PackageNotFoundError):
+        return module
 
 
 def raised(error: BaseException) -> str:
