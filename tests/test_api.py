@@ -51,6 +51,37 @@ def test_the_page_on_the_api_runs(tmp_path: Path) -> None:
     assert other.stderr.count("\n") == 1
 
 
+def test_an_id_that_the_script_registers_is_refused_for_processes(tmp_path: Path) -> None:
+    program = """
+import gymnasium
+import polyrhythm as pr
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Own(CartPoleEnv):
+    pass
+
+
+gymnasium.register("Own-v0", Own, max_episode_steps=5)
+gymnasium.register("Named-v0", "__main__:Own", max_episode_steps=5)
+part = {"policy": "categorical", "training": {"versions": 1, "mini_batch_samples": 2}, "rollout": {"rows": 2}}
+for env in ("gymnasium:Own-v0", {"type": "gymnasium", "tasks": [{"id": "CartPole-v1"}, {"id": "Named-v0"}]}):
+    try:
+        pr.check({**part, "env": env})
+    except pr.PolyrhythmError as error:
+        print(error)
+pr.check({**part, "env": "gymnasium:Own-v0", "launcher": "inline"})
+"""
+    done = _python(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == (
+        "env.id = Own-v0: Own-v0 is registered in this script or notebook, which the processes of launcher local "
+        "cannot import; put it into a module (say own.py) and write own:Own-v0, or set launcher to inline"
+    )
+    assert second.startswith("env.tasks.1.id = Named-v0: Named-v0 is registered in this script")
+
+
 def test_the_package_is_light_and_says_what_it_has(tmp_path: Path) -> None:
     program = """
 import sys

@@ -194,10 +194,11 @@ def _config(recipe: Recipe) -> RunConfig:
     """The settings. Raises ConfigError if station processes would have to import a class of `__main__`."""
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe)
     for path, address in in_main(config.model_dump(mode="json")) if config.launcher != "inline" else ():
-        name = address.partition(":")[2]
+        name, is_id = address.rpartition(":")[2], ":" not in address
+        defined, use = ("registered", f"write own:{name}") if is_id else ("defined", "import it from there")
         raise ConfigError(
-            f"{path} = {address}: {name} is defined in this script or notebook, which the processes of launcher local "
-            "cannot import; put it into a module (say own.py) and import it from there, or set launcher to inline"
+            f"{path} = {address}: {name} is {defined} in this script or notebook, which the processes of launcher "
+            f"local cannot import; put it into a module (say own.py) and {use}, or set launcher to inline"
         )
     return config
 

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +21,8 @@ _FOREIGN = tuple(
     f"{Path(folder)}/"
     for folder in {str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}
 )
+#: Part of the path of any installed package's file.
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/]+)")
 #: Maximum characters quoted of an exception's text.
 _QUOTED = 300
 
@@ -63,7 +68,39 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
 
 def violation_of(call: str, error: BaseException) -> ContractViolation:
     """Violation for an exception of a call into user code, with the user's line."""
-    return ContractViolation(f"{call} {raised(error)}", "fix it there")
+    return ContractViolation(f"{call} {raised(error)}", remedy(error))
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about an exception: `fix it there`; or the installed packages that raised it, if no line of the
+    traceback is the user's."""
+    found = libraries(error)
+    if not found:
+        return "fix it there"
+    return f"this error is of {found}, not of your code: try another version of it, or other settings"
+
+
+def libraries(error: BaseException) -> str:
+    """`pymunk 7.0.0, called by gym-pusht 0.1.8`: the installed packages in which an exception was raised; "" if a line
+    of the traceback is the user's, or there is none."""
+    frames = _frames(error)
+    if any(_is_own(file) for file, _ in frames):
+        return ""
+    return ", called by ".join(dict.fromkeys(filter(None, (_distribution(file) for file, _ in reversed(frames)))))
+
+
+@cache
+def _distribution(file: str) -> str:
+    """Name and version of the installed package that has this file; "" if none has, or it is this one."""
+    found = _INSTALLED.match(file)
+    module = found[1].removesuffix(".py") if found else ""
+    if module in ("", __name__.partition(".")[0]):
+        return ""
+    try:
+        name = metadata.packages_distributions()[module][0]
+        return f"{name} {metadata.version(name)}"
+    except (KeyError, metadata.PackageNotFoundError):
+        return module
 
 
 def raised(error: BaseException) -> str:
@@ -113,4 +150,4 @@ def _frames(error: BaseException) -> list[tuple[str, int]]:
 
 
 def _is_own(file: str) -> bool:
-    return not file.startswith((*_FOREIGN, "<frozen"))
+    return not (file.startswith((*_FOREIGN, "<frozen")) or _INSTALLED.match(file))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import numpy as np
 import pytest
 from tests.envs.broken_envs import WalkSettings
 
-from polyrhythm.conformance import ContractViolation
+from polyrhythm.conformance import ContractViolation, violation_of
 from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.envs.maniskill.settings import ManiSkillSettings
 from polyrhythm.envs.metaworld.env import MetaWorldSettings
+from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 
 OURS = {
     "gymnasium discrete": GymnasiumSettings(id="CartPole-v1", max_steps=20),
@@ -169,3 +171,38 @@ def test_a_batch_that_cannot_be_built_says_why():
 def test_observations_keep_their_dtypes():
     seen = observe_reset(GymnasiumSettings(id="CartPole-v1"), 2, quietly)[1]
     assert {name: (array.dtype, array.shape) for name, array in seen.items()} == {"state": (np.float32, (2, 4))}
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A function of an installed package, with which another one's is called."""
+    site = tmp_path / "lib" / "site-packages"
+    texts = {
+        "contacts/__init__.py": "def solve():\n    assert False, 'no such body'\n",
+        "pushing.py": "import contacts\n\n\ndef step(*_):\n    contacts.solve()\n",
+        "py_contacts-7.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: py-contacts\nVersion: 7.0\n",
+        "py_contacts-7.0.dist-info/top_level.txt": "contacts\n",
+    }
+    for name, text in texts.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    monkeypatch.syspath_prepend(str(site))
+    return importlib.import_module("pushing").step
+
+
+def test_an_error_within_installed_packages_is_theirs(library):
+    def own():
+        library()
+
+    theirs = "this error is of py-contacts 7.0, called by pushing, not of your code: try another version of it, or "
+    for call, fix in ((library, f"{theirs}other settings"), (own, "fix it there")):
+        with pytest.raises(AssertionError) as caught:
+            call()
+        violation = violation_of("step", caught.value)
+        assert violation.problem.startswith("step raised AssertionError: no such body (")
+        assert violation.fix == fix
+    batch = OURS["gymnasium discrete"].build(1)
+    batch.step = library
+    with pytest.raises(EnvFault, match="step: AssertionError: no such body") as fault:
+        GuardedEnv(batch).step([0], np.zeros((1, 1), np.int64))
+    assert fault.value.place == " (in py-contacts 7.0, called by pushing)"

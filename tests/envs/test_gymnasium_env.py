@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import DiscardsRows, RowsFailed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
+from polyrhythm.envs.metaworld.mujoco_rendering import BACKENDS, is_loadable
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ArraySpec
 
@@ -82,8 +84,11 @@ def careless(env: gymnasium.Env[Any, Any]) -> None:
     """It returns nothing."""
 
 
-def settings(max_steps: int = 10, rename: Any = None, metrics: Any = (), **kwargs: Any) -> GymnasiumSettings:
-    return GymnasiumSettings(id=ID, max_steps=max_steps, kwargs=kwargs, rename=rename or {}, metrics=metrics)
+def settings(
+    max_steps: int = 10, rename: Any = None, metrics: Any = (), drop: Any = (), **kwargs: Any
+) -> GymnasiumSettings:
+    names = {"rename": rename or {}, "drop": drop}
+    return GymnasiumSettings(id=ID, max_steps=max_steps, kwargs=kwargs, metrics=metrics, **names)
 
 
 def wrapping(*wrappers: Any) -> GymnasiumSettings:
@@ -294,7 +299,7 @@ def test_what_is_no_number_is_no_metric():
     batch = settings(action_space=Discrete(2), infos=({"force": "much"},), metrics=["force"]).build(1)
     batch.reset([0], [0], [0])
     with pytest.raises(
-        ConfigError, match=r"env\.metrics\.force: the environment's info has 'much' there; name a number"
+        ConfigError, match=r"env\.metrics\.force: the environment's info has 'much' there, neither a bool nor one"
     ):
         batch.step([0], np.array([[0]]))
 
@@ -315,6 +320,68 @@ def test_settings_that_cannot_be_are_refused_in_a_sentence(given, said):
     with pytest.raises(ConfigError) as caught:
         validate({**tree, "env": {"type": "gymnasium", **given}})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["gymnasium", "gymnasium_vector"])
+def test_observations_that_are_dropped_are_not_there(kind):
+    spaces = Dict({"mission": Text(3), "arm": Dict({"x": Box(0, 1, (2,), np.float64), "note": Text(3)})})
+    kwargs = {"action_space": Discrete(2), "observation_space": spaces}
+    names = {"drop": ["mission", "arm.note"], "rename": {"arm.x": "proprio"}}
+    made = resolve("env", {"type": kind, "id": ID, "max_steps": 9, "kwargs": kwargs, **names})
+    batch = made.build(2)
+    batch.reset([0, 1], [0, 0], [1, 2])
+    assert batch.spec.observation == {"proprio": ArraySpec((2,), "float32")}
+    out = {"proprio": np.full((2, 2), -1.0, np.float32)}
+    batch.observe([0, 1], out)
+    assert (out["proprio"] >= 0).all()
+    batch.close()
+
+
+@pytest.fixture
+def sims(tmp_path, monkeypatch):
+    """A module that registers my_sims/Thing-v0 once it is imported."""
+    text = "import gymnasium\ngymnasium.register('my_sims/Thing-v0', 'my_sims:Thing', max_episode_steps=5)\n"
+    (tmp_path / "my_sims.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    gymnasium.registry.pop("my_sims/Thing-v0", None)
+    sys.modules.pop("my_sims", None)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "remedy"),
+    [
+        ("my_sims/Thing-v0", "; write my_sims:my_sims/Thing-v0, so that my_sims is imported, which registers it"),
+        ("my-sims/Thing-v0", "; write my_sims:my-sims/Thing-v0, so that my_sims is imported, which registers it"),
+        ("my_sims:Thing-v0", "; the nearest is my_sims/Thing-v0"),
+        ("my_sims:Xylophone-v0", "; my_sims registers no similar one"),
+        ("my_sim/Thing-v0", "-m pip install my-sim, and write my_sim:my_sim/Thing-v0"),
+        ("ALE/Pong-v5", "-m pip install ale-py, and write ale_py:ALE/Pong-v5"),
+        ("PandaReach-v3", "-m pip install panda-gym, and write panda_gym:PandaReach-v3"),
+        ("CartPol-v1", "; the nearest is CartPole-v1; or write module:ID with the module that registers it"),
+        ("Xylophone-v0", "unknown to the run's processes, unless launcher=inline"),
+    ],
+)
+def test_an_unknown_id_names_its_module_or_the_nearest(env_id, remedy, sims):
+    with pytest.raises(ConfigError) as caught:
+        GymnasiumSettings(id=env_id).spec()
+    assert str(caught.value).startswith(f"env.id = {env_id}: no such Gymnasium environment (")
+    assert str(caught.value).endswith(remedy)
+
+
+def test_the_gl_backend_is_chosen_for_any_environment_that_may_be_mujocos(monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.setenv("MUJOCO_GL", "")
+    monkeypatch.delenv("MUJOCO_GL")
+    able = [backend for backend in BACKENDS if is_loadable(backend)]
+    GymnasiumSettings(id="CartPole-v1").spec()
+    assert "MUJOCO_GL" not in os.environ, "mujoco has been imported: it would be ignored"
+    monkeypatch.delitem(sys.modules, "mujoco")
+    GymnasiumSettings(id="CartPole-v1").spec()
+    assert os.environ.get("MUJOCO_GL") in (able or [None])
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    GymnasiumSettings(id="CartPole-v1").spec()
+    assert os.environ["MUJOCO_GL"] == "glfw", "the user's choice stays"
 
 
 def test_the_registered_limit_is_the_default():
@@ -361,6 +428,18 @@ def test_the_registered_limit_is_the_default():
             "env.tasks.1.id = CartPol-v1: no such",
         ),
         (settings(action_space=Discrete(2), observation_space=Text(3)), "observation state is Text"),
+        (
+            settings(action_space=Discrete(2), observation_space=Dict({"a": Box(0, 1), "mission": Text(3)})),
+            "wrap it into a Box, Discrete or Dict space, or leave it out by env.drop=[mission]",
+        ),
+        (
+            settings(action_space=Discrete(2), observation_space=TWO, drop=["c"]),
+            "env.drop = c: no such observation, there are a, b; name one of them",
+        ),
+        (
+            settings(action_space=Discrete(2), observation_space=TWO, drop=["a", "b"]),
+            "env.drop = ['a', 'b']: no observation is left",
+        ),
     ],
 )
 def test_errors_say_what_value_and_remedy(made, said):

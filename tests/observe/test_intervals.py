@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrhythm.observe import wilson
-from polyrhythm.observe.intervals import counted, measures_success, percent
+from polyrhythm.observe.intervals import counted, percent, success_rate
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,21 @@ def test_impossible_counts(successes: int, episodes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("successes", "returns", "measured"),
-    [([0, 2], [1.0, 5.0], True), ([0, 0], [0.0, 5.0], False), ([0.0], [0.0], True), ([0], [None], True), ([], [], 1)],
+    ("successes", "found"),
+    [
+        ([True, False], (1, 2, 0.5)),
+        ([False, False], (0, 2, 0.0)),
+        ([None, True, None], (1, 3, 1 / 3)),
+        ([None, False], (0, 2, 0.0)),
+        ([None, None], (None, 2, None)),
+    ],
 )
-def test_success_is_measured_unless_something_was_earned_and_nothing_succeeded(
-    successes: list[float], returns: list[float | None], measured: bool
+def test_a_rate_is_null_only_if_no_episode_reports_success(
+    successes: list[bool | None], found: tuple[int | None, int, float | None]
 ) -> None:
-    assert measures_success(successes, returns) == measured
+    rate = success_rate(successes)
+    assert (rate["successes"], rate["episodes"], rate["rate"]) == found
+    assert (rate["low"] is None) == (rate["high"] is None) == (found[2] is None)
 
 
 def test_one_is_no_plural() -> None:

@@ -76,27 +76,27 @@ def test_an_ascii_terminal_gets_ascii() -> None:
 
 
 def test_where_only_rewards_come_the_return_leads() -> None:
-    assert block(Status("x", 0.0, recent=[(False, 20.0), (False, 31.0)]), 79)[1] == (
+    assert block(Status("x", 0.0, recent=[(None, 20.0), (None, 31.0)]), 79)[1] == (
         "return 25.5 over the last 2 episodes · no faults"
     )
     assert (
-        "success in 0 of the last 2 (0% [0, 66]), return 0" in block(Status("x", 0.0, recent=[(False, 0.0)] * 2), 79)[1]
+        "success in 0 of the last 2 (0% [0, 66]), return 9" in block(Status("x", 0.0, recent=[(False, 9.0)] * 2), 79)[1]
     )
 
 
 @pytest.mark.parametrize(
     ("recent", "words"),
     [
-        ([(False, 3.0)], "return 3 in the last episode"),
-        ([(False, NAN)] * 3, "return not finite over the last 3 episodes"),
-        ([(False, 1.0), (False, NAN), (False, 2.0)], "return 1.5 (not finite in 1 of 3) over the last 3 episodes"),
+        ([(None, 3.0)], "return 3 in the last episode"),
+        ([(None, NAN)] * 3, "return not finite over the last 3 episodes"),
+        ([(None, 1.0), (None, NAN), (None, 2.0)], "return 1.5 (not finite in 1 of 3) over the last 3 episodes"),
         (
             [(True, 1.0), (True, float("inf"))],
             "success in 2 of the last 2 (100% [34, 100]), return 1 (not finite in 1 of 2)",
         ),
     ],
 )
-def test_what_is_no_number_is_counted(recent: list[tuple[bool, float]], words: str) -> None:
+def test_what_is_no_number_is_counted(recent: list[tuple[bool | None, float]], words: str) -> None:
     assert episodes(recent) == words
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter, TraceWriter, wilson
+from polyrhythm.observe.intervals import success_rate
 from polyrhythm.observe.report import svg, write_report
 from polyrhythm.observe.report.read import (
     change_places,
@@ -32,8 +33,8 @@ from polyrhythm.observe.settings_changes import note_changes
 UPDATES = 8
 
 
-def tally(successes: int) -> dict[str, Any]:
-    one = {**wilson(successes, 40)._asdict(), "mean_return": successes / 40}
+def tally(successes: int | None) -> dict[str, Any]:
+    one = {**success_rate([None if successes is None else i < successes for i in range(40)]), "mean_return": 0.5}
     return {**one, "tasks": {"a<b>": one, "door": one}}
 
 
@@ -62,17 +63,17 @@ def evaluation(way: str, result: dict[str, Any]) -> dict[str, float]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Path]:
-    """Make a run's folder by its name; success false: an environment that only gives rewards."""
+    """Make a run's folder by its name; success false: an environment that reports none."""
 
     def make(name: str, *, success: bool = True, finished: bool = True) -> Path:
         folder = tmp_path / "recipe" / name
-        summary = SUMMARY if success else {**SUMMARY, "before": {**tally(0), "mean_return": 9.0}, "after": tally(0)}
+        summary = SUMMARY if success else {**SUMMARY, **dict.fromkeys(("before", "after", "swapped"), tally(None))}
         with MetricsWriter(folder, tensorboard=False) as metrics:
             metrics.log(0, evaluation("greedy", summary["before"]), 5.0)
             for update in range(UPDATES):
                 values = {
                     "env/episodes": 16.0,
-                    "env/success_once": update / UPDATES if success else 0.0,
+                    "env/success_once": update / UPDATES if success else None,
                     "env/return": float(update),
                     "staleness/lag_mean": 0.5,
                     "staleness/lag_max": 1.0,
@@ -203,7 +204,7 @@ def test_several_runs_share_their_figures(run: Callable[..., Path], tmp_path: Pa
     assert write_report(folders, tmp_path / "x.html") == tmp_path / "x.html"
 
 
-def test_where_nothing_succeeds_the_return_is_drawn(run: Callable[..., Path]) -> None:
+def test_without_a_report_of_success_the_return_is_drawn(run: Callable[..., Path]) -> None:
     text = checked(write_report([run("one", success=False)]))
     assert "Mean return over transitions" in Page(text).headings
     assert "0% to" not in text
@@ -273,7 +274,7 @@ def test_points_of_the_curves(run: Callable[..., Path]) -> None:
     read = read_run(run("one"))
     points = training_points(read)  # 32 episodes are two updates
     assert [point.transitions for point in points] == [2000.0, 4000.0, 6000.0, 8000.0]
-    assert (points[1].rate, points[1].low, points[1].high) == wilson(10, 32)[2:]
+    assert points[1].success == wilson(10, 32)[2:]
     assert [point.mean_return for point in points] == [0.5, 2.5, 4.5, 6.5]
     assert pace_points(read) == [[(25.0 + 10 * update, 100.0) for update in range(UPDATES - 1)]]
     resumed = replace(read, updates=[*read.updates, *({**x, "time_s": x["time_s"] + 900.0} for x in read.updates)])

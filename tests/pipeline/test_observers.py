@@ -181,7 +181,7 @@ def test_the_progress_line_does_without_episodes(caplog):
     progress = ProgressLogger(1, episodes, 0.0)
     with caplog.at_level(logging.INFO):
         progress.on_report(0.0, REPORT)
-        told(episodes, start(0, 0), finish(0, 3.0, 4))
+        told(episodes, start(0, 0), finish(0, 3.0, 4, success=None))
         progress.on_report(0.0, REPORT)
     assert caplog.messages == [
         "update 1 of 1: no episode has ended, lag 0.5",

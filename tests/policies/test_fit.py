@@ -137,6 +137,28 @@ def test_sentences_that_do_not_fit(tasks: tuple[Task, ...], words: int, vocabula
             EnvSpec({**PICTURE, "proprio": ArraySpec((4, 4), "float32")}, CONTINUOUS, TASKS, 50),
             "needs the observation 'proprio' as float32",
         ),
+        (
+            TinyVlaSettings(),
+            EnvSpec(
+                {"pixels": ArraySpec((96, 96, 3), "uint8"), "agent_pos": ArraySpec((2,), "float32")},
+                CONTINUOUS,
+                TASKS,
+                50,
+            ),
+            r"rename them \(env\.rename=\{agent_pos: proprio, pixels: image\}\), switch",
+        ),
+        (
+            TinyVlaSettings(),
+            EnvSpec({"image": PICTURE["image"], "joints": ArraySpec((7,), "float32")}, CONTINUOUS, TASKS, 50),
+            r"rename them \(env\.rename=\{joints: proprio\}\), switch",
+        ),
+        (
+            TinyVlaSettings(),
+            EnvSpec(
+                {"image": PICTURE["image"], **dict.fromkeys("ab", ArraySpec((7,), "float32"))}, CONTINUOUS, TASKS, 50
+            ),
+            r"\}: switch it on",
+        ),
         (TinyVlaSettings(), EnvSpec(PICTURE, DISCRETE, TASKS, 50), "needs continuous actions"),
         (GaussianSettings(), EnvSpec(STATE, DISCRETE, TASKS, 50), "use policy.type = 'categorical'"),
         (

@@ -53,6 +53,7 @@ MESSAGES = [
     *(wire.Heartbeat("s", 1, "", 0.0, 30, None, {}), wire.Ping(pending_work=True)),
     *(wire.Heartbeat("s", 1, "step", 2.5, 30, ("e/0 waits",), {"busy_s": 1.5}), wire.Failed("s", 1, "why", True)),
     wire.Refused("s", 1, b"\x07\xff", "why"),
+    wire.Warned("s", 1, "env.success: the info has none"),
     *(wire.Failed("s", 1, "why", True, 3), wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"", 2)),
     *(r.PrepareEpisodes("s", "e", ((0, 2**63 - 1), (1, 5))), r.PrepareEpisodes("s", "e", ())),
     *(r.TakeDevice("t", -1), r.YieldDevice("g", 3)),

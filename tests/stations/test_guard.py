@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.stations.counting import Counting
@@ -60,6 +62,9 @@ class Misshapen(Counting):
         (lambda r: r._replace(reward=r.reward.tolist()), r"reward as list of shape \[2\]"),
         (lambda r: r._replace(terminated=r.terminated.astype(int)), r"terminated as .* int64; return .* and bool"),
         (lambda r: r._replace(success=r.success[:1]), r"success as .* shape \[1\]"),
+        (lambda r: r._replace(success=r.success[:1].astype(np.int8)), r"success as .* shape \[1\]"),
+        (lambda r: r._replace(success=np.full(2, 2, np.int8)), "success as .* int8; return .* and bool"),
+        (lambda r: r._replace(success=[True, False]), r"success as list of shape \[2\]"),
     ],
 )
 def test_a_step_of_another_shape_ends_the_run(change, told):
@@ -67,6 +72,15 @@ def test_a_step_of_another_shape_ends_the_run(change, told):
     env.reset([0, 1], [0, 0], [5, 5])
     with pytest.raises(RunHalted, match=told):
         env.step([0, 1], np.zeros((2, 1), np.float32))
+
+
+def test_success_is_unknown_where_the_environment_has_none():
+    for reports, expected in ((False, [-1, -1]), (None, [-1, 0]), (True, [-1, 0])):
+        env = Misshapen(lambda r: r._replace(success=np.array([-1, 0], np.int8)))
+        env.spec = replace(env.spec, reports_success=reports)
+        env = GuardedEnv(env)
+        env.reset([0, 1], [0, 0], [5, 5])
+        assert env.step([0, 1], np.zeros((2, 1), np.float32)).success.tolist() == expected
 
 
 def test_rewards_of_any_number_are_taken():

@@ -13,8 +13,8 @@ from polyrhythm.cli.numbers import count, whole
 
 log = logging.getLogger(__name__)
 
-#: Not in the text: the first line says whether success is reported; variants and conversations have lines of their own.
-_LEFT_OUT = frozenset({"reports_success", "per_episode", "conversations", "variants", "kinds"})
+#: Not among the lines of the text: variants and conversations have lines of their own.
+_LEFT_OUT = frozenset({"per_episode", "conversations", "variants", "kinds"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
     from polyrhythm.observe.conversations import append_conversations, conversations_of
     from polyrhythm.observe.run_folder import take_file
-    from polyrhythm.pipeline.evaluation.episodes import without_success
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
 
@@ -105,13 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     elif file:
         append_conversations(file, kept)
-    if result["reports_success"] is False:
-        result = without_success(result)
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
         shown = {name: value for name, value in result.items() if name not in _LEFT_OUT}
-        print(show.lines(show.flat(shown), result["reports_success"]))
+        print(show.lines(show.flat(shown)))
         if result.get("variants"):
             print(f"\n{show.variants(result)}")
         if said := result.get("conversations"):

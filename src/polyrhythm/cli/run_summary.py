@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polyrhythm.cli import show
-from polyrhythm.observe.intervals import counted, deciding, measures_success
+from polyrhythm.observe.intervals import counted, deciding
 
 #: So many of a list are named.
 _NAMED = 3
@@ -25,16 +25,12 @@ def lines(summary: Mapping[str, Any]) -> str:
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    rates = {name: label for name, label in _EVALUATIONS.items() if name in summary}
-    tallies = [*(summary[name] for name in rates), *([deciding(summary["best"])] if "best" in summary else [])]
-    successes, returns = (tally["successes"] for tally in tallies), (tally.get("mean_return") for tally in tallies)
-    succeeded = measures_success(successes, returns, summary.get("reports_success"))
-    for name, label in rates.items():
-        yield label, show.rate(summary[name]) if succeeded else show.mean_return(summary[name])
+    for name, label in _EVALUATIONS.items():
+        if name in summary:
+            yield label, show.result(summary[name])
     if "best" in summary:
-        yield "best.pt", _best(summary["best"], succeeded=succeeded)
-    for sentence in summary.get("warnings", ()):
-        yield "warning", sentence
+        yield "best.pt", _best(summary["best"])
+    yield from (("warning", sentence) for sentence in summary.get("warnings", ()))
     yield "time", _time(summary["wall_s"])
     if "transitions_per_s" in summary:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
@@ -54,9 +50,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "dropped messages", ", ".join(f"{count} {kind}" for kind, count in dropped.items())
 
 
-def _best(entry: Mapping[str, Any], *, succeeded: bool) -> str:
-    tally = deciding(entry)
-    result = show.rate(tally) if succeeded else show.mean_return(tally)
+def _best(entry: Mapping[str, Any]) -> str:
+    result = show.result(deciding(entry))
     return f"version {entry['version']}: {result}; chosen by this result, which is therefore biased upward"
 
 

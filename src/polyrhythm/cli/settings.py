@@ -41,6 +41,8 @@ def _top_level() -> Sequence[Setting]:
 
 def _find(path: str) -> Sequence[Setting]:
     """The settings of the section at this dotted path, or the one setting."""
+    from pydantic import BaseModel
+
     from polyrhythm.config.base import models_in
     from polyrhythm.config.catalog import settings_of
     from polyrhythm.config.explain import paths_to
@@ -48,7 +50,7 @@ def _find(path: str) -> Sequence[Setting]:
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.errors import ConfigError
 
-    models = [RunConfig]
+    models: list[type[BaseModel]] = [RunConfig]
     for key in path.split("."):
         fields = [model.model_fields[key] for model in models if key in model.model_fields]
         if not fields:

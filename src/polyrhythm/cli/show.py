@@ -7,41 +7,31 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyrhythm.observe.intervals import counted, measures_success, percent
+from polyrhythm.observe.intervals import counted, percent
 from polyrhythm.readable import visible
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
 
 
-def rate(result: Mapping[str, Any]) -> str:
-    """A success rate with its interval: `73% [66, 79], 117 of 160 episodes`."""
-    low, high = (f"{100 * result[key]:.0f}" for key in ("low", "high"))
-    mean = f", mean return {result['mean_return']:.4g}" if "mean_return" in result else ""
-    counts = f"{result['successes']} of {counted(result['episodes'], 'episode')}"
-    return f"{percent(result['rate'])}% [{low}, {high}], {counts}{mean}"
+def result(found: Mapping[str, Any]) -> str:
+    """A success rate with its interval: `73% [66, 79], 117 of 160 episodes, mean return 0.7`; where the environment
+    reports no success the mean return alone."""
+    mean, episodes = found.get("mean_return"), counted(found["episodes"], "episode")
+    if found["rate"] is None:
+        earned = "" if mean is None else f"mean return {mean:.4g}, "
+        return f"{earned}{episodes}; the environment does not report success"
+    low, high = (f"{100 * found[key]:.0f}" for key in ("low", "high"))
+    earned = "" if mean is None else f", mean return {mean:.4g}"
+    return f"{percent(found['rate'])}% [{low}, {high}], {found['successes']} of {episodes}{earned}"
 
 
-def mean_return(result: Mapping[str, Any]) -> str:
-    """The mean return, for an environment that does not report success."""
-    episodes = counted(result["episodes"], "episode")
-    if result["rate"] is None:
-        return f"mean return {result['mean_return']:.4g}, {episodes}; the environment does not report success"
-    return f"mean return {result['mean_return']:.4g}, {episodes}, none of which reported success"
-
-
-def lines(result: Mapping[str, Any], reported: bool | None = None) -> str:
-    """One `name: value` line per entry, success rates last. If the result itself is a rate, it comes first.
-
-    If the environment reports no success, mean returns replace the rates. reported: what its spec says of it.
-    """
-    rates = [value for value in (result, *result.values()) if _is_rate(value)]
-    returns = (one.get("mean_return") for one in rates)
-    succeeded = measures_success((one["successes"] for one in rates), returns, reported)
-    first = [_value(result, succeeded)] if _is_rate(result) else []
+def lines(found: Mapping[str, Any]) -> str:
+    """One `name: value` line per entry, success rates last. If it is a success rate itself, that comes first."""
+    first = [result(found)] if _is_rate(found) else []
     printed = _RATE | {"mean_return"} if first else set()
     rest = [
-        f"{name}: {_value(value, succeeded)}"
-        for name, value in sorted(result.items(), key=lambda item: _is_rate(item[1]))
+        f"{name}: {_value(value)}"
+        for name, value in sorted(found.items(), key=lambda item: _is_rate(item[1]))
         if name not in printed
     ]
     return "\n".join(first + rest)
@@ -123,25 +113,20 @@ def _below(columns: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else _value(value, succeeded=True)
+    return value if isinstance(value, str) else _value(value)
 
 
-def flat(result: Mapping[str, Any]) -> dict[str, Any]:
+def flat(found: Mapping[str, Any]) -> dict[str, Any]:
     """The result with each of its `suites` and `tasks`, if any, as a top-level entry."""
-    whole = {name: value for name, value in result.items() if name not in ("suites", "tasks")}
-    return {**whole, **result.get("suites", {}), **result.get("tasks", {})}
+    whole = {name: value for name, value in found.items() if name not in ("suites", "tasks")}
+    return {**whole, **found.get("suites", {}), **found.get("tasks", {})}
 
 
-def variants(result: Mapping[str, Any]) -> str:
-    """A table of the success in the usual environment, in each variant, and by kind of variant."""
-    rows = [("in distribution", result, "as in training")]
-    rows += [(f"{one['kind']}: {name}", one, one["what"]) for name, one in result["variants"].items()]
-    rows += [(f"{kind}, all", one, "") for kind, one in result.get("kinds", {}).items()]
-    found = [one for _, one, _ in rows]
-    succeeded = result["rate"] is not None and measures_success(
-        (one["successes"] for one in found), (one["mean_return"] for one in found), result["reports_success"]
-    )
-    cells = [(name, rate(one) if succeeded else mean_return(one), what) for name, one, what in rows]
+def variants(found: Mapping[str, Any]) -> str:
+    """A table of the result in the usual environment, in each variant, and by kind of variant."""
+    cells = [("in distribution", result(found), "as in training")]
+    cells += [(f"{one['kind']}: {name}", result(one), one["what"]) for name, one in found["variants"].items()]
+    cells += [(f"{kind}, all", result(one), "") for kind, one in found.get("kinds", {}).items()]
     first, second = (max(len(row[place]) for row in cells) for place in (0, 1))
     return "\n".join(f"{name:{first}}  {value:{second}}  {what}".rstrip() for name, value, what in cells)
 
@@ -150,13 +135,11 @@ def _is_rate(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) >= _RATE
 
 
-def _value(value: Any, succeeded: bool) -> str:
+def _value(value: Any) -> str:
     if _is_rate(value):
-        if value["rate"] is not None and (succeeded or "mean_return" not in value):
-            return rate(value)
-        return mean_return(value)
+        return result(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_value(part, succeeded)}" for name, part in value.items())
+        return ", ".join(f"{name} {_value(part)}" for name, part in value.items())
     if isinstance(value, list) and value:
-        return ", ".join(_value(part, succeeded) for part in value)
+        return ", ".join(_value(part) for part in value)
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

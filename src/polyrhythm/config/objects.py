@@ -6,6 +6,7 @@ the module is `__main__`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
@@ -31,12 +32,23 @@ def plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_main(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path and address of each reference to `__main__` in plain data."""
+    """Dotted path and address of each reference to `__main__` in plain data: module:name, or the id of a Gymnasium
+    environment that is registered there."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from in_main(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(tree, str) and tree.startswith(f"{MAIN}:"):
+    elif isinstance(tree, list):
+        for place, value in enumerate(tree):
+            yield from in_main(value, f"{path}.{place}")
+    elif isinstance(tree, str) and (tree.startswith(f"{MAIN}:") or _registered_in_main(tree)):
         yield path, tree
+
+
+def _registered_in_main(env_id: str) -> bool:
+    gymnasium = sys.modules.get("gymnasium")
+    spec = gymnasium.registry.get(env_id) if gymnasium else None
+    entry: Any = getattr(spec, "entry_point", None)
+    return getattr(entry, "__module__", "") == MAIN or f"{entry}".startswith(f"{MAIN}:")
 
 
 def _plain(value: Any, path: str) -> Any:

@@ -33,15 +33,16 @@ RowNumbers = Sequence[int] | NDArray[np.intp]
 class StepResult(NamedTuple):
     """Outcome of one primitive env step for n rows, in the requested order: each [n].
 
-    `truncated`: time limit reached; `success`: the task's own measure at this step; `metrics`: one array for each name
-    of `spec.metrics`, with NaN where this step has no value; `executed` [n,C], where `spec.chunk`: which actions of the
+    `truncated`: time limit reached; `success`: the task is solved at this step, as bool, or as int8 with -1 where the
+    environment does not say; `metrics`: one array for each name of `spec.metrics`, with NaN where this step has no
+    value; `executed` [n,C], where `spec.chunk`: which actions of the
     chunk were executed, the first ones of each row and at least one. The reward of such a step is that of the last.
     """
 
     reward: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    success: NDArray[np.bool_]
+    success: NDArray[np.bool_] | NDArray[np.int8]
     metrics: Mapping[str, NDArray[np.floating]] = MappingProxyType({})
     executed: NDArray[np.bool_] | None = None
 

@@ -18,6 +18,7 @@ from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_observations import Observations
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
+from polyrhythm.envs.info import InfoReader
 from polyrhythm.envs.mujoco_stability import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
@@ -59,11 +60,6 @@ def as_wrapper(value: Any) -> Any:
     return {"apply": value} if isinstance(value, str) else value
 
 
-def _is_builtin(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether the environment comes with Gymnasium itself; the info of none of those has `success`."""
-    return env.spec is not None and str(env.spec.entry_point).startswith("gymnasium.envs.")
-
-
 def as_aggregates(value: Any) -> Any:
     """Expand a list of names to `last` for each."""
     return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
@@ -74,8 +70,7 @@ class GymnasiumSettings(_Settings):
 
     Observation: `state` for one array; Dict and Tuple spaces give keys and positions, nested ones joined by a dot.
     float64 becomes float32; Discrete and MultiDiscrete become one-hot vectors. Actions: a float Box (flattened),
-    Discrete, MultiDiscrete or MultiBinary. `success`: `success` or
-    `is_success` of the environment's info, else false. A state that MuJoCo finds unstable fails its row.
+    Discrete, MultiDiscrete or MultiBinary. A state that MuJoCo finds unstable fails its row.
     """
 
     needs: ClassVar = ("gymnasium",)
@@ -94,6 +89,10 @@ class GymnasiumSettings(_Settings):
     """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
+    drop: tuple[str, ...] = ()
+    """Observation keys to leave out, such as MiniGrid's text `mission`."""
+    success: str = ""
+    """Key of `info` that says whether the task is solved; empty: the first present of success, is_success, succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
@@ -172,19 +171,18 @@ class GymnasiumSettings(_Settings):
             if name in names[:task]:
                 raise ConfigError(f"env.tasks.{task}.name = {name}: another task has this name; make names unique")
         return EnvSpec(
-            observation=Observations(envs[0].observation_space, self.where(0), self.rename).spec,
+            observation=Observations(envs[0].observation_space, self.where(0), self.rename, drop=self.drop).spec,
             action=action_spec(envs[0].action_space, self.where(0)),
             tasks=tuple(
                 Task(name, task.instruction or task.id) for name, task in zip(names, self.task_list, strict=True)
             ),
             max_steps=max(self.limit(task) for task in range(len(envs))),
             metrics=dict(self.metrics),
-            reports_success=None if self.wrappers or not all(map(_is_builtin, envs)) else False,
         )
 
     def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
         """Observation and action spaces, which must be equal for all tasks."""
-        return Observations(env.observation_space, where, self.rename).spec, env.action_space
+        return Observations(env.observation_space, where, self.rename, drop=self.drop).spec, env.action_space
 
     def where(self, task: int) -> str:
         """The setting of this task's environment, `name = value`, for errors."""
@@ -204,11 +202,12 @@ class GymnasiumBatch:
         self._envs = [self._env(row, 0) for row in range(rows)]
         self._to_env = action_converter(firsts[0].action_space)
         self._where = [settings.where(task) for task in range(len(firsts))]
-        self._seen = Observations(firsts[0].observation_space, self._where[0], settings.rename, rows)
+        self._seen = Observations(firsts[0].observation_space, self._where[0], settings.rename, rows, settings.drop)
         self._limits = [settings.limit(task) for task in range(len(firsts))]
         self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows
         self._task = [0] * rows
+        self._info = InfoReader(settings.success, settings.metrics)
         #: The row's MuJoCo state, if it has one, and how often that was unstable before the episode began.
         self._mujoco: list[mujoco.MjData | None] = [None] * rows
         self._unstable = [0] * rows
@@ -231,7 +230,7 @@ class GymnasiumBatch:
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         n = len(rows)
-        rewards, terminated, truncated, success = [0.0] * n, [False] * n, [False] * n, [False] * n
+        rewards, terminated, truncated, success = [0.0] * n, [False] * n, [False] * n, [-1] * n
         metrics = {name: np.full(n, np.nan) for name in self.spec.metrics}
         failed: dict[int, Exception] = {}
         for i, (row, action) in enumerate(zip(rows, self._to_env(actions), strict=True)):
@@ -247,14 +246,16 @@ class GymnasiumBatch:
             self._steps[row] += 1
             truncated[i] = not terminated[i] and (cut or self._steps[row] >= self._limit[row])
             if info:
-                success[i] = bool(info.get("success", info.get("is_success", False)))
-                for name, numbers in metrics.items():
-                    numbers[i] = _read_number(info, name)
+                success[i], own = self._info.read(info)
+                for name, number in own.items():
+                    metrics[name][i] = number
+            if terminated[i] or truncated[i]:
+                self._info.end_episode()
         result = StepResult(
             np.array(rewards, np.float32),
             np.array(terminated, np.bool_),
             np.array(truncated, np.bool_),
-            np.array(success, np.bool_),
+            np.array(success, np.int8),
             metrics,
         )
         if failed:

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.conformance import own_place, raised
-from polyrhythm.errors import ConfigError
+from polyrhythm.envs.metaworld.mujoco_rendering import offer_gl_backend
+from polyrhythm.errors import ConfigError, pip_install
 
 if TYPE_CHECKING:
     import gymnasium
+
+
+#: Least likeness of a name that is proposed, 0..1.
+_NEAR = 0.7
+#: Modules that register ids without a namespace, by how these begin, and the packages that have them.
+_HOMES = {
+    "minigrid": ("minigrid", ("MiniGrid-", "BabyAI-")),
+    "panda_gym": ("panda-gym", ("Panda",)),
+    "gymnasium_robotics": (
+        "gymnasium-robotics",
+        ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "AntMaze", "PointMaze", "FrankaKitchen"),
+    ),
+    "ale_py": ("ale-py", ("ALE/",)),
+    "shimmy": ("shimmy[dm-control]", ("dm_control/",)),
+}
 
 
 def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvSpec:
     """Gymnasium's spec of an id. Raises ConfigError, beginning with the setting `where`, if there is none."""
     import gymnasium
 
+    offer_gl_backend()  # before a module imports MuJoCo
+    # An id of the form module:id imports the module first, which registers it.
+    module, _, name = env_id.rpartition(":")
     try:
-        # An id of the form module:id imports the module first, which registers it.
-        module, _, name = env_id.rpartition(":")
         if module:
             __import__(module)
         return gymnasium.spec(name)
@@ -28,8 +46,32 @@ def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvS
         fix = f"install {module}, or run this in the folder of {module.partition('.')[0]}.py"
         raise ConfigError(f"{where}: {module} cannot be imported ({error}); {fix}") from error
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(env_id, gymnasium.registry, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"{where}: no such Gymnasium environment ({error}); the nearest is {near}") from error
+        raise ConfigError(f"{where}: no such Gymnasium environment ({error}); {_near(module, name)}") from error
+
+
+def _near(module: str, name: str) -> str:
+    """What to write instead of an id that is not registered: the nearest of the same name, or its module."""
+    import gymnasium
+
+    names = {
+        known.rpartition("/")[2]: known for known in sorted(gymnasium.registry, key=lambda known: "/" not in known)
+    }
+    near = difflib.get_close_matches(name.rpartition("/")[2], names, n=1, cutoff=_NEAR)
+    if module:
+        return f"the nearest is {names[near[0]]}" if near else f"{module} registers no similar one"
+    namespace = name.rpartition("/")[0]
+    homes = ((home, package) for home, (package, begins) in _HOMES.items() if name.startswith(begins))
+    home, package = next(homes, (namespace.replace("-", "_"), namespace.replace("_", "-")))
+    if home.isidentifier() and importlib.util.find_spec(home) is not None:
+        return f"write {home}:{name}, so that {home} is imported, which registers it"
+    if home:
+        return f"install the package that registers it, such as by {pip_install(package)}, and write {home}:{name}"
+    if near:
+        return f"the nearest is {names[near[0]]}; or write module:ID with the module that registers it"
+    return (
+        "write module:ID with the module that registers it; what a script registers itself is unknown to the run's "
+        "processes, unless launcher=inline"
+    )
 
 
 def make_registered(env_id: str, kwargs: Mapping[str, Any], max_steps: int, where: str) -> gymnasium.Env[Any, Any]:

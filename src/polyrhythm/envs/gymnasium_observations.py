@@ -7,7 +7,7 @@ dot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,15 +99,22 @@ class ObservedArray:
 
 
 class Observations:
-    """The last observation of each of `rows` rows. `where`: the environment's setting, which begins every error."""
+    """The last observation of each of `rows` rows. `where`: the environment's setting, which begins every error; drop:
+    names of arrays that are left out, whatever their space."""
 
     def __init__(
-        self, space: gymnasium.Space[Any], where: str, rename: Mapping[str, str] | None = None, rows: int = 0
+        self,
+        space: gymnasium.Space[Any],
+        where: str,
+        rename: Mapping[str, str] | None = None,
+        rows: int = 0,
+        drop: Sequence[str] = (),
     ) -> None:
-        self._where = where
+        self._where, self._drop = where, set(drop)
         self._arrays: list[ObservedArray] = []
         self._root = self._node(space, ())
         self._only = self._root if isinstance(self._root, ObservedArray) else None
+        self._refuse_drop(drop)
         self._names = self._renamed(rename or {})
         self.spec = {name: array.spec for name, array in zip(self._names, self._arrays, strict=True)}
         self._kept = [np.zeros((rows, *array.shape), array.dtype) for array in self._arrays]
@@ -140,7 +147,8 @@ class Observations:
             array.write(kept[picked], out[name][: len(picked)], self._where)
 
     def _node(self, space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
-        """The space as a tree: an array, a dict for a Dict, a list for a Tuple. Its arrays are listed in `_arrays`."""
+        """The space as a tree: an array, None where it is dropped, a dict for a Dict, a list for a Tuple. `_arrays` has
+        all arrays."""
         from gymnasium.spaces import Dict, Tuple
 
         if isinstance(space, Dict):
@@ -149,9 +157,23 @@ class Observations:
             return {key: self._node(part, (*path, key)) for key, part in space.spaces.items()}
         if isinstance(space, Tuple):
             return [self._node(part, (*path, str(place))) for place, part in enumerate(space.spaces)]
-        array = _array(space, ".".join(path) or STATE, self._where)
+        name = ".".join(path) or STATE
+        if name in self._drop:
+            self._drop.remove(name)
+            return None
+        array = _array(space, name, self._where)
         self._arrays.append(array)
         return array
+
+    def _refuse_drop(self, drop: Sequence[str]) -> None:
+        """ConfigError: a name to drop is not there, or nothing is left."""
+        names = [array.name for array in self._arrays]
+        if self._drop:
+            raise ConfigError(
+                f"env.drop = {min(self._drop)}: no such observation, there are {', '.join(names)}; name one of them"
+            )
+        if not names and drop:
+            raise ConfigError(f"env.drop = {list(drop)}: no observation is left; leave out one of them")
 
     def _renamed(self, rename: Mapping[str, str]) -> list[str]:
         """The arrays' names for policies."""
@@ -178,6 +200,8 @@ class Observations:
 
 def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> None:
     """Append the values of all arrays below a node. ConfigError: the value has other parts than the node."""
+    if node is None:
+        return
     if isinstance(node, ObservedArray):
         found.append(value)
         return
@@ -222,7 +246,8 @@ def _array(space: gymnasium.Space[Any], name: str, where: str) -> ObservedArray:
         start = np.asarray(space.start, np.int64).reshape(-1)
     elif not isinstance(space, Box | MultiBinary):
         raise ConfigError(
-            f"{where}: observation {name} is {space}; wrap it into a Box, Discrete, Dict or Tuple space of these"
+            f"{where}: observation {name} is {space}; wrap it into a Box, Discrete, Dict or Tuple space of these, or "
+            f"leave it out by env.drop=[{name}]"
         )
     if counts.sum() > _MOST_VALUES:
         raise ConfigError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -27,6 +27,7 @@ from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wr
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
 from polyrhythm.envs.gymnasium_observations import Observations
 from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
+from polyrhythm.envs.info import InfoReader
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.hashing import library_seed
@@ -69,6 +70,10 @@ class GymnasiumVectorSettings(BaseModel):
     """Instruction for the policy; the id, or the name of make's function, if empty."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
+    drop: tuple[str, ...] = ()
+    """Observation keys to leave out, such as MiniGrid's text `mission`."""
+    success: str = ""
+    """Key of `info` that says whether the task is solved; empty: the first present of success, is_success, succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
@@ -167,7 +172,7 @@ class GymnasiumVectorSettings(BaseModel):
             raise ConfigError(f"env.max_steps = 0: {self.id or self.make} has no time limit; set max_steps above 0")
         name = self.id or self.make.rpartition(":")[2]
         return EnvSpec(
-            observation=Observations(env.single_observation_space, self.where, self.rename).spec,
+            observation=Observations(env.single_observation_space, self.where, self.rename, drop=self.drop).spec,
             action=action_spec(env.single_action_space, self.where),
             tasks=(Task(name, self.instruction or name),),
             max_steps=limit,
@@ -185,7 +190,9 @@ class GymnasiumVectorBatch:
         self.rows, self.spec = rows, settings.spec_of(self._env)
         self._autoreset = settings.autoreset_of(self._env)
         self._to_env = action_converter(self._env.single_action_space)
-        self._seen = Observations(self._env.single_observation_space, settings.where, settings.rename, rows)
+        space = self._env.single_observation_space
+        self._seen = Observations(space, settings.where, settings.rename, rows, settings.drop)
+        self._info = InfoReader(settings.success, settings.metrics)
         self._steps = np.zeros(rows, np.int64)
         self._ended = np.ones(rows, np.bool_)
         self._done_inside = np.zeros(rows, np.bool_)  # to be reset before the next step
@@ -227,12 +234,15 @@ class GymnasiumVectorBatch:
         self._done_inside |= done
         late = self._steps >= self.spec.max_steps
         self._ended |= done | late
+        success, metrics = self._info.read_rows(info, done)
+        if ((done | late) & live).any():
+            self._info.end_episode()
         return StepResult(
             reward.astype(np.float32),
             terminated,
             (truncated | late) & ~terminated,
-            self._success(info, done),
-            {name: self._numbers(info, done, name) for name in self.spec.metrics},
+            success,
+            metrics,
         )
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
@@ -271,23 +281,6 @@ class GymnasiumVectorBatch:
             )
         return flags
 
-    def _success(self, info: Mapping[str, Any], done: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        found = np.zeros(self.rows, np.bool_)
-        for name in ("is_success", "success"):
-            with suppress(ConfigError):  # of another form: it is not the success of a row
-                numbers = self._numbers(info, done, name)
-                found = np.where(np.isnan(numbers), found, numbers != 0)
-        return found
-
-    def _numbers(self, info: Mapping[str, Any], done: NDArray[np.bool_], name: str) -> NDArray[np.float64]:
-        """The number of each row under this key; NaN where there is none. In the mode SAME_STEP, that of a row that
-        ended is in `final_info`."""
-        found = _column(info, name, self.rows)
-        final = info.get("final_info")
-        if self._autoreset == "same_step" and isinstance(final, Mapping):
-            found = np.where(done, _column(final, name, self.rows), found)
-        return found
-
 
 @contextmanager
 def _lost_with_its_processes() -> Iterator[None]:
@@ -298,20 +291,3 @@ def _lost_with_its_processes() -> Iterator[None]:
         raise
     except Exception as error:
         raise EnvLost(f"the vector environment {raised(error)}") from error
-
-
-def _column(info: Mapping[str, Any], name: str, rows: int) -> NDArray[np.float64]:
-    """An entry of a vector environment's info, [rows]; `_NAME` says which rows have it. `a.b` is `b` of the mapping
-    under `a`, unless there is an entry of that name."""
-    whole = name
-    while name not in info and "." in name:
-        parent, _, name = name.partition(".")
-        inner = info.get(parent)
-        info = inner if isinstance(inner, Mapping) else {}
-    value = np.asarray(info[name]) if name in info else np.full(rows, np.nan)
-    if value.shape != (rows,) or value.dtype.kind not in "biuf":
-        raise ConfigError(
-            f"env.metrics.{whole}: the info has {value.dtype}{list(value.shape)} there; name a number of each row"
-        )
-    there = np.asarray(info.get(f"_{name}", np.ones(rows, np.bool_)), np.bool_)
-    return np.where(there, value.astype(np.float64), np.nan)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import StepResult
@@ -29,6 +31,9 @@ def check_form(result: object, rows: int, metrics: Collection[str], chunk: int =
         )
     numbers = {"reward": result.reward, **{f"metrics[{name}]": array for name, array in result.metrics.items()}}
     flags = {"terminated": result.terminated, "truncated": result.truncated, "success": result.success}
+    success: NDArray[Any] = np.asarray(result.success)
+    if isinstance(result.success, np.ndarray) and success.dtype == np.int8 and np.isin(success, (-1, 0, 1)).all():
+        flags["success"] = success > 0
     if chunk or result.executed is not None:
         _check_executed(result.executed, rows, chunk)
     for name, array in {**numbers, **flags}.items():

@@ -103,7 +103,7 @@ def _sample(
         version=np.zeros(steps, np.int64),
         terminated=terminated,
         truncated=not terminated,
-        success=any(bool(result.success[0]) for result in results),
+        success=any(result.success[0] > 0 for result in results),
         env_steps=steps,
         ticket=0,
         group=0,

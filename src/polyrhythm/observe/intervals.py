@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -32,6 +32,15 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == episodes else centre + half
     return Interval(successes, episodes, rate, low, high)
+
+
+def success_rate(successes: Sequence[bool | None]) -> dict[str, Any]:
+    """`Interval` of these episodes, by name. None: the episode reported no success, so it did not succeed; but if none
+    of them reported any, all entries but `episodes` are None."""
+    found = wilson(sum(map(bool, successes)), len(successes))._asdict()
+    if all(success is None for success in successes):
+        return {name: value if name == "episodes" else None for name, value in found.items()}
+    return found
 
 
 def success_in_words(successes: int, episodes: int, of: str = "") -> str:
@@ -69,12 +78,6 @@ def is_told(count: int) -> bool:
 def times_so_far(count: int) -> str:
     """` (10 times so far)`; "" the first time."""
     return "" if count == 1 else f" ({count} times so far)"
-
-
-def measures_success(successes: Iterable[float], returns: Iterable[float | None], reported: bool | None = None) -> bool:
-    """Whether success, rather than return, ranks the episodes. reported: what the environment's spec says of it. Where
-    that is unknown: False if some earned a reward and none succeeded. successes: counts or rates."""
-    return (any(successes) or not any(returns)) if reported is None else reported
 
 
 def deciding(evaluated: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.observe.activity import by_kind
-from polyrhythm.observe.intervals import measures_success, return_in_words, success_in_words
+from polyrhythm.observe.intervals import return_in_words, success_in_words
 
 #: More stations than this are shown by kind, with the mean of their shares.
 _STATIONS = 6
@@ -22,10 +22,10 @@ class Status:
     """The state of a run at one moment. None or empty: not known yet.
 
     done, of: units of the phase (updates, or episodes of an evaluation); left_s: estimated time to the end of the run,
-    or of `left_of`; recent: success and return of the last training episodes; reports_success: by the environment's
-    spec; lag: mean of the last update, largest of all; buffer: finished samples that wait for the trainer; utilisation:
-    share of the last seconds, by station; hosts: where there are several, the mean share of the stations of each, None
-    if it has none, and how many were lost there.
+    or of `left_of`; recent: success (None if not reported) and return of the last training episodes; lag: mean of the
+    last update, largest of all; buffer: finished samples that wait for the trainer; utilisation: share of the last
+    seconds, by station; hosts: where there are several, the mean share of the stations of each, None if it has none,
+    and how many were lost there.
     """
 
     phase: str
@@ -35,8 +35,7 @@ class Status:
     unit: str = ""
     left_s: float | None = None
     left_of: str = ""
-    recent: Sequence[tuple[bool, float]] = ()
-    reports_success: bool | None = None
+    recent: Sequence[tuple[bool | None, float]] = ()
     transitions_per_s: float | None = None
     lag: tuple[float, int] | None = None
     buffer: int | None = None
@@ -66,7 +65,7 @@ def _heading(status: Status, width: int) -> str:
 def _metrics(status: Status) -> list[str]:
     parts = []
     if status.recent:
-        parts.append(episodes(status.recent, status.reports_success))
+        parts.append(episodes(status.recent))
     if status.transitions_per_s is not None:
         parts.append(f"{status.transitions_per_s:,.0f} transitions/s")
     if status.lag is not None:
@@ -78,12 +77,11 @@ def _metrics(status: Status) -> list[str]:
     return parts
 
 
-def episodes(recent: Sequence[tuple[bool, float]], reported: bool | None = None) -> str:
-    """Mean return of the last episodes, and their success rate with its 95% interval where success is measured.
-    reported: what the environment's spec says of it."""
-    count, successes = len(recent), sum(success for success, _ in recent)
+def episodes(recent: Sequence[tuple[bool | None, float]]) -> str:
+    """Mean return of the last episodes, and their success rate with its 95% interval if one has reported it."""
+    count, successes = len(recent), sum(bool(success) for success, _ in recent)
     earned = return_in_words([reward for _, reward in recent])
-    if not measures_success([successes], (reward for _, reward in recent), reported):
+    if all(success is None for success, _ in recent):
         return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
     return f"{success_in_words(successes, count, 'the last ')}, {earned}"
 

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 GROUPS: Mapping[str, str] = {
     "env": (
         "training episodes that ended since the update before, absent if none did: episodes (how many), return, "
-        "success_once (also by task index, /task_N), episode_len in env steps, the environment's own as metrics/NAME; "
+        "success_once (also by task index, /task_N; null if none reported success), episode_len in env steps, the "
+        "environment's own as metrics/NAME; "
         "samples of the update (episodes or segments): sample_env_steps, sample_chunk_steps; sample_score, by the "
         "reward function"
     ),
@@ -65,8 +66,8 @@ GROUPS: Mapping[str, str] = {
     ),
     "transport": "dropped_messages: so far in this part of the run, by main and all stations, launcher local",
     "evaluation": (
-        "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%), mean_return, the "
-        "environment's own as metrics/NAME"
+        "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%; null if no episode "
+        "reported it), mean_return, the environment's own as metrics/NAME"
     ),
 }
 
@@ -92,11 +93,12 @@ class MetricsWriter:
         self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
         self._lines, self._endpoint = LogFile(folder / "metrics.jsonl"), endpoint
 
-    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
-        """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null."""
-        numbers = {name: float(value) for name, value in values.items()}
-        check_names(numbers)
-        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    def log(self, step: int, values: Mapping[str, float | None], time_s: float) -> None:
+        """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null; so
+        does None, of which TensorBoard and the endpoint get nothing."""
+        check_names(values)
+        numbers = {name: float(value) for name, value in values.items() if value is not None}
+        finite = {name: number if math.isfinite(number := numbers.get(name, math.nan)) else None for name in values}
         line = json.dumps({"step": step, "time_s": round(time_s, 3), **finite}, allow_nan=False)
         self._lines.write(line + "\n")
         if self._endpoint:

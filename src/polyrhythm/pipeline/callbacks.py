@@ -25,23 +25,23 @@ class EvaluationResult:
     """The result of an evaluation.
 
     name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation;
-    version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`;
-    mean_return; metrics: means of the environment's own metrics; tasks, suites: the same by task and by suite, if there
-    are several; variants, kinds: by variant of the environment that was asked for, and by kind of variant;
-    dropped: episodes that failed and are missing; greedy: without noise; sampling: the settings by which the tokens of
-    a language model were drawn otherwise (of `evaluate`); env: the environment's settings that differed from the run's;
-    video: its file, episodes, successes and
-    failed ones, if one was requested; conversations: what was said in the first episodes of a text environment, each
-    with prompt, turns (message, reply), success and return.
+    version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`: these four
+    are None if no episode reported success; mean_return; metrics: means of the environment's own metrics; tasks,
+    suites: the same by task and by suite, if there are several; variants, kinds: by variant of the environment that was
+    asked for, and by kind of variant; dropped: episodes that failed and are missing; greedy: without noise; sampling:
+    the settings by which the tokens of a language model were drawn otherwise (of `evaluate`); env: the environment's
+    settings that differed from the run's; video: its file,
+    episodes, successes and failed ones, if one was requested; conversations: what was said in the first episodes of a
+    text environment, each with prompt, turns (message, reply), success and return.
     """
 
     name: str
     version: int
     greedy: bool
-    rate: float
-    low: float
-    high: float
-    successes: int
+    rate: float | None
+    low: float | None
+    high: float | None
+    successes: int | None
     episodes: int
     mean_return: float
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
@@ -65,8 +65,9 @@ class EvaluationResult:
 class Callback(Protocol):
     """Element of `callbacks`; either method may be missing. A plain function counts as an `on_update`."""
 
-    def on_update(self, metrics: Mapping[str, float]) -> None:
-        """Called after each update with the content of its line in metrics.jsonl; called again if the update is
+    def on_update(self, metrics: Mapping[str, float | None]) -> None:
+        """Called after each update with the content of its line in metrics.jsonl (env/success_once: None if no episode
+        reported success); called again if the update is
         redone after a loss of the trainer."""
         ...
 
@@ -92,7 +93,7 @@ class Callbacks:
         self.ended: Exception | None = None
         self._queue: deque[tuple[Callable[[Any], object], Any]] = deque()
 
-    def on_update(self, metrics: Mapping[str, float]) -> None:
+    def on_update(self, metrics: Mapping[str, float | None]) -> None:
         """Queue the calls for an update."""
         self._queue += ((function, metrics) for function in self._updates)
 

@@ -284,8 +284,7 @@ class _Run:
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
         loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks, metrics))
         if self._live is None:
-            reported = pipeline.spec.reports_success
-            loop.add_observers(ProgressLogger(self._updates, episodes, began, reported=reported))
+            loop.add_observers(ProgressLogger(self._updates, episodes, began))
         return _TrainingObservers(episodes, lags, saver, timeline, traffic, evaluator)
 
     @property
@@ -333,7 +332,7 @@ def _warn_at_end(ledger: SampleLedger, conclusion: str) -> None:
 def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
     """Combine the phases' results into ledger.json and summary.json; return the summary."""
     rl = progress.result("rl") or {}
-    summary: dict[str, Any] = {"reports_success": checked.spec.reports_success}
+    summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     summary["warnings"] = setbacks(read_lines(folder))

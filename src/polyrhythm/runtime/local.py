@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from polyrhythm.envs.info import warn_once
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.clocks import ClockOffset, HostClocks, SpanAlignment
@@ -235,21 +236,28 @@ class LocalHosting:
                 self._manager.groups[station].note_failure(message)
             case wire.Refused():
                 self._note_refusal(message)
-            case Report(values=values):
-                self._expected.check_report(message)
-                try:
-                    self._check_report(values)
-                except ValueError as error:
-                    raise UnfitMessage("impossible", str(error)) from error
-                self._reports.append(message)
-            case Spans(station=station):
-                spans, uncertainty_s = self._alignment.align(message, self._manager.groups[station].first.host)
-                self._expected.check_spans(spans, time.monotonic(), uncertainty_s)
-                self._spans.append(spans)
+            case wire.Warned(text=text):
+                warn_once(text)
+            case Report() | Spans():
+                self._accept_numbers(message)
             case _:
                 self._expected.accept(message)
                 self._manager.updates += isinstance(message, records.UpdateDone)
                 self._events.append(message)  # type: ignore[arg-type]
+
+    def _accept_numbers(self, message: Report | Spans) -> None:
+        """Take numbers for the observers. UnfitMessage: they cannot be true."""
+        if isinstance(message, Spans):
+            spans, uncertainty_s = self._alignment.align(message, self._manager.groups[message.station].first.host)
+            self._expected.check_spans(spans, time.monotonic(), uncertainty_s)
+            self._spans.append(spans)
+            return
+        self._expected.check_report(message)
+        try:
+            self._check_report(message.values)
+        except ValueError as error:
+            raise UnfitMessage("impossible", str(error)) from error
+        self._reports.append(message)
 
     def _accept_unsigned(self, message: object) -> None:
         if not isinstance(message, wire.Wake):

@@ -292,7 +292,8 @@ class SampleFinished:
 
     payload_id: "" for an evaluation's, whose trajectory is not kept unless it is to be scored. oldest, newest:
     behaviour versions in it.
-    metrics: (name, number) of the whole episode by the environment's own metrics, once it ended.
+    success: of the episode so far, None if the environment has not said. metrics: (name, number) of the whole episode
+    by the environment's own metrics, once it ended.
     texts: where the ticket is shown, the prompt, then messages and replies in turn.
     After `SampleEnd.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
     """
@@ -307,7 +308,7 @@ class SampleFinished:
     env_steps: int
     oldest: int
     newest: int
-    success: bool
+    success: bool | None
     episode_return: float
     metrics: tuple[tuple[str, float], ...] = ()
     texts: tuple[str, ...] = ()
@@ -636,13 +637,13 @@ class ReleasePayloads:
 @dataclass(frozen=True, slots=True)
 class SampleEvaluated:
     """One evaluation episode is complete (its payload is released by the conductor). seed: of its initial state;
-    env_steps: primitive ones; texts: as in `SampleFinished`."""
+    env_steps: primitive ones; success, texts: as in `SampleFinished`."""
 
     name: str
     task: int
     instruction: int
     greedy: bool
-    success: bool
+    success: bool | None
     episode_return: float
     version: int
     metrics: tuple[tuple[str, float], ...] = ()
@@ -653,11 +654,12 @@ class SampleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounted:
-    """A training sample has its score, and is complete. success: of its episode, by the score if that says so."""
+    """A training sample has its score, and is complete. success: of its episode, by the score if that says so; None if
+    neither it nor the environment does."""
 
     ticket: int
     score: float
-    success: bool
+    success: bool | None
 
 
 @dataclass(frozen=True, slots=True)

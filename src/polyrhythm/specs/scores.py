@@ -34,7 +34,7 @@ class SampleView:
     task: its name; seed: with which the environment began the episode; evaluation: whether it is an evaluation's.
     prompt, messages, text: of a text environment (`Transcript`), else empty; reply: the last message. terminated: false
     where the episode was cut, such as a message longer than `env.max_new_tokens`. success, episode_return: the
-    environment's own.
+    environment's own; success is false where it reports none.
     trajectory: all of it; its arrays cannot be written, and are valid until the function returns.
     """
 

@@ -114,7 +114,8 @@ class EnvSpec:
     max_steps: primitive env steps after which an episode is truncated.
     reset_rows: rows can be reset on their own; otherwise the batch's episodes begin together.
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
-    reports_success: whether `StepResult.success` means anything; None where that is unknown.
+    reports_success: False: the environment has no notion of success, so `StepResult.success` is ignored, and success
+    rates are null. None: each step says it, by -1 if it does not.
     chunk: a step takes chunks of so many actions as a whole, as a text environment takes a message: actions [n,C,A],
     and its result says which were executed; policies then have chunks of this length. 0: a step takes one action.
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.

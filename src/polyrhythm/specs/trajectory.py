@@ -19,7 +19,8 @@ class Trajectory:
     episode counts, later ones of its chunk do not).
     version [T] int64: the weights that answered each chunk step. newer [T,C] int32: where weights may change within an
     answer, which `version` says the oldest of, how many versions newer those of each action were; None elsewhere.
-    terminated: the task ended; truncated: cut by the time limit or at a segment's end (bootstrap applies).
+    terminated: the task ended; truncated: cut by the time limit or at a segment's end (bootstrap applies); success: the
+    environment has reported that the task was solved.
     """
 
     obs: dict[str, NDArray[np.generic]]

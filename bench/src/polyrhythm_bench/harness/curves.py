@@ -40,7 +40,7 @@ class EpisodeOutcomes(Observer):
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFinished) and event.payload_id:
             assert event.end is not records.SampleEnd.SEGMENT, "a sample is a whole episode"
-            self.by_ticket[event.ticket] = EpisodeOutcome(event.episode_return, event.success)
+            self.by_ticket[event.ticket] = EpisodeOutcome(event.episode_return, bool(event.success))
 
     @property
     def in_order(self) -> list[EpisodeOutcome]:

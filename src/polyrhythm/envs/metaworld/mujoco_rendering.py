@@ -6,6 +6,7 @@ MuJoCo selects its GL backend at import, so call `choose_gl_backend` before impo
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import os
 import sys
@@ -75,6 +76,19 @@ def choose_gl_backend() -> None:
             f"mujoco was imported before the GL backend was chosen; set {_VARIABLE}={found} in the environment"
         )
     os.environ[_VARIABLE] = found
+
+
+def offer_gl_backend() -> None:
+    """Set `MUJOCO_GL` for environments that may be of MuJoCo and may render, without measuring and without an error:
+    egl with an NVIDIA GPU, else osmesa, whichever library loads (Linux). It stays as it is if it is set, or MuJoCo is
+    not installed, or imported already."""
+    if _VARIABLE in os.environ or "mujoco" in sys.modules or not sys.platform.startswith("linux"):
+        return
+    if importlib.util.find_spec("mujoco") is None:
+        return
+    able = [backend for backend in BACKENDS if is_loadable(backend)]
+    if able:
+        os.environ[_VARIABLE] = "egl" if "egl" in able and count_gpus() > 0 else able[0]
 
 
 def preferred(able: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.info import warn_once
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.envs.separate.env_process import EnvProcess
 
@@ -41,6 +42,8 @@ class SeparateBatch:
             {name: p.unpacked(array) for name, array in found.metrics.items()},
             None if found.executed is None else p.unpacked(found.executed),
         )
+        for text in found.warned:
+            warn_once(text)
         if found.failed:
             raise RowsFailed(_errors(found.failed), result)
         return result

@@ -134,6 +134,8 @@ class Done(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):
+    """warned: what the environment's module has logged as a warning since the last step."""
+
     reward: Array
     terminated: Array
     truncated: Array
@@ -141,6 +143,7 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
     metrics: dict[str, Array]
     failed: dict[int, str] = {}
     executed: Array | None = None
+    warned: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):

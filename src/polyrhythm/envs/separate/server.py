@@ -36,6 +36,7 @@ from polyrhythm.envs.base import (
     TranscribesRows,
 )
 from polyrhythm.envs.gl_choice import set_simulator_count
+from polyrhythm.envs.info import EnvWarnings
 from polyrhythm.envs.results import as_utf8
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, PolyrhythmError
@@ -51,6 +52,7 @@ class Server:
         self._settings: EnvSettings | None = None
         self._batch: Any = None
         self._views: dict[str, NDArray[Any]] = {}
+        self._warnings = EnvWarnings()
 
     @singledispatchmethod
     def answer(self, request: object) -> p.Reply:
@@ -114,6 +116,7 @@ class Server:
             {name: p.packed(array) for name, array in found.metrics.items()},
             failed,
             None if found.executed is None else p.packed(found.executed),
+            self._warnings.take(),
         )
 
     @answer.register

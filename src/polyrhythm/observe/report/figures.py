@@ -92,12 +92,12 @@ def success(runs: Sequence[Run]) -> Figure | None:
         return None
     plot = _over_transitions(runs, "Success", (0.0, 1.0), 340)
     if (groups := seed_groups(runs)) is not None:
-        _draw_groups(plot, groups, lambda point: point.rate)
+        _draw_groups(plot, groups, lambda point: point.success.rate if point.success is not None else None)
     else:
         for number, run in enumerate(runs):
-            points = training_points(run)
-            plot.band([(p.transitions, p.low, p.high) for p in points], colour(number))
-            plot.line([(p.transitions, p.rate) for p in points], look(number) if len(runs) > 1 else "s0")
+            points = [(point.transitions, point.success) for point in training_points(run) if point.success is not None]
+            plot.band([(place, rate.low, rate.high) for place, rate in points], colour(number))
+            plot.line([(place, rate.rate) for place, rate in points], look(number) if len(runs) > 1 else "s0")
     mark_changes(plot, runs)
     _evaluations(plot, runs, measured=True)
     sentence = (
@@ -184,12 +184,19 @@ def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
             way = ways.index(evaluation.way)
             aside = 9.0 * (number * len(ways) + way - (places - 1) / 2)
             kind = colour(_group_number(runs, number) if len(runs) > 1 else way + 1)
-            y = evaluation.rate if measured else evaluation.mean_return
-            if measured:
-                plot.interval(evaluation.transitions, evaluation.low, evaluation.high, kind, aside=aside)
-            plot.point(evaluation.transitions, y, kind, way, aside=aside)
+            if measured and evaluation.success is not None:
+                plot.interval(evaluation.transitions, *evaluation.success[1:], kind, aside=aside)
+            if (y := _value(evaluation, measured=measured)) is not None:
+                plot.point(evaluation.transitions, y, kind, way, aside=aside)
     if len(runs) == 1:
         _labels(plot, runs[0].evaluations, ways, measured=measured)
+
+
+def _value(evaluation: Measured, *, measured: bool) -> float | None:
+    """Its height in a figure of success (measured) or of returns; None if it has none."""
+    if not measured:
+        return evaluation.mean_return
+    return None if evaluation.success is None else evaluation.success.rate
 
 
 def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *, measured: bool) -> None:
@@ -197,15 +204,15 @@ def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *,
     places = [evaluation.transitions for evaluation in evaluations]
     ends = [max(places, default=0.0), min(places, default=0.0)]
     ranked = sorted(evaluations, key=lambda one: ends.index(one.transitions) if one.transitions in ends else len(ends))
-    values = [evaluation.rate if measured else evaluation.mean_return for evaluation in ranked]
-    texts = [percent(value) if measured else svg.short(value) for value in values]
+    shown = [(one, value) for one in ranked if (value := _value(one, measured=measured)) is not None]
+    texts = [percent(value) if measured else svg.short(value) for _, value in shown]
     left = 9.0 * len(ways) / 2 + 8
     wanted = [
         svg.Label(plot.px(one.transitions) + left, plot.py(value), _CHAR * len(text) + _CHAR)
-        for one, value, text in zip(ranked, values, texts, strict=True)
+        for (one, value), text in zip(shown, texts, strict=True)
     ]
     heights = svg.place_labels(wanted, _LINE, 12, plot.height - 46, 3 * _LINE)
-    for evaluation, label, text, height in zip(ranked, wanted, texts, heights, strict=True):
+    for (evaluation, _), label, text, height in zip(shown, wanted, texts, heights, strict=True):
         if height is not None:
             plot.label(label.x, height + 4, text, f"value {colour(ways.index(evaluation.way) + 1)}")
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from polyrhythm.config.yaml_text import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.conversations import Entry, read_conversations
-from polyrhythm.observe.intervals import measures_success, wilson
+from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.setbacks import setbacks
 from polyrhythm.observe.settings_changes import Change, read_changes
 
@@ -27,25 +27,30 @@ _EPISODES, _POINTS = 32, 60
 _PAUSE = 10.0
 
 
-class Measured(NamedTuple):
-    """An evaluation. way: greedy, sampled or swapped; transitions: trained on before these weights."""
+class Success(NamedTuple):
+    """A success rate with its Wilson 95% interval."""
 
-    way: str
-    transitions: float
     rate: float
     low: float
     high: float
+
+
+class Measured(NamedTuple):
+    """An evaluation. way: greedy, sampled or swapped; transitions: trained on before these weights; success: None if no
+    episode reported it."""
+
+    way: str
+    transitions: float
+    success: Success | None
     mean_return: float
 
 
 class Point(NamedTuple):
-    """Training episodes of consecutive updates, up to `transitions`; low, high: Wilson 95%; mean_return: None if no
-    update has a finite one."""
+    """Training episodes of consecutive updates, up to `transitions`; success: None if no episode reported it;
+    mean_return: None if no update has a finite one."""
 
     transitions: float
-    rate: float
-    low: float
-    high: float
+    success: Success | None
     mean_return: float | None
 
 
@@ -68,10 +73,9 @@ class Run:
 
     @property
     def measures_success(self) -> bool:
-        """Whether success is shown, rather than the return alone."""
-        rates = [e.rate for e in self.evaluations] + [line.get("env/success_once") or 0.0 for line in self.updates]
-        returns = [e.mean_return for e in self.evaluations] + [line.get("env/return") or 0.0 for line in self.updates]
-        return measures_success(rates, returns, self.summary.get("reports_success"))
+        """Whether an episode has reported success."""
+        rates = [e.success for e in self.evaluations] + [line.get("env/success_once") for line in self.updates]
+        return any(rate is not None for rate in rates)
 
     def settings(self) -> dict[str, str]:
         """All settings as text, by dotted path."""
@@ -131,11 +135,13 @@ def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
     found = []
     for line in lines:
         for way in ("greedy", "sampled", "swapped"):
-            values = [line.get(f"evaluation/{way}/{part}") for part in ("rate", "low", "high", "mean_return")]
-            if None not in values:
+            mean_return = line.get(f"evaluation/{way}/mean_return")
+            if mean_return is not None:
                 before = bisect_left(updates, line["step"] * per_version, key=lambda update: update["step"])
                 transitions = updates[before - 1]["throughput/transitions"] if before else 0.0
-                found.append(Measured(way, transitions, *map(float, values)))  # type: ignore[arg-type]
+                rate = [line.get(f"evaluation/{way}/{part}") for part in Success._fields]
+                success = None if None in rate else Success(*map(float, rate))  # type: ignore[arg-type]
+                found.append(Measured(way, transitions, success, float(mean_return)))
     return found
 
 
@@ -145,20 +151,22 @@ def training_points(run: Run) -> list[Point]:
     least = max(_EPISODES, total / _POINTS)
     points: list[Point] = []
     episodes = successes = rewards = rewarded = 0.0
+    reported = False
     for number, line in enumerate(run.updates, 1):
         count = line.get("env/episodes") or 0.0
         episodes += count
         if count:
-            successes += count * (line.get("env/success_once") or 0.0)
+            if (success := line.get("env/success_once")) is not None:
+                successes, reported = successes + count * success, True
             if (earned := line.get("env/return")) is not None:
                 rewards += count * earned
                 rewarded += count
         rest = number == len(run.updates) and episodes >= least / 4
         if episodes >= least or rest:
-            rate = wilson(round(successes), round(episodes))
+            rate = Success(*wilson(round(successes), round(episodes))[2:]) if reported else None
             transitions = line.get("throughput/transitions") or 0.0
             mean = rewards / rewarded if rewarded else None
-            points.append(Point(transitions, rate.rate, rate.low, rate.high, mean))
+            points.append(Point(transitions, rate, mean))
             episodes = successes = rewards = rewarded = 0.0
     return points
 

@@ -33,7 +33,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> s
 
 
 def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
-    """`73% [66, 79], 117 of 160`, with no-break spaces in the interval."""
+    """`73% [66, 79], 117 of 160`, with no-break spaces in the interval; a dash where no success was reported."""
+    if result["rate"] is None:
+        return "–"
     text = f"{100 * result['rate']:.0f}%&[{100 * result['low']:.0f},&{100 * result['high']:.0f}]".replace("&", "\u00a0")
     return f"{text}, {result['successes']} of {_episodes(result)}" if counts else text
 
@@ -59,8 +61,10 @@ def _caption(*, success: bool) -> str:
 
 
 def _cells(result: Mapping[str, Any], *, success: bool) -> list[str]:
-    low, high = (f"{100 * result[key]:.0f}%" for key in ("low", "high"))
-    rate = [f"{100 * result['rate']:.0f}%", f"{low} to {high}", str(result["successes"])] if success else []
+    rate = ["–"] * 3 if success else []
+    if result["rate"] is not None:
+        low, high = (f"{100 * result[key]:.0f}%" for key in ("low", "high"))
+        rate = [f"{100 * result['rate']:.0f}%", f"{low} to {high}", str(result["successes"])]
     return [*rate, _episodes(result), f"{result['mean_return']:.4g}"]
 
 
@@ -73,7 +77,9 @@ def _episodes(result: Mapping[str, Any]) -> str:
 def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:
     if result is None:
         return "–"
-    return interval(result) if success else f"{result['mean_return']:.4g} over {counted(result['episodes'], 'episode')}"
+    if success and result["rate"] is not None:
+        return interval(result)
+    return f"{result['mean_return']:.4g} over {counted(result['episodes'], 'episode')}"
 
 
 def settings(runs: Sequence[Run]) -> str:
@@ -90,7 +96,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def by_task(run: Run) -> str:
-    """Success by task, if there are several tasks."""
+    """Success by task, if there are several tasks and they report it."""
+    if not run.measures_success:
+        return ""
     names = [name for name in RESULTS if "tasks" in (run.summary.get(name) or {})]
     tasks = list(dict.fromkeys(task for name in names for task in run.summary[name]["tasks"]))
     rows = [
@@ -194,9 +202,9 @@ def tiles(run: Run) -> str:
     found: list[tuple[str, str, str]] = []
     for name, words in (("before", "before"), ("after", "after"), ("swapped", "swapped")):
         if name in summary:
-            found.append(_tile(words, summary[name], success=run.measures_success))
+            found.append(_tile(words, summary[name]))
     if "best" in summary:
-        _, value, unit = _tile("", deciding(summary["best"]), success=run.measures_success)
+        _, value, unit = _tile("", deciding(summary["best"]))
         found.append((f"best.pt, version {summary['best']['version']}", value, f"{unit}; chosen by it: biased upward"))
     if "transitions_per_s" in summary:
         found.append(("throughput", f"{summary['transitions_per_s']:,.0f}", "transitions/s"))
@@ -214,8 +222,8 @@ def tiles(run: Run) -> str:
     return f'<dl class="tiles">{items}</dl>' if items else ""
 
 
-def _tile(words: str, result: Mapping[str, Any], *, success: bool) -> tuple[str, str, str]:
-    if success:
+def _tile(words: str, result: Mapping[str, Any]) -> tuple[str, str, str]:
+    if result["rate"] is not None:
         return (
             f"success {words}",
             f"{100 * result['rate']:.0f}%",

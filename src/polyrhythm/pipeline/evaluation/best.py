@@ -4,7 +4,8 @@
     checkpoints/policy-<version>.pt     the weights of the best `keep` of them
     best.pt                             the weights of the best one
 
-The best has the highest lower end of its success interval, then the highest mean return; of equals the older.
+The best has the highest lower end of its success interval, then the highest mean return; of equals the older. Where
+no success was reported, the lower end counts as 0, as without a success.
 """
 
 from __future__ import annotations
@@ -104,4 +105,4 @@ def _entries(content: Any) -> list[dict[str, Any]]:
 
 def _rank_key(entry: dict[str, Any]) -> tuple[float, float]:
     tally = deciding(entry)
-    return tally["low"], tally["mean_return"]
+    return tally["low"] or 0.0, tally["mean_return"]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.observe import wilson
+from polyrhythm.observe.intervals import success_rate
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec, Task
 from polyrhythm.specs.hashing import mix, split_seed
 
 #: Hash domain that separates held-out seeds from those of training (domains 1 and 2) and of demonstrations.
 _DOMAIN = 4
-#: Entries of a result that count successes.
-_OF_SUCCESS = frozenset({"successes", "rate", "low", "high"})
 
 
 def held_out(
@@ -52,7 +50,8 @@ def _beginning_in(seed: int, state: int, initial_states: int) -> int:
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:
-    """successes, episodes, rate, low, high (Wilson 95%), mean_return; `metrics`: means of the environment's own
+    """successes, episodes, rate, low, high (Wilson 95%), mean_return, those of success None if no episode reported it
+    (else one that reports none did not succeed); `metrics`: means of the environment's own
     metrics, if any; `tasks`, `suites`: the same by task name and by `Task.suite`, if there are several; `dropped`: how
     many of the `requested` episodes failed and are missing, if any.
 
@@ -83,7 +82,8 @@ def per_episode(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated], tasks: Sequence[Task]
 ) -> list[dict[str, Any]]:
     """One entry for each episode that ended, in the order of `episodes`, which are of one mode: index in the held-out
-    list, seed, task, greedy, success, return, steps (primitive env steps). A dropped episode's index is missing."""
+    list, seed, task, greedy, success (None if it reported none), return, steps (primitive env steps). A dropped
+    episode's index is missing."""
     found = {result.seed: result for result in results}
     return [
         {
@@ -105,7 +105,7 @@ def conversations(
 ) -> list[dict[str, Any]]:
     """What was said in the episodes that are shown, in the order of `episodes`, which are of one mode: index, task and
     seed as in `per_episode`; prompt; turns, each with the policy's message and the environment's reply to it; success
-    (None where the environment reports none), return, and the environment's own metrics."""
+    (None if it reported none), return, and the environment's own metrics."""
     found = {result.seed: result for result in results if result.texts}
     return [
         {
@@ -117,7 +117,7 @@ def conversations(
                 {"message": message, "reply": reply}
                 for message, reply in zip_longest(result.texts[1::2], result.texts[2::2], fillvalue="")
             ],
-            "success": None if spec.reports_success is False else result.success,
+            "success": result.success,
             "return": result.episode_return,
             "metrics": dict(result.metrics),
         }
@@ -128,10 +128,10 @@ def conversations(
 
 def tally_all(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
     """The result of one or more episodes, without parts of it."""
-    interval = wilson(sum(result.success for result in results), len(results))
+    interval = success_rate([result.success for result in results])
     mean_return = sum(result.episode_return for result in results) / len(results)
     means = mean_metrics(result.metrics for result in results)
-    return {**interval._asdict(), "mean_return": mean_return, **({"metrics": means} if means else {})}
+    return {**interval, "mean_return": mean_return, **({"metrics": means} if means else {})}
 
 
 def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, float]:
@@ -149,13 +149,3 @@ def _mean(numbers: Sequence[float]) -> float:
         return fmean(numbers)
     except OverflowError:  # of the sum, not of the mean
         return sum(x / len(numbers) for x in numbers)
-
-
-def without_success(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `tally` with None for successes, rate and interval, in its tasks and single episodes too."""
-    rest: dict[str, Any] = {name: None if name in _OF_SUCCESS else value for name, value in result.items()}
-    for parts in {"tasks", "suites", "variants", "kinds"} & rest.keys():
-        rest[parts] = {name: without_success(part) for name, part in rest[parts].items()}
-    if "per_episode" in rest:
-        rest["per_episode"] = [{**one, "success": None} for one in rest["per_episode"]]
-    return rest

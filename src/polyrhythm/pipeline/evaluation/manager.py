@@ -12,7 +12,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.conversations import write_conversations
-from polyrhythm.observe.intervals import counted, measures_success, success_in_words
+from polyrhythm.observe.intervals import counted, success_in_words
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
@@ -157,7 +157,7 @@ class EvaluationManager:
             values |= {f"evaluation/{mode}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             self._metrics.log(version, values, self._progress.summary()["total"])
             mean_return = f"return {total['mean_return']:.4g}"
-            if measures_success([total["successes"]], [total["mean_return"]], self._spec.reports_success):
+            if total["rate"] is not None:
                 result = f"{success_in_words(total['successes'], total['episodes'])}, {mean_return}"
             else:
                 result = f"{mean_return} over {counted(total['episodes'], 'episode')}"

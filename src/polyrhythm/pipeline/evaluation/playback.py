@@ -46,12 +46,13 @@ Picture = NDArray[np.uint8]
 
 @dataclass(slots=True)
 class PlayedEpisode:
-    """A replayed episode: its outcome, and pictures of its first state, some states in between, and its last. failure:
-    why it did not come to its end, "" if it did; it has no pictures if that was at its reset."""
+    """A replayed episode: its outcome (success: None if it reported none), and pictures of its first state, some states
+    in between, and its last. failure: why it did not come to its end, "" if it did; it has no pictures
+    if that was at its reset."""
 
     episode: Episode
     pictures: list[Picture] = field(default_factory=list)
-    success: bool = False
+    success: bool | None = None
     episode_return: float = 0.0
     env_steps: int = 0
     failure: str = ""
@@ -206,7 +207,8 @@ class _Playback:
 
     @staticmethod
     def _count(played: PlayedEpisode, result: ChunkResult, place: int) -> None:
-        played.success |= bool(result.success[place])
+        if (success := int(result.success[place])) >= 0:
+            played.success = bool(played.success or success)
         played.episode_return += float(result.rewards[place].sum())
         played.env_steps += int(result.steps[place])
 

@@ -16,7 +16,7 @@ import numpy as np
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.errors import RunFolderError, RunHalted
-from polyrhythm.observe.intervals import measures_success, wilson
+from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
@@ -81,8 +81,7 @@ def evaluate(
     conditions: under which else it is evaluated. `variants` then has a result for each variant, with its kind and what
     differs; `kinds` the results by kind, where one has several variants.
     `per_episode`: each episode's outcome (`episodes.per_episode`). `conversations`, in a text environment: what was
-    said in the first ones. `reports_success`: as the environment's spec says; where it is False, successes are 0 and
-    mean nothing.
+    said in the first ones. Success is None in all of them if no episode reported it.
     live: progress display; video: of the first episodes, each variant's in a file of its own. overrides: where the
     run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, other settings of the environment, which the
     result lists as `env`, and of a language model the engine and how tokens are sampled (`evaluation.overrides`).
@@ -117,8 +116,7 @@ def evaluate(
         log.info("variant %s: %s", name, variant.what)
         result, results = measure(changed, name)
         by_kind.setdefault(variant.kind, []).append(results)
-        own = {key: value for key, value in result.items() if key != "reports_success"}
-        found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **own}
+        found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **result}
     several = {kind: parts for kind, parts in by_kind.items() if len(parts) > 1}
     if several:
         found["kinds"] = {kind: _tally_kind(parts) for kind, parts in several.items()}
@@ -132,6 +130,8 @@ def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]
     """The result over variants that play the same episodes. They are not independent, so the interval is that of the
     mean rate over as many episodes as one variant has."""
     pooled = tally_all([result for results in variants for result in results])
+    if pooled["rate"] is None:
+        return pooled
     distinct = max(len(results) for results in variants)
     interval = wilson(round(pooled["rate"] * distinct), distinct)
     return {**pooled, "low": interval.low, "high": interval.high}
@@ -188,15 +188,14 @@ def _measure(
     found["per_episode"] = per_episode(wanted, results, spec.tasks)
     if said := conversations(wanted, results, spec):
         found["conversations"] = said
-    found["reports_success"] = spec.reports_success
-    measured = measures_success([found["successes"]], [found["mean_return"]], spec.reports_success)
+    measured = found["rate"] is not None
     if video:
         write_video(video.file, _clips(played, spec, measured=measured))
         found["video"] = {"file": str(video.file), "episodes": len(played)}
         if failed := sum(bool(one.failure) for one in played):
             found["video"]["failed"] = failed
         if measured:
-            found["video"]["successes"] = sum(one.success and not one.failure for one in played)
+            found["video"]["successes"] = sum(bool(one.success) and not one.failure for one in played)
     return found, results
 
 
@@ -208,7 +207,7 @@ def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> lis
 
 
 def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) -> list[Clip]:
-    """Captioned clips. measured: the environment reports success; else the caption shows the return."""
+    """Captioned clips. measured: episodes report success; else the caption shows the return."""
     blank = next((np.zeros_like(one.pictures[0]) for one in played if one.pictures), np.zeros((64, 64, 3), np.uint8))
     clips = []
     for one in played:
@@ -218,7 +217,7 @@ def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) ->
         elif measured:
             ended = f"success, {one.env_steps} steps" if one.success else "no success"
         instruction = spec.tasks[one.episode.instruction].instruction
-        success = one.success if measured else None
+        success = bool(one.success) if measured else None
         clips.append(Clip(one.pictures or [blank], instruction, ended, success, bool(one.failure)))
     return clips
 

@@ -18,7 +18,7 @@ import numpy as np
 from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.errors import RunFolderError, RunHalted
-from polyrhythm.observe import wilson
+from polyrhythm.observe.intervals import success_rate
 from polyrhythm.observe.run_folder import LOCK_FILE, lock_run_folder
 from polyrhythm.pipeline.lerobot import layout
 from polyrhythm.pipeline.lerobot.writing import DatasetWriter, Frames, Journal
@@ -146,13 +146,13 @@ def _frames(episode: DemoEpisode, spec: EnvSpec) -> Frames:
     return Frames(episode.task, episode.index, episode.seed, noisy, obs, actions, episode.success_at)
 
 
-def _successes(journal: Journal, spec: EnvSpec) -> dict[str, dict[str, float]]:
-    """By task name: successes, episodes, rate, low, high (Wilson 95%), of all episodes played."""
+def _successes(journal: Journal, spec: EnvSpec) -> dict[str, dict[str, Any]]:
+    """By task name: `success_rate` of all episodes played."""
     found = {}
     for number, task in enumerate(spec.tasks):
-        outcomes = [success for of, _, success, _ in journal.outcomes if of == number]
+        outcomes = [None if success < 0 else bool(success) for of, _, success, _ in journal.outcomes if of == number]
         if outcomes:
-            found[task.name] = wilson(sum(outcomes), len(outcomes))._asdict()
+            found[task.name] = success_rate(outcomes)
     return found
 
 

@@ -42,7 +42,8 @@ class Frames:
 @dataclass(slots=True)
 class Journal:
     """The content of meta/polyrhythm.json. recorded: what must be equal for a recording to go on; outcomes: [task,
-    index, success, episode in the dataset or -1] of each episode played; files: how many hold the episodes."""
+    index, success (-1: not reported), episode in the dataset or -1] of each episode played; files: how many hold the
+    episodes."""
 
     recorded: dict[str, Any]
     outcomes: list[list[int]] = field(default_factory=list)
@@ -72,7 +73,7 @@ class DatasetWriter:
         self._features = layout.features_of(spec)
         self.journal = journal
 
-    def add(self, turn: Sequence[Frames], outcomes: Sequence[tuple[int, int, bool, bool]]) -> None:
+    def add(self, turn: Sequence[Frames], outcomes: Sequence[tuple[int, int, bool | None, bool]]) -> None:
         """Write the kept episodes of a turn. outcomes: (task, index, success, kept) of all of its episodes."""
         first, place = self.journal.episodes, layout.file_place(self.journal.files)
         if turn:
@@ -90,7 +91,8 @@ class DatasetWriter:
             self.journal.episodes += len(turn)
         numbers = iter(range(first, first + len(turn)))
         for task, index, success, kept in outcomes:
-            self.journal.outcomes.append([task, index, int(success), next(numbers) if kept else -1])
+            succeeded = -1 if success is None else int(success)
+            self.journal.outcomes.append([task, index, succeeded, next(numbers) if kept else -1])
         self.write_meta()
         self.journal.save(self._folder)
 

@@ -160,8 +160,7 @@ class LiveDisplay(Observer):
             return status
         lag = (self._lag, max(training.lags.counts, default=0))
         buffered = self._pipeline.loop.conductor.ledger.buffered
-        recent, reported = tuple(training.episodes.recent), self._pipeline.spec.reports_success
-        return replace(status, recent=recent, reports_success=reported, lag=lag, buffer=buffered)
+        return replace(status, recent=tuple(training.episodes.recent), lag=lag, buffer=buffered)
 
     def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, tuple[float | None, int]]:
         """Utilisation and faults of each host; empty if the run has one."""

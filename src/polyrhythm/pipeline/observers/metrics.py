@@ -42,8 +42,9 @@ class EpisodeTracker(Observer):
 
     metrics: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
     env/success_once (also by task where there are several), env/episode_len, and env/metrics/NAME by the environment's
-    own metrics. Empty if none ended. recent: success and return of the last ones. It must be told before those who
-    read it. scored: an episode counts once it has its score.
+    own metrics. Empty if none ended. Success is None until an episode has reported it; from then on an episode that
+    reports none did not succeed. recent: success and return of the last ones. It must be told before those who read it.
+    scored: an episode counts once it has its score.
     """
 
     hears: ClassVar[tuple[type, ...]] = (
@@ -52,12 +53,13 @@ class EpisodeTracker(Observer):
     )
 
     def __init__(self, tasks: int, *, scored: bool = False) -> None:
-        self.metrics: dict[str, float] = {}
-        self.recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
+        self.metrics: dict[str, float | None] = {}
+        self.recent: deque[tuple[bool | None, float]] = deque(maxlen=_RECENT)
+        self._reporting: set[int] = set()  # tasks whose episodes have reported success
         self._tasks = tasks
         self._running: dict[tuple[int, int], tuple[str, str, int]] = {}
         self._rows: dict[tuple[str, str, int], _Episode] = {}
-        self._ended: list[tuple[_Episode, bool]] = []
+        self._ended: list[tuple[_Episode, bool | None]] = []
         self._scored = scored
         self._unscored: dict[int, tuple[str, _Episode]] = {}  # by ticket, with the sample's payload id
 
@@ -115,7 +117,9 @@ class EpisodeTracker(Observer):
             else:
                 self._end(episode, success=sample.success)
 
-    def _end(self, episode: _Episode, *, success: bool) -> None:
+    def _end(self, episode: _Episode, *, success: bool | None) -> None:
+        if success is not None:
+            self._reporting.add(episode.task)
         self._ended.append((episode, success))
         self.recent.append((success, episode.reward))
 
@@ -126,13 +130,17 @@ class EpisodeTracker(Observer):
             return
         self.metrics["env/episodes"] = float(len(ended))
         self.metrics["env/return"] = fmean(episode.reward for episode, _ in ended)
-        self.metrics["env/success_once"] = fmean(success for _, success in ended)
+        self.metrics["env/success_once"] = _rate([success for _, success in ended], reported=bool(self._reporting))
         self.metrics["env/episode_len"] = fmean(episode.env_steps for episode, _ in ended)
         for task in range(self._tasks) if self._tasks > 1 else ():
             if own := [success for episode, success in ended if episode.task == task]:
-                self.metrics[f"env/success_once/task_{task}"] = fmean(own)
+                self.metrics[f"env/success_once/task_{task}"] = _rate(own, reported=task in self._reporting)
         means = mean_metrics(episode.metrics for episode, _ in ended)
         self.metrics |= {f"env/metrics/{name}": mean for name, mean in means.items()}
+
+
+def _rate(successes: Sequence[bool | None], *, reported: bool) -> float | None:
+    return fmean(map(bool, successes)) if reported else None
 
 
 def check_metrics(values: Mapping[str, float]) -> None:
@@ -163,7 +171,7 @@ class UpdateMetrics(Observer):
         began: float,
         now: float,
     ) -> None:
-        self.latest: dict[str, float] = {}
+        self.latest: dict[str, float | None] = {}
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
         self._totals, self._stations, (self._idle, self._passes) = totals, stations, meters
         self._began, self._last, self._transitions = began, now, totals.transitions
@@ -240,14 +248,10 @@ class LagHistogram(Observer):
 
 
 class ProgressLogger(Observer):
-    """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most. reported: what
-    the environment's spec says of success."""
+    """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most."""
 
-    def __init__(
-        self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0, reported: bool | None = None
-    ) -> None:
+    def __init__(self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0) -> None:
         self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now
-        self._reported = reported
 
     def on_report(self, now: float, report: Report) -> None:
         if now - self._said < self._every_s and report.step + 1 < self._updates:
@@ -255,5 +259,5 @@ class ProgressLogger(Observer):
         self._said = now
         lag = report.values["staleness/lag_mean"]
         recent = self._episodes.recent
-        went = live.episodes(recent, self._reported) if recent else "no episode has ended"
+        went = live.episodes(recent) if recent else "no episode has ended"
         log.info("update %d of %d: %s, lag %.1f", report.step + 1, self._updates, went, lag)

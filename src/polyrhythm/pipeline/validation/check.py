@@ -15,6 +15,7 @@ from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.gl_choice import set_simulator_count
+from polyrhythm.envs.info import forget_warnings
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.array_specs import arena_layout
@@ -69,6 +70,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     down for a moment does not stop it.
     """
     log.info("checks of settings, environment and policy …")
+    forget_warnings()
     check_devices(config, trainer=trainer)
     if trainer:
         check_endpoint(config.prometheus)

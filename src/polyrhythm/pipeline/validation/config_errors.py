@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from polyrhythm.conformance import own_place, raised
+from polyrhythm.conformance import own_place, raised, remedy
 from polyrhythm.errors import ConfigError, PolyrhythmError
 
 
@@ -25,7 +25,7 @@ def errors_of(what: str, call: str = "") -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if not call:
             raise
-        raise ConfigError(f"{what}: {call} {raised(error)}; fix it there") from error
+        raise ConfigError(f"{what}: {call} {raised(error)}; {remedy(error)}") from error
 
 
 def type_of(section: object) -> str:

@@ -12,16 +12,18 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
-from polyrhythm.conformance import ContractViolation
+from polyrhythm.conformance import ContractViolation, Finding
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv, ask_spec
 from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
+from polyrhythm.envs.info import EnvWarnings, forget_warnings
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.validation.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain
@@ -53,8 +55,8 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
         if job == "spec":
             send("spec", ask_spec(settings, about_to))
         else:
-            for finding in check_contract(settings, rows, about_to) if job == "contract" else ():
-                send("finding", finding)
+            if job == "contract":
+                _send_findings(settings, rows, about_to, send)
             spec, arrays = observe_reset(settings, rows, about_to, then)
             send("spec", spec)
             send("arrays", arrays)
@@ -64,6 +66,17 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
         send("error", str(error))
     else:
         send("over")
+
+
+def _send_findings(settings: EnvSettings, rows: int, about_to: Callable[[str], None], send: Send) -> None:
+    """All checks; what modules of environments warn of meanwhile is a note."""
+    forget_warnings()
+    with closing(EnvWarnings()) as warnings:
+        for finding in check_contract(settings, rows, about_to):
+            send("finding", finding)
+    for text in warnings.take():
+        problem, _, fix = text.rpartition("; ")
+        send("finding", Finding("info of the steps", "note", problem, fix))
 
 
 def encode_event(kind: str, *parts: Any) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from polyrhythm.conformance import raised
+from polyrhythm.conformance import raised, remedy
 from polyrhythm.envs.checked_env import CheckedEnv
 from polyrhythm.envs.trial_episode import SEED, is_text, play_episode
 from polyrhythm.errors import ConfigError
@@ -50,5 +50,5 @@ def try_episode(trial: EpisodeTrial, settings: object, env: CheckedEnv, about_to
         found, _, fix = str(wrong).rpartition("; ")
         problem = f"{found}{reward.place}"
     except (Exception, SystemExit) as error:  # noqa: BLE001 - of the user's code
-        problem, fix = f"it {raised(error)}", "fix it there"
+        problem, fix = f"it {raised(error)}", remedy(error)
     raise ConfigError(f"{reward.label}: on {said} (task {view.task}, seed {view.seed}), {problem}; {fix}, {WAY_OUT}")

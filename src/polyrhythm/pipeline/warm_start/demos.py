@@ -17,7 +17,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
 from polyrhythm.errors import ConfigError, RunHalted
-from polyrhythm.observe import wilson
+from polyrhythm.observe.intervals import success_rate
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.warm_start.episodes import (
@@ -60,11 +60,10 @@ def watched_by(display: ShowsEpisodes | None) -> OnProgress:
 
 
 class Recorded(NamedTuple):
-    """Demonstrations, and by task name the expert's successes (noisy episodes included): successes, episodes, rate,
-    low, high (Wilson 95%)."""
+    """Demonstrations, and by task name the expert's `success_rate` (noisy episodes included)."""
 
     demonstrations: Demonstrations
-    tasks: dict[str, dict[str, float]]
+    tasks: dict[str, dict[str, Any]]
 
     def summary(self) -> dict[str, Any]:
         """decisions: number of chunk steps; tasks."""
@@ -157,10 +156,7 @@ def demonstrate(
     return Recorded(demonstrations, successes(episodes, env.spec))
 
 
-def successes(episodes: list[DemoEpisode], spec: EnvSpec) -> dict[str, dict[str, float]]:
-    """By task name: successes, episodes, rate, low, high (Wilson 95%)."""
+def successes(episodes: list[DemoEpisode], spec: EnvSpec) -> dict[str, dict[str, Any]]:
+    """By task name: `success_rate`."""
     by_task = [[episode.success for episode in episodes if episode.task == task] for task in range(len(spec.tasks))]
-    return {
-        task.name: wilson(sum(outcomes), len(outcomes))._asdict()
-        for task, outcomes in zip(spec.tasks, by_task, strict=True)
-    }
+    return {task.name: success_rate(outcomes) for task, outcomes in zip(spec.tasks, by_task, strict=True)}

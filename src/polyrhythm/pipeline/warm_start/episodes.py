@@ -37,6 +37,7 @@ class DemoEpisode:
     """One demonstration: observations and labels so far.
 
     index: its number within its task; success_at: the chunk step in which it first succeeded, -1 if it did not;
+    reported: the environment has said at some step whether it does;
     lost: why it is dropped, as a clause: an array is not finite, or the environment failed; "" if it is not dropped;
     keep_failed: it is imitated even if it does not succeed.
     """
@@ -49,17 +50,25 @@ class DemoEpisode:
     labels: list[NDArray[Any]] = field(default_factory=list)
     steps: int = 0
     success_at: int = -1
+    reported: bool = False
     lost: str = ""
     keep_failed: bool = False
 
     @property
-    def success(self) -> bool:
-        return self.success_at >= 0
+    def success(self) -> bool | None:
+        """None: the environment does not say."""
+        return self.success_at >= 0 if self.reported else None
+
+    def add_success(self, success: int) -> None:
+        """Add what the next chunk step says of success, as in `ChunkResult`."""
+        self.reported |= success >= 0
+        if success > 0 and self.success_at < 0:
+            self.success_at = len(self.labels)
 
     @property
     def kept(self) -> bool:
         """Whether it is imitated: a success, or a noisy episode, whose labels are right all the same."""
-        return not self.lost and (self.success or self.noise is not None or self.keep_failed)
+        return not self.lost and (bool(self.success) or self.noise is not None or self.keep_failed)
 
 
 #: The primitive actions [n,A] of n episodes under way, which play in these rows; [n,C,A] with `EnvSpec.chunk`.
@@ -184,8 +193,7 @@ def _act(
         left = np.array([spec.max_steps - episodes[i].steps for i in alive])
         result = step_chunk(advance, rows[alive], executed[:, None], step.action_repeat, left)
         for place, i in enumerate(alive):
-            if result.success[place] and not episodes[i].success:
-                episodes[i].success_at = len(episodes[i].labels)
+            episodes[i].add_success(int(result.success[place]))
             episodes[i].steps += int(result.steps[place])
         going[alive] = ~(result.terminated | result.truncated)
         _lose_stepped(env, rows[alive], result, [episodes[i] for i in alive])
@@ -211,8 +219,7 @@ def _act_whole(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpiso
     left = np.array([env.spec.max_steps - episode.steps for episode in episodes])
     result = step_whole(env.step, rows[played], labels[played], left)
     for place, episode in enumerate(episodes):
-        if result.success[place] and not episode.success:
-            episode.success_at = len(episode.labels)
+        episode.add_success(int(result.success[place]))
         episode.steps += 1
         episode.labels.append(labels[played[place]])
     _lose_stepped(env, rows[played], result, episodes)

@@ -32,6 +32,12 @@ HeadSettings = Annotated[
     BeforeValidator(named),
 ]
 
+#: Observations that it needs: dtype and shape, None for any size.
+_INPUTS: dict[str, tuple[str, tuple[int | None, ...]]] = {
+    "image": ("uint8", (None, None, 3)),
+    "proprio": ("float32", (None,)),
+}
+
 
 class TinyVlaSettings(BaseModel):
     """Tiny vision-language-action model."""
@@ -95,8 +101,8 @@ class TinyVla(nn.Module):
     def __init__(self, settings: TinyVlaSettings, env_spec: EnvSpec) -> None:
         super().__init__()
         low, high = continuous_bounds(env_spec.action, "tiny_vla")
-        height, width_px, _ = _array(env_spec, "image", "uint8", (None, None, 3)).shape
-        (proprio,) = _array(env_spec, "proprio", "float32", (None,)).shape
+        height, width_px, _ = _array(env_spec, "image").shape
+        (proprio,) = _array(env_spec, "proprio").shape
         self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
         self.exact, self.tolerance = True, 1e-4
         self.value_detach = settings.value_detach
@@ -146,19 +152,36 @@ class TinyVla(nn.Module):
         return features[:, 1:], value
 
 
-def _array(env_spec: EnvSpec, name: str, dtype: str, shape: tuple[int | None, ...]) -> ArraySpec:
-    """The named observation array. ValueError unless it has this dtype and shape (None: any size)."""
+def _array(env_spec: EnvSpec, name: str) -> ArraySpec:
+    """The named observation array. ValueError unless it has the dtype and shape of `_INPUTS`."""
     found = env_spec.observation.get(name)
-    fits = (
-        found is not None
-        and found.dtype == dtype
-        and len(found.shape) == len(shape)
-        and all(expected in (None, size) for expected, size in zip(shape, found.shape, strict=True))
-    )
-    if found is None or not fits:
+    if found is None or not _fits(found, *_INPUTS[name]):
+        dtype, shape = _INPUTS[name]
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(
             f"policy.type = 'tiny_vla' needs the observation {name!r} as {dtype} [{expected}], the environment shows "
-            f"{dict(env_spec.observation)}: switch it on in the env's settings, or use policy.type = 'gaussian'"
+            f"{dict(env_spec.observation)}: {_renaming(env_spec)}switch it on in the env's settings, or use "
+            "policy.type = 'gaussian'"
         )
     return found
+
+
+def _fits(array: ArraySpec, dtype: str, shape: tuple[int | None, ...]) -> bool:
+    return (
+        array.dtype == dtype
+        and len(array.shape) == len(shape)
+        and all(expected in (None, size) for expected, size in zip(shape, array.shape, strict=True))
+    )
+
+
+def _renaming(env_spec: EnvSpec) -> str:
+    """Proposes the setting that gives other arrays the names of the missing inputs; "" if it is not clear which."""
+    others = {key: array for key, array in env_spec.observation.items() if key not in _INPUTS}
+    new: dict[str, str] = {}
+    for name in _INPUTS.keys() - env_spec.observation.keys():
+        fitting = [key for key, array in others.items() if _fits(array, *_INPUTS[name])]
+        if len(fitting) != 1:
+            return ""
+        new[fitting[0]] = name
+    told = ", ".join(f"{old}: {name}" for old, name in sorted(new.items()))
+    return f"rename them (env.rename={{{told}}}), " if new else ""

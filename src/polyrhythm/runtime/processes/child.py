@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,8 @@ _LINGER_S = 2.0
 _LONG_S = 1.0
 #: Characters of a refusal that main is told.
 _REASON_CHARS = 300
+#: Characters of a warning that main is told.
+_WARNING_CHARS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -70,6 +73,17 @@ class ChildSpec:
     rank: int = 0
     ranks: int = 1
     host: HostView | None = None
+
+
+class WarningsToMain(logging.Handler):
+    """Sends to main what the modules of environments warn of. send: of the process's outgoing messages."""
+
+    def __init__(self, station: str, incarnation: int, send: Callable[[wire.Message], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._station, self._incarnation, self._send = station, incarnation, send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send(wire.Warned(self._station, self._incarnation, record.getMessage()[:_WARNING_CHARS]))
 
 
 class StationProcess:
@@ -161,6 +175,8 @@ class StationProcess:
         Consumes: nothing itself. Waits for: news of a part. Unblocked by: some, or `_BEAT_S`. Produces: heartbeats, the
         station's announcement, and its failure.
         """
+        warnings = WarningsToMain(self._spec.station, self._spec.incarnation, self._outgoing.send)
+        logging.getLogger("polyrhythm.envs").addHandler(warnings)
         try:
             self._parts = self._open()
             for part in self._parts:

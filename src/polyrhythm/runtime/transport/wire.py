@@ -112,6 +112,15 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """A module of the station's environment has logged a warning."""
+
+    station: str
+    incarnation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Send a heartbeat now. pending_work: with the unfinished work, for a stall report."""
 
@@ -146,7 +155,7 @@ class ReplyHead:
 
 Message = (
     records.Event | records.Command | StartRowsInBlocks | Report | Spans
-    | Hello | Heartbeat | Connect | HostAt | Dismissed | Failed | Refused | Ping | MeasureSpans | Stop
+    | Hello | Heartbeat | Connect | HostAt | Dismissed | Failed | Refused | Warned | Ping | MeasureSpans | Stop
     | WorkerJoined | ToWorker | FromWorker | Wake
 )  # fmt: skip
 
@@ -175,7 +184,7 @@ _TYPES: tuple[type, ...] = (
     *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
     *(records.StartStream, records.AbortStream, records.StreamDone),
     *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
-    *(WorkerJoined, ToWorker, FromWorker, Wake, HostAt, Dismissed),
+    *(WorkerJoined, ToWorker, FromWorker, Wake, HostAt, Dismissed, Warned),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"

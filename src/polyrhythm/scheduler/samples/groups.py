@@ -34,7 +34,7 @@ class Sample:
     chunk_steps: int = 0
     env_steps: int = 0
     seconds: float = 0.0
-    success: bool = False
+    success: bool | None = None
     metrics: tuple[tuple[str, float], ...] = ()
     texts: tuple[str, ...] = ()
     score: float = 0.0

@@ -22,7 +22,8 @@ class ChunkResult(NamedTuple):
     """Outcome of a chunk step for n rows.
 
     rewards [n,C] float32, summed over the env steps of an action; valid [n,C]: the action was executed; steps [n]: env
-    steps executed; terminated, truncated [n]; success [n]: at any of the steps.
+    steps executed; terminated, truncated [n]; success [n]: 1 if the task was solved at any of the steps, -1 if none of
+    them said whether it is.
     """
 
     rewards: NDArray[np.float32]
@@ -30,7 +31,7 @@ class ChunkResult(NamedTuple):
     steps: NDArray[np.int64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    success: NDArray[np.bool_]
+    success: NDArray[np.bool_] | NDArray[np.int8]
 
     @property
     def nan_rewards(self) -> NDArray[np.intp]:
@@ -54,8 +55,8 @@ def step_chunk(
     n, chunk = actions.shape[:2]
     if chunk == hold == 1:
         return _one_step(step(rows, actions[:, 0]), n, left)
-    flags = np.zeros((3, n), bool)
-    result = ChunkResult(np.zeros((n, chunk), np.float32), np.zeros((n, chunk), bool), np.zeros(n, np.int64), *flags)
+    rewards, valid, steps = np.zeros((n, chunk), np.float32), np.zeros((n, chunk), bool), np.zeros(n, np.int64)
+    result = ChunkResult(rewards, valid, steps, np.zeros(n, bool), np.zeros(n, bool), np.full(n, -1, np.int8))
     alive: slice | NDArray[np.intp] = slice(None)
     done = 0
     for c in range(chunk):
@@ -64,7 +65,7 @@ def step_chunk(
             outcome = step(rows[alive], actions[alive, c])
             done += 1
             result.rewards[alive, c] += outcome.reward
-            result.success[alive] |= outcome.success
+            result.success[alive] = np.maximum(result.success[alive], outcome.success)
             over = outcome.terminated | outcome.truncated
             if left is not None:
                 over |= done >= left[alive]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import ContractViolation, own_place
+from polyrhythm.conformance import ContractViolation, libraries, own_place
 from polyrhythm.envs.base import (
     BeginsSteps,
     DiscardsRows,
@@ -38,7 +38,8 @@ _TEXT_BYTES = 8
 
 class EnvFault(Exception):
     """Error raised by the environment; the message names the call and the error. place: ` (file, line 12)` in the
-    user's code, if the traceback passes through it; refused: it does not play the episode (`EpisodeRefused`)."""
+    user's code, if the traceback passes through it, else the installed packages that raised it; refused: it does not
+    play the episode (`EpisodeRefused`)."""
 
     def __init__(self, message: str, place: str = "", *, refused: bool = False) -> None:
         super().__init__(message)
@@ -89,6 +90,8 @@ class GuardedEnv:
         if len(rows) not in self._seen:
             self._check(result, len(rows))
             self._seen.add(len(rows))
+        if self.spec.reports_success is False:
+            result = result._replace(success=np.full(len(rows), -1, np.int8))
         return result
 
     def _check(self, result: StepResult, rows: int) -> None:
@@ -193,7 +196,8 @@ class GuardedEnv:
 def _fault(call: str, error: Exception) -> EnvFault:
     if isinstance(error, EpisodeRefused):
         return EnvFault(str(error), refused=True)
-    return EnvFault(f"{call}: {type(error).__name__}: {error}", own_place(error))
+    within = libraries(error)
+    return EnvFault(f"{call}: {type(error).__name__}: {error}", f" (in {within})" if within else own_place(error))
 
 
 def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
@@ -216,7 +220,7 @@ def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:
         np.where(failed, np.nan, result.reward).astype(np.float32),
         result.terminated | failed,
         result.truncated & ~failed,
-        result.success & ~failed,
+        np.where(failed, -1, result.success).astype(np.int8),
         result.metrics,
         result.executed,
     )

@@ -139,7 +139,7 @@ class JoinedSamples:
                 attempt.block,
                 steps=event.chunk_steps,
                 terminated=event.end is SampleEnd.TERMINATED,
-                success=event.success,
+                success=event.success is True,
                 env_steps=event.env_steps,
                 ticket=event.ticket,
                 group=attempt.ticket.group,

@@ -36,6 +36,7 @@ class RowStates:
     task, seed, instruction: of the episode; a continuation keeps them whatever its ticket says.
     parked: the last observation of an episode that waits for its continuation.
     oldest, newest: weight versions that answered in the current sample.
+    success: of the episode so far, as in `ChunkResult`.
     running: the active rows, ascending; index: the same for indexing; required: highest version among their tickets;
     evaluating: one of them belongs to an evaluation; max_elapsed: upper bound of their episodes' env steps.
     """
@@ -47,7 +48,7 @@ class RowStates:
         self.active = np.zeros(count, bool)
         self.greedy = np.zeros(count, bool)
         self.evaluation = np.zeros(count, bool)
-        self.success = np.zeros(count, bool)
+        self.success = np.full(count, -1, np.int8)
         self.task = np.zeros(count, np.int64)
         self.seed = np.zeros(count, np.int64)
         self.instruction = np.zeros(count, np.int64)
@@ -130,7 +131,7 @@ class RowStates:
         rewards = result.rewards
         self.returns[rows] += rewards.sum(1) if rewards.shape[1] > 1 else rewards[:, 0]
         self.steps[rows] += 1
-        self.success[rows] |= result.success
+        self.success[rows] = np.maximum(self.success[rows], result.success)
 
     def segment_done(self, rows: Index, segment_steps: int) -> NDArray[np.bool_]:
         """Whether each of these rows has completed a segment. Evaluation episodes are never cut."""
@@ -148,7 +149,7 @@ class RowStates:
                 ticket = grant.ticket
                 self.task[row], self.seed[row], self.instruction[row] = ticket.task, ticket.seed, ticket.instruction
                 self.before[row] = 0
-                self.success[row] = False
+                self.success[row] = -1
         chosen = np.fromiter(rows, np.intp, len(rows))
         noise = np.fromiter((grant.ticket.noise for grant in grants), np.int64, len(rows))
         self.keys[:, chosen] = mix_array(noise[None, :], np.arange(len(self.keys))[:, None])

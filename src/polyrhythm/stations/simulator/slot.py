@@ -305,7 +305,7 @@ class Slot:
         """Emit the row's finished sample, whose last chunk step had `last` env steps."""
         state, arena = self._rows, self._arena
         ticket, block, steps = state.ticket(row), int(state.block[row]), int(state.steps[row])
-        success, env_steps = bool(state.success[row]), (steps - 1) * self._stride + last
+        success, env_steps = int(state.success[row]), (steps - 1) * self._stride + last
         self.env_steps += last - self._stride
         payload_id = ""
         if not ticket.evaluation or arena.layout.scored:
@@ -313,7 +313,7 @@ class Slot:
                 block,
                 steps=steps,
                 terminated=end is SampleEnd.TERMINATED,
-                success=success,
+                success=success > 0,
                 env_steps=env_steps,
                 ticket=ticket.number,
                 group=ticket.group,
@@ -335,7 +335,7 @@ class Slot:
                 env_steps=env_steps,
                 oldest=int(state.oldest[row]),
                 newest=int(state.newest[row]),
-                success=success,
+                success=None if success < 0 else bool(success),
                 episode_return=float(state.returns[row]),
                 metrics=self._metrics.summarize(self.first + row)
                 if self._metrics and end is not SampleEnd.SEGMENT
