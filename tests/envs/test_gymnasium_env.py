@@ -430,7 +430,7 @@ def test_the_registered_limit_is_the_default():
         (settings(action_space=Discrete(2), observation_space=Text(3)), "observation state is Text"),
         (
             settings(action_space=Discrete(2), observation_space=Dict({"a": Box(0, 1), "mission": Text(3)})),
-            "wrap it into a Box, Discrete or Dict space, or leave it out by env.drop=[mission]",
+            "Dict or Tuple space of these, or leave it out by env.drop=[mission]",
         ),
         (
             settings(action_space=Discrete(2), observation_space=TWO, drop=["c"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -20,13 +20,15 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Raises ConfigError, which begins with the setting `where`, for what does not follow Gymnasium's interface.
 
     A reward is one number, a flag one bool or 0 or 1; each may be a numpy scalar, or an array of shape () or (1,).
-    observations: compare them with the observation space, and convert them to its dtypes.
+    observations: compare them with the observation space, but for those of `drop`, and convert them to its dtypes.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], where: str, *, observations: bool = False) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], where: str, *, observations: bool = False, drop: Sequence[str] = ()
+    ) -> None:
         super().__init__(env)
         self._where = where
-        self._observations = Observations(env.observation_space, where) if observations else None
+        self._observations = Observations(env.observation_space, where, drop=drop) if observations else None
         try:
             inspect.signature(env.reset).bind(seed=0, options=None)
         except TypeError:

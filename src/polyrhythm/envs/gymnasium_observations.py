@@ -138,7 +138,7 @@ class Observations:
         values = self._leaves(observation, self._where)
         checked = (a.check(value, a.shape, self._where) for a, value in zip(self._arrays, values, strict=True))
         arrays = (value.astype(a.dtype, copy=False) for a, value in zip(self._arrays, checked, strict=True))
-        return _nested(self._root, arrays)
+        return _nested(self._root, observation, arrays)
 
     def write(self, rows: RowNumbers, out: Mapping[str, NDArray[Any]]) -> None:
         """Write what policies see of these rows into `out[name][:n]`. ConfigError: a Discrete has another value."""
@@ -221,13 +221,15 @@ def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> 
         _collect(part, value[key], f"{path}.{key}" if path else str(key), where, found)
 
 
-def _nested(node: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    """The arrays, in their order, as an observation."""
+def _nested(node: Any, value: Any, arrays: Iterator[NDArray[Any]]) -> Any:
+    """The value with these arrays, in their order, in place of its own."""
+    if node is None:
+        return value
     if isinstance(node, ObservedArray):
         return next(arrays)
     if isinstance(node, dict):
-        return {key: _nested(part, arrays) for key, part in node.items()}
-    return tuple(_nested(part, arrays) for part in node)
+        return {key: _nested(part, value[key], arrays) for key, part in node.items()}
+    return tuple(_nested(part, value[place], arrays) for place, part in enumerate(node))
 
 
 def _other_parts(where: str, found: str, declared: str) -> ConfigError:

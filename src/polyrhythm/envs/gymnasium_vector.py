@@ -133,7 +133,7 @@ class GymnasiumVectorSettings(BaseModel):
             partial(apply_wrapper, address=wrapper.apply, kwargs=wrapper.kwargs, where=f"env.wrappers.{place}")
             for place, wrapper in enumerate(self.wrappers)
         ]
-        wrappers.append(partial(CheckedForms, where=self.where, observations=True))
+        wrappers.append(partial(CheckedForms, where=self.where, observations=True, drop=self.drop))
         return gymnasium.make_vec(spec, rows, self.mode, own, wrappers, **self.kwargs)
 
     def _called(self, rows: int) -> Any:
