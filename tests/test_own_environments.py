@@ -15,11 +15,31 @@ from polyrhythm.cli.main import main
 from polyrhythm.envs.variants import Variant
 from polyrhythm.specs import EnvSpec
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-environments.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "own-environments.md").read_text(encoding="utf-8")
+FIRST = (DOCS / "first-environment.md").read_text(encoding="utf-8")
 
 
-def snippets(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+def snippets(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+
+
+def test_the_first_environment_is_checked_and_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (module,), (recipe,) = snippets("python", FIRST), snippets("yaml", FIRST)
+    (tmp_path / "line.py").write_text(module)
+    (tmp_path / "line.yaml").write_text(recipe)
+    try:
+        assert main(["check", "line.yaml"]) == 0
+        assert "checks passed" in capsys.readouterr().out
+        assert main(["train", "line.yaml", "--out", "run", "launcher=inline", "preset=lockstep", "seed=1"]) == 0
+    finally:
+        gymnasium.registry.pop("Line-v0", None)
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["before"]["rate"] < 0.2 < 0.6 < summary["after"]["rate"]
 
 
 def test_the_recipe_trains_in_the_environment_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
