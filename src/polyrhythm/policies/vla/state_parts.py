@@ -49,7 +49,7 @@ def _taken(x: Tensor, form: str) -> Tensor:
 def _matrix(x: Tensor, form: str) -> Tensor:
     """Rotation matrices [B,3,3] of [B,width]."""
     if form == "matrix":
-        return x.unflatten(1, (3, 3))
+        return x.reshape(-1, 3, 3)
     if form == "quaternion":
         real, axis = x[:, :1], x[:, 1:]
         return _turned(axis, real, 2.0 / x.square().sum(1, keepdim=True))
@@ -68,6 +68,6 @@ def _turned(axis: Tensor, real: Tensor, scale: Tensor) -> Tensor:
     """The rotation of a quaternion (real [B,1], axis [B,3]), scale 2/|q|²: I + scale·(real·[a]× + [a]×²)."""
     zero = torch.zeros_like(axis[:, 0])
     x, y, z = axis.unbind(1)
-    cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), dim=1).unflatten(1, (3, 3))
+    cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), dim=1).reshape(-1, 3, 3)
     eye = torch.eye(3, dtype=axis.dtype, device=axis.device)
     return eye + scale.unsqueeze(2) * (real.unsqueeze(2) * cross + cross @ cross)
