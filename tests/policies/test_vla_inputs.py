@@ -187,7 +187,7 @@ STATE_PROMPT = "Task: push the red block, State: -1 0 128 255%s;\nAction: "
     ],
     ids=["0.4", "narrow", "too narrow", "0.5.1", "0.5.1 by its configuration", "without processors", "openpi"],
 )
-def test_the_prompts_of_pi05_are_those_of_the_code_that_saved_the_folder(
+def test_pi05_prompts_are_made_as_by_the_folders_code(
     tmp_path: Path, steps: tuple[dict[str, Any], ...] | None, config: dict[str, Any], filling: str
 ) -> None:
     """lerobot 0.4 fills the normalised state up to 32 entries before it writes bins; 0.5 and openpi do not."""
@@ -206,7 +206,7 @@ def test_the_prompts_of_pi05_are_those_of_the_code_that_saved_the_folder(
 
 
 @pytest.mark.parametrize(("lerobot", "text"), [(True, " push_the block\n"), (False, "push the block\n")])
-def test_the_prompts_of_pi0_are_those_of_the_code_that_saved_the_folder(
+def test_pi0_prompts_are_made_as_by_the_folders_code(
     tmp_path: Path, lerobot: bool, text: str
 ) -> None:
     given = " push_the block"
@@ -238,7 +238,7 @@ def interpolated(image: Tensor, around: float, *, centred: bool) -> Tensor:
     ],
     ids=["0.4", "0.5.1", "0.3", "0.3 by its buffers", "migrated"],
 )
-def test_pictures_are_resized_as_by_the_code_that_saved_the_folder(
+def test_pictures_are_resized_as_by_the_folders_code(
     tmp_path: Path, steps: tuple[dict[str, Any], ...], given: dict[str, Any], around: float, centred: bool
 ) -> None:
     """lerobot does not antialias; 0.4 pads with -3, 0.5 with -1, 0.3 above and left alone."""
@@ -259,6 +259,14 @@ def test_relative_actions_of_a_folder_need_the_setting(tmp_path: Path) -> None:
         plan_inputs(settings_of(robot="bounds"), SPEC, PI0, source)
     plan = plan_inputs(settings_of(robot="bounds", relative_entries=2), SPEC, PI0, source)
     assert plan.actions.relative == 2
+
+
+@pytest.mark.parametrize("steps", [["normalizer_processor"], [BINNED | {"config": [3]}]])
+def test_a_broken_step_is_one_sentence(tmp_path: Path, steps: list[Any]) -> None:
+    lerobot_folder(tmp_path, BINNED)
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": steps}))
+    with pytest.raises(ConfigError, match=r"policy_preprocessor.json: .*; copy it again from its release"):
+        plan_inputs(settings_of(), SPEC, PI05, Checkpoint.open(tmp_path))
 
 
 def test_a_broken_width_of_the_state_is_one_sentence(tmp_path: Path) -> None:
@@ -547,7 +555,7 @@ def test_groot_gets_sines_and_cosines_key_by_key(tmp_path: Path) -> None:
     expected = torch.cat([wave(part) for part in angles[0].split(2) for wave in (torch.sin, torch.cos)])
     assert torch.allclose(found[:16], expected)
     assert not found[16:].any()
-    with pytest.raises(ConfigError, match=r"'proprio' has 8 entries \(16 sines and cosines\), the network takes 10"):
+    with pytest.raises(ConfigError, match=r"'proprio' has 8 entries \(16 in the network's form\), the network"):
         plan_inputs(settings_of(cameras=cameras), spec, GROOT, Checkpoint.open(tmp_path))
 
 

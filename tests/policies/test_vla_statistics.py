@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.scaling import Scaler, Scaling
+from polyrhythm.policies.vla.state_parts import StatePart, in_other_form
 from polyrhythm.policies.vla.statistics import robot_statistics
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -100,16 +101,22 @@ ARM = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 GR1 = {"waist": 3, "right_hand": 6, "left_arm": 7, "right_arm": 7, "left_hand": 6, "neck": 3}
 
 
-def groot_folder(folder: Path, **tags: Mapping[str, Mapping[str, int]]) -> Checkpoint:
+def groot_folder(
+    folder: Path, rotations: Mapping[str, str] | None = None, **tags: Mapping[str, Mapping[str, int]]
+) -> Checkpoint:
     """A folder of GR00T; tags: of each embodiment the widths of its keys of state and action. Entries i = 0, 1, ... of
-    a key are from -i-1 to i+1 with mean i/2 and deviation i+2."""
+    a key are from -i-1 to i+1 with mean i/2 and deviation i+2. rotations: of keys the form of their rotation."""
+    forms = {key: {"rotation_type": form} for key, form in (rotations or {}).items()}
 
     def numbers(width: int) -> dict[str, list[float]]:
         i = np.arange(width, dtype=float)
         return {"min": (-i - 1).tolist(), "max": (i + 1).tolist(), "mean": (i / 2).tolist(), "std": (i + 2).tolist()}
 
     content = {
-        tag: {"statistics": {kind: {key: numbers(n) for key, n in keys.items()} for kind, keys in kinds.items()}}
+        tag: {
+            "statistics": {kind: {key: numbers(n) for key, n in keys.items()} for kind, keys in kinds.items()},
+            "modalities": {"state": forms, "action": forms},
+        }
         for tag, kinds in tags.items()
     }
     return folder_of(folder, {"experiment_cfg/metadata.json": content})
@@ -131,20 +138,21 @@ def test_groots_libero_goal_has_actions_by_mean_and_deviation(tmp_path: Path) ->
     assert undone(robot_statistics(source, "groot_n1d5", "libero_franka").actions, [0.25] * 7) == [0.25] * 7, "RLinf's"
 
 
-def test_groots_keys_are_taken_in_the_order_of_the_data_configuration(tmp_path: Path) -> None:
+def test_groots_keys_have_the_data_configurations_order(tmp_path: Path) -> None:
     source = groot_folder(tmp_path, gr1={"state": GR1, "action": GR1})
     found = robot_statistics(source, "groot_n1d5", "gr1")
-    assert found.angles == (7, 7, 6, 6), "sines and cosines of arms and hands"
+    assert found.parts == tuple((width, "sin_cos") for width in (7, 7, 6, 6)), "sines and cosines of arms and hands"
     assert normalised(found.state, [0.3] * 26) == pytest.approx([0.3] * 26), "of the angles as they are"
     assert undone(found.actions, [1.0] * 26) == [*range(1, 8)] * 2 + [*range(1, 7)] * 2
     waist = robot_statistics(source, "groot_n1d5", "gr1", "fourier_gr1_arms_waist")
-    assert waist.angles == (7, 7, 6, 6, 3)
+    assert [part.width for part in waist.parts] == [7, 7, 6, 6, 3]
+    assert sum(part.taken for part in waist.parts) == 58
     upper = robot_statistics(source, "groot_n1d5", "gr1", "fourier_gr1_full_upper_body")
-    assert upper.angles == ()
+    assert upper.parts == ()
     assert normalised(upper.state, [1.0] * 32)[7:10] == pytest.approx([1.0, 0.5, 1 / 3])
 
 
-def test_groots_widowx_shows_angles_and_its_binary_entries_are_switches(tmp_path: Path) -> None:
+def test_groots_angles_and_switches(tmp_path: Path) -> None:
     panda = {
         "state": {"right_arm_eef_pos": 3, "right_arm_eef_quat": 4, "right_hand": 2},
         "action": {f"{side}_{part}": n for side in ("left", "right") for part, n in PANDA_ACTION.items()},
@@ -153,12 +161,54 @@ def test_groots_widowx_shows_angles_and_its_binary_entries_are_switches(tmp_path
         tmp_path, maniskill_widowx={"state": {"left_arm": 7}, "action": {"left_arm": 7}}, pair=panda | {"state": {}}
     )
     widowx = robot_statistics(source, "groot_n1d5", "maniskill_widowx")
-    assert widowx.angles == (7,)
+    assert widowx.parts == ((7, "sin_cos"),)
     assert undone(widowx.actions, [-1.0] * 7) == [-1.0 - i for i in range(7)]
     pair = robot_statistics(source, "groot_n1d5", "pair", "bimanual_panda_gripper")
     assert pair.state is None
     given = [0.4, 0.6, 2.0, 0.1, -0.2, 0.3, 0.7, *[5.0] * 6, 0.2]
     assert undone(pair.actions, given) == pytest.approx([*given[:6], 1.0, *given[7:13], 0.0])
+
+
+DROID = {
+    "state": {"eef_position": 3, "eef_rotation": 3, "gripper_position": 1},
+    "action": {"eef_position_delta": 3, "eef_rotation_delta": 3, "gripper_position": 1},
+}
+
+
+def test_groots_droid_has_rotations_in_6d(tmp_path: Path) -> None:
+    forms = {"eef_rotation": "euler_angles_rpy", "eef_rotation_delta": "axis_angle"}
+    found = robot_statistics(groot_folder(tmp_path, forms, oxe_droid=DROID), "groot_n1d5", "oxe_droid")
+    assert found.parts == ((3, ""), (3, "euler_angles_rpy"), (1, ""))
+    assert normalised(found.state, [1.0, 2.0, 3.0, 0.4, 0.5, 0.6, -1.0])[3:] == pytest.approx([0.4, 0.5, 0.6, -1.0])
+    given = [0.25, 7.0, 0.5, 0.75, 0.5, 1.5, 0.75]
+    assert undone(found.actions, given) == [*given[:6], 1.0], "as they are, and a switch"
+
+
+COS, SIN = np.cos(0.5), np.sin(0.5)
+
+
+@pytest.mark.parametrize(
+    ("form", "given", "rows"),
+    [
+        ("sin_cos", [0.5, 0.0], [SIN, 0.0, COS, 1.0]),
+        ("quaternion", [np.cos(0.25), 0.0, 0.0, np.sin(0.25)], [COS, -SIN, 0.0, SIN, COS, 0.0]),
+        ("quaternion", [2.0 * np.cos(0.25), 2.0 * np.sin(0.25), 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, COS, -SIN]),
+        ("axis_angle", [0.0, 0.5, 0.0], [COS, 0.0, SIN, 0.0, 1.0, 0.0]),
+        ("axis_angle", [0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]),
+        ("euler_angles_rpy", [0.0, 0.0, 0.5], [COS, -SIN, 0.0, SIN, COS, 0.0]),
+        ("euler_angles_ypr", [0.5, 0.0, 0.0], [COS, -SIN, 0.0, SIN, COS, 0.0]),
+        # a quarter turn about x, then half a radian about the turned z
+        ("euler_angles_rpy", [np.pi / 2, 0.0, 0.5], [COS, -SIN, 0.0, 0.0, 0.0, -1.0]),
+        ("euler_angles_ypr", [0.5, 0.0, np.pi / 2], [COS, 0.0, SIN, SIN, 0.0, -COS]),
+        ("matrix", [*range(9)], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+    ],
+)
+def test_other_forms_of_a_state(form: str, given: list[float], rows: list[float]) -> None:
+    state = torch.tensor([[7.0, *given, 8.0]] * 2, dtype=torch.float64)
+    parts = StatePart(1, ""), StatePart(len(given), form), StatePart(1, "")
+    found = in_other_form(state, parts)
+    assert found.shape[1] == sum(part.taken for part in parts)
+    assert found[1].tolist() == pytest.approx([7.0, *rows, 8.0], abs=1e-12)
 
 
 PANDA_ACTION = {"gripper_close": 1, "arm_eef_rot": 3, "arm_eef_pos": 3}
@@ -174,16 +224,13 @@ PANDA_ACTION = {"gripper_close": 1, "arm_eef_rot": 3, "arm_eef_pos": 3}
         ("a", arm(), "fractal", r"no statistics of a.state.rx but x, y, "),
         (
             "oxe_droid",
-            {
-                "state": {"eef_position": 3, "eef_rotation": 3, "gripper_position": 1},
-                "action": {"eef_position_delta": 3, "eef_rotation_delta": 3, "gripper_position": 1},
-            },
+            DROID,
             "",
-            r"metadata.json: oxe_droid.state.eef_rotation becomes rotation_6d .*, which is not done here",
+            r"oxe_droid.state.eef_rotation becomes rotation_6d .*, which is not done here from 3 entries of None; set",
         ),
         (
             "oxe_droid",
-            {"state": {}, "action": {"eef_position_delta": 3, "eef_rotation_delta": 3, "gripper_position": 1}},
+            DROID | {"state": {}},
             "",
             r"oxe_droid.action.eef_rotation_delta becomes axis_angle before the network, which is not done here; set",
         ),

@@ -18,7 +18,7 @@ from typing import Any
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.folder_files import read_json
+from polyrhythm.policies.vla.folder_files import mapping_in, read_json
 from polyrhythm.policies.vla.images import Resizing
 
 _RELATIVE = "relative_actions_processor"
@@ -66,6 +66,9 @@ def lerobot_steps(source: Checkpoint) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for path in source.statistics:
         if path.suffix == ".json" and "preprocessor" in path.name:
-            for step in read_json(path).get("steps", ()):
-                found[step.get("registry_name") or step.get("class", "")] = step.get("config") or {}
+            for step in read_json(path).get("steps") or ():
+                if not isinstance(step, Mapping):
+                    raise ConfigError(f"{path}: {step!r} is not a step; copy it again from its release")
+                name = str(step.get("registry_name") or step.get("class", ""))
+                found[name] = mapping_in(step, "config", f"{path}: {name}")
     return found

@@ -8,8 +8,9 @@ are those of NVIDIA's code before N1.6 (gr00t/experiment/data_config.py, example
     min_max, mean_std   see `scaling`; an entry that never varied becomes 0, with mean_std it stays
     binary              1 above 0.5, else 0
     none                as it is
-    sin_cos             the sines of a key's entries, then their cosines
-    rotation_6d, axis_angle   another form of a rotation, which is not made here
+    sin_cos             of the state: the sines of a key's entries, then their cosines
+    rotation_6d         of the state: another form of a rotation (`state_parts`)
+    axis_angle          of the action: refused where the folder has another form
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.policies.vla import scaling
 from polyrhythm.policies.vla.folder_files import few, mapping_in, number_pair
 from polyrhythm.policies.vla.scaling import Scaling
+from polyrhythm.policies.vla.state_parts import ROTATIONS, SIN_COS, StatePart
 
 Transform = Literal["min_max", "mean_std", "binary", "none", "sin_cos", "rotation_6d", "axis_angle"]
 #: Key -> what becomes of it, in the order in which the network takes them.
@@ -115,12 +117,11 @@ OF_EMBODIMENT = {
 
 
 class GrootScalings(NamedTuple):
-    """state, action: None where the folder has no numbers. angles: widths of the keys whose sines and cosines are the
-    network's state, in place of the entries; () otherwise."""
+    """state, action: None where the folder has no numbers. parts: of a state that the network takes in another form."""
 
     state: Scaling | None
     action: Scaling | None
-    angles: tuple[int, ...]
+    parts: tuple[StatePart, ...]
 
 
 def groot_scalings(tag: str, robot: Mapping[str, Any], name: str, origin: str) -> GrootScalings:
@@ -147,33 +148,60 @@ def groot_scalings(tag: str, robot: Mapping[str, Any], name: str, origin: str) -
                 f"policy.data_config = {chosen!r}: {origin} has no statistics of {tag}.{kind}.{absent[0]} but "
                 f"{few([*there], 8)}; set it to the data configuration of the fine-tuning ({', '.join(DATA_CONFIGS)})"
             )
+    modalities = mapping_in(robot, "modalities", f"{origin}: {tag}")
     where = f"{origin}: {tag}"
-    turned = [key for key, how in of_state.items() if state and how == "sin_cos"]
-    angles = tuple(_width(state[key], f"{where}.state.{key}") for key in turned)
-    return GrootScalings(_joined(of_state, state, where, "state"), _joined(of_action, action, where, "action"), angles)
+    parts = tuple(_part(how, state[key], modalities, key, where) for key, how in of_state.items() if state)
+    return GrootScalings(
+        _joined(of_state, state, f"{where}.state"),
+        _joined(of_action, action, f"{where}.action", mapping_in(modalities, "action", where)),
+        parts if any(part.form for part in parts) else (),
+    )
 
 
-def _joined(wanted: Transforms, there: Mapping[str, Any], where: str, kind: str) -> Scaling | None:
+def _part(how: Transform, stats: Any, modalities: Mapping[str, Any], key: str, where: str) -> StatePart:
+    """A key of the state. ConfigError: a rotation in a form that is not known here."""
+    width = _width(stats, f"{where}.state.{key}")
+    if how != "rotation_6d":
+        return StatePart(width, SIN_COS if how == "sin_cos" else "")
+    form = str(_rotation_type(mapping_in(modalities, "state", where), key))
+    if form == "rotation_6d":
+        return StatePart(width, "")
+    if ROTATIONS.get(form) != width:
+        raise ConfigError(
+            f"{where}.state.{key} becomes rotation_6d before the network, which is not done here from {width} entries "
+            f"of {form}; set policy.robot or policy.data_config to one without it"
+        )
+    return StatePart(width, form)
+
+
+def _rotation_type(modalities: Mapping[str, Any], key: str) -> Any:
+    """The form of a key's rotation; None where the folder tells none."""
+    about = modalities.get(key)
+    return about.get("rotation_type") if isinstance(about, Mapping) else None
+
+
+def _joined(
+    wanted: Transforms, there: Mapping[str, Any], where: str, modalities: Mapping[str, Any] = MappingProxyType({})
+) -> Scaling | None:
+    """modalities: of actions, whose rotations are as they are or refused."""
     found: Scaling | None = None
     for key, transform in wanted.items() if there else ():
-        part = _scaling(transform, there[key], f"{where}.{kind}.{key}")
+        if transform == "axis_angle" and _rotation_type(modalities, key) != transform:
+            raise ConfigError(
+                f"{where}.{key} becomes {transform} before the network, which is not done here; set policy.robot or "
+                "policy.data_config to one without it"
+            )
+        part = _scaling(transform, there[key], f"{where}.{key}")
         found = part if found is None else found.joined(part)
     return found
 
 
 def _scaling(transform: Transform, stats: Any, origin: str) -> Scaling:
-    if transform in ("rotation_6d", "axis_angle"):
-        raise ConfigError(
-            f"{origin} becomes {transform} before the network, which is not done here; set policy.robot or "
-            "policy.data_config to one without rotations"
-        )
-    if transform in ("none", "sin_cos"):
-        return scaling.identity(_width(stats, origin))
-    if transform == "binary":
-        return scaling.switches(_width(stats, origin))
     if transform == "mean_std":
         return groot_scaling("mean_std", *number_pair(stats, "mean", "std", origin))
-    return groot_scaling("min_max", *number_pair(stats, "min", "max", origin))
+    if transform == "min_max":
+        return groot_scaling("min_max", *number_pair(stats, "min", "max", origin))
+    return (scaling.switches if transform == "binary" else scaling.identity)(_width(stats, origin))
 
 
 def _width(stats: Any, origin: str) -> int:

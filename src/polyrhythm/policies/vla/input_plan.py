@@ -23,6 +23,7 @@ from polyrhythm.policies.vla.inspection import camera_names
 from polyrhythm.policies.vla.prompts import PromptTable, StatePrompts
 from polyrhythm.policies.vla.scaling import Scaling
 from polyrhythm.policies.vla.settings import VlaSettings
+from polyrhythm.policies.vla.state_parts import StatePart
 from polyrhythm.policies.vla.statistics import BOUNDS, RobotStatistics, robot_statistics
 from polyrhythm.policies.vla.tokenizers import WORDS, Tokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import EnvSpec
@@ -34,8 +35,8 @@ log = logging.getLogger(__name__)
 class InputPlan:
     """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; resizing: of π0's
     images; colours: of OpenVLA-OFT's two towers; state: name of the environment's array ("" if it has none);
-    state_scaling: of its entries; angles: widths of its parts that become their sines and cosines. padding_counts:
-    GR00T's head reads the padding of prompts, as many as set. embodiment: its row."""
+    state_scaling: of its entries; parts: of a state that is taken in another form (GR00T). padding_counts: GR00T's
+    head reads the padding of prompts, as many as set. embodiment: its row."""
 
     form: InputForm
     cameras: tuple[tuple[str, str], ...]
@@ -44,7 +45,7 @@ class InputPlan:
     colours: tuple[Colours, Colours]
     state: str
     state_scaling: Scaling
-    angles: tuple[int, ...]
+    parts: tuple[StatePart, ...]
     actions: ActionPlan
     prompts: PromptTable | StatePrompts
     padding_counts: bool
@@ -81,7 +82,7 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
         colours=_colours(source),
         state=state,
         state_scaling=state_scaling,
-        angles=() if statistics is None else statistics.angles,
+        parts=() if statistics is None else statistics.parts,
         actions=plan_actions(settings, env_spec, form, statistics),
         prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size, release),
         padding_counts=settings.prompt_length > 0,
@@ -180,9 +181,10 @@ def _plan_state(
             f"of floats, the environment shows {_shown(env_spec)}; name one of them"
         )
     (width,) = spec.shape
-    taken = 2 * width if statistics is not None and statistics.angles else width
+    parts = () if statistics is None else statistics.parts
+    taken = sum(part.taken for part in parts) or width
     if form.state_dim and (taken > form.state_dim or (taken < form.state_dim and not form.pads)):
-        doubled = "" if taken == width else f" ({taken} sines and cosines)"
+        doubled = "" if taken == width else f" ({taken} in the network's form)"
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries{doubled}, the network takes {form.state_dim}; "
             "choose another array or checkpoint"

@@ -20,6 +20,7 @@ from polyrhythm.policies.vla.input_form import InputForm
 from polyrhythm.policies.vla.input_plan import InputPlan, plan_inputs
 from polyrhythm.policies.vla.prompts import PromptTable, StatePrompts
 from polyrhythm.policies.vla.scaling import Scaler
+from polyrhythm.policies.vla.state_parts import in_other_form
 from polyrhythm.policies.vla.state_prompt import StatePrompt
 from polyrhythm.specs import INSTRUCTION
 
@@ -57,9 +58,8 @@ class VlaInputs(nn.Module):
         """The network's inputs; see the class."""
         state = self._raw_state(obs)
         normalised = self.state.normalise(state)
-        if self.plan.angles:
-            parts = normalised.split(self.plan.angles, dim=1)
-            normalised = torch.cat([wave for part in parts for wave in (part.sin(), part.cos())], dim=1)
+        if self.plan.parts:
+            normalised = in_other_form(normalised, self.plan.parts)
         ids, present = self._prompt(obs[INSTRUCTION], normalised)
         padding = self.state_dim - normalised.shape[1]
         found = {"state": functional.pad(normalised.float(), (0, padding))}

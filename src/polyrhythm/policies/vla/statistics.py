@@ -26,6 +26,7 @@ from polyrhythm.policies.vla.folder_files import few, mapping_in, number_pair, r
 from polyrhythm.policies.vla.folder_inputs import lerobot_steps
 from polyrhythm.policies.vla.groot_statistics import groot_scalings
 from polyrhythm.policies.vla.scaling import Scaling
+from polyrhythm.policies.vla.state_parts import StatePart
 
 #: `policy.robot` that asks for no statistics: actions between the environment's bounds, the state as it is.
 BOUNDS = "bounds"
@@ -35,14 +36,14 @@ _NO_NOOPS = "_no_noops"
 
 @dataclass(frozen=True, slots=True)
 class RobotStatistics:
-    """How one robot's state and actions are normalised; None where the folder does not say. origin: the file. angles:
-    see `groot_statistics`."""
+    """How one robot's state and actions are normalised; None where the folder does not say. origin: the file. parts: of
+    a state that is taken in another form (GR00T)."""
 
     key: str
     origin: str
     state: Scaling | None
     actions: Scaling | None
-    angles: tuple[int, ...] = ()
+    parts: tuple[StatePart, ...] = ()
 
 
 #: A robot's key, and what reads its statistics: those of other robots may be unknown here.
@@ -161,7 +162,7 @@ def _openvla(key: str, robot: Any, origin: str) -> RobotStatistics:
 def groot(tag: str, robot: Mapping[str, Any], data_config: str, origin: str) -> RobotStatistics:
     """GR00T's statistics of one embodiment."""
     found = groot_scalings(tag, robot, data_config, origin)
-    return RobotStatistics(tag, origin, found.state, found.action, found.angles)
+    return RobotStatistics(tag, origin, found.state, found.action, found.parts)
 
 
 def _lerobot(source: Checkpoint) -> Iterator[_Keyed]:
