@@ -75,11 +75,11 @@ class TrainingAlarms:
         found = (
             {}
             if self._learns(updates, _CLEAR)
-            else {name: told for name, alarm in _ALARMS.items() if (told := alarm(updates))}
+            else {name: text for name, alarm in _ALARMS.items() if (text := alarm(updates))}
         )
         new = [name for name in found if name not in self._present]
         self._present = set(found)
-        return [sentence for name in new if (sentence := self._tell(name, found[name], int(line["step"])))]
+        return [sentence for name in new if (sentence := self._sentence(name, found[name], int(line["step"])))]
 
     def conclusion(self) -> str:
         """What to say at the end of a run whose episodes have not become better; "" where they have, or it is short."""
@@ -101,11 +101,11 @@ class TrainingAlarms:
         judged = [_is_better(updates, name, errors) for name in _MEASURES]
         return any(judged) or all(better is None for better in judged)
 
-    def _tell(self, name: str, told: str, step: int) -> str:
+    def _sentence(self, name: str, text: str, step: int) -> str:
         self._times[name] = times = self._times.get(name, 0) + 1
         if not is_told(times):
             return ""
-        problem, _, fix = told.partition("; ")
+        problem, _, fix = text.partition("; ")
         where = f"update {step}{times_so_far(times)}"
         return f"{problem} ({where}), and training episodes are hardly better than at first; {fix}"
 
@@ -135,7 +135,7 @@ def _one_step(updates: _Updates) -> str:
     )
 
 
-def _stands_still(updates: _Updates) -> str:
+def _unchanged_policy(updates: _Updates) -> str:
     name = next((name for name in _KLS if _values(name, updates.newest)), "")
     kls, clipped = _values(name, updates.newest), _values(_CLIPPED, updates.newest)
     steps = _values(STEPS, updates.newest)
@@ -147,7 +147,7 @@ def _stands_still(updates: _Updates) -> str:
     )
 
 
-def _entropy_collapsed(updates: _Updates) -> str:
+def _entropy_collapse(updates: _Updates) -> str:
     first, newest = updates.means(_ENTROPY) or (0.0, 0.0)
     left = first > 0 and 0 <= newest < _ENTROPY_LEFT * first
     if not left and first - newest < _NATS_LOST:
@@ -158,7 +158,7 @@ def _entropy_collapsed(updates: _Updates) -> str:
     )
 
 
-def _values_mislead(updates: _Updates) -> str:
+def _poor_values(updates: _Updates) -> str:
     _, newest = updates.means(_EXPLAINED) or (0.0, 0.0)
     if newest >= _MISLED:
         return ""
@@ -168,7 +168,7 @@ def _values_mislead(updates: _Updates) -> str:
     )
 
 
-def _earns_the_same(updates: _Updates) -> str:
+def _equal_returns(updates: _Updates) -> str:
     returns = [x for part in updates for x in _values(_RETURN, part)]
     if not returns or max(returns) - min(returns) > 1e-6 * max(map(abs, returns)):
         return ""
@@ -181,8 +181,8 @@ def _earns_the_same(updates: _Updates) -> str:
 
 _ALARMS: Mapping[str, Callable[[_Updates], str]] = {
     "one step": _one_step,
-    "still": _stands_still,
-    "entropy": _entropy_collapsed,
-    "values": _values_mislead,
-    "same": _earns_the_same,
+    "still": _unchanged_policy,
+    "entropy": _entropy_collapse,
+    "values": _poor_values,
+    "same": _equal_returns,
 }
