@@ -17,6 +17,8 @@ RESULTS = {
     "after_sampled": "after, sampled",
     "swapped": "after, instructions swapped",
 }
+#: Tasks and seeds set aside that are listed.
+_SET_ASIDE = 100
 _LEDGER = ("started", "trained", "lent", "buffered", "scoring", "running", "reissuing", "rolled_back", "dropped")
 
 
@@ -161,9 +163,13 @@ def faults(run: Run) -> str:
 
 
 def set_aside(run: Run) -> str:
-    """Tasks and seeds whose episodes kept failing."""
-    rows = [[one["task"], str(one["seed"]), one["reason"]] for one in run.summary.get("set_aside", [])]
-    caption = "Tasks and seeds whose episodes kept failing (rollout.quarantine_after); they were not started again."
+    """Tasks and seeds whose episodes kept failing, or are refused; the first ones of many."""
+    found = run.summary.get("set_aside", [])
+    rows = [[one["task"], str(one["seed"]), one["reason"]] for one in found[:_SET_ASIDE]]
+    caption = (
+        "Tasks and seeds whose episodes kept failing (rollout.quarantine_after) or are refused by the environment "
+        f"({len(found)} in all); they were not started again."
+    )
     return table(["task", "seed", "last failure"], rows, caption) if rows else ""
 
 

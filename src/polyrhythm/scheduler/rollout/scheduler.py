@@ -281,8 +281,10 @@ class RolloutScheduler:
     def add_evaluation(self, name: str, episodes: Sequence[Episode], *, background: bool) -> None:
         """An evaluation is requested; its episodes that are set aside are dropped from the start."""
         self.evaluations.add(name, episodes, background=background)
-        for start in (self.background_quarantine if background else self.quarantine).set_aside:
-            self.evaluations.set_aside(start, background=background)
+        aside = (self.background_quarantine if background else self.quarantine).set_aside
+        for start in dict.fromkeys((episode.task, episode.seed) for episode in episodes):
+            if start in aside:
+                self.evaluations.set_aside(start, background=background)
 
     def begin_evaluation(self) -> None:
         """No training episode runs: the evaluation asked for first may take the rows."""
