@@ -30,7 +30,8 @@ class _Loader(yaml.SafeLoader):
         """A node of the document, once its depth is known to be bounded."""
         self._open += 1
         if self._open > _DEPTH:
-            raise _refusal(f"sections are nested more than {_DEPTH} deep; write them flatter", self.peek_event())
+            mark: Any = self.get_mark()  # type: ignore[no-untyped-call]
+            raise _refusal(f"sections are nested more than {_DEPTH} deep; write them flatter", mark)
         node = super().compose_node(parent, index)
         self._open -= 1
         return node
@@ -64,29 +65,29 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
     identity. MarkedYAMLError: they are too many, too deep, or a node holds itself."""
     if (found := known.get(id(node))) is not None:
         if not found[0]:
-            raise _refusal("it holds itself, by an alias; write the values out", node)
+            raise _refusal("it holds itself, by an alias; write the values out", node.start_mark)
         return found
     known[id(node)] = 0, 0
     values, depth = 1, 0
     if isinstance(node, yaml.ScalarNode):
         if node.tag != _TEXT and len(node.value) > _NUMBER:
             said = f"a value that is not text has {len(node.value)} characters; at most {_NUMBER} can be read"
-            raise _refusal(said, node)
+            raise _refusal(said, node.start_mark)
     else:
         pairs = isinstance(node, yaml.MappingNode)
         for child in (each for pair in node.value for each in pair) if pairs else node.value:
             more, deeper = _measure(child, known)
             values, depth = values + more, max(depth, deeper)
     if values > _VALUES:
-        raise _refusal(f"more than {_VALUES} values with its aliases written out; use fewer", node)
+        raise _refusal(f"more than {_VALUES} values with its aliases written out; use fewer", node.start_mark)
     if depth >= _DEPTH:
-        raise _refusal(f"sections are nested more than {_DEPTH} deep by aliases; write them flatter", node)
+        raise _refusal(f"sections are nested more than {_DEPTH} deep by aliases; write them flatter", node.start_mark)
     known[id(node)] = values, depth + 1
     return values, depth + 1
 
 
-def _refusal(problem: str, at: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
+def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)
 
 
 def parse(text: str, origin: str) -> Any:

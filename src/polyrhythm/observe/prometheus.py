@@ -208,7 +208,8 @@ def _bound_connections(server: Any) -> None:
     has to ask in `_ASK_S`; those beyond are closed."""
     places, finish = threading.BoundedSemaphore(_CONNECTIONS), server.finish_request
     if isinstance(server.socket, ssl.SSLSocket):
-        server.socket.do_handshake_on_connect = False  # else one that is silent keeps out all others
+        # Else one that is silent keeps out all others.
+        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
 
     def may_come(request: Any, _address: Any) -> bool:
         request.settimeout(_ASK_S)
