@@ -174,21 +174,21 @@ def _refuse_missing_files(folder: Path, info: Mapping[str, Any], keys: Mapping[s
 def data_file(folder: Path, info: Mapping[str, Any], row: Mapping[str, Any]) -> Path:
     """The file with an episode's frames."""
     place = {name: row[f"data/{name}"] for name in ("chunk_index", "file_index")}
-    return _inner_file(folder, str(info.get("data_path") or layout.DATA).format(**place))
+    return inner_file(folder, str(info.get("data_path") or layout.DATA).format(**place), layout.INFO)
 
 
 def video_file(folder: Path, info: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Path:
     """The file with an episode's video of a camera."""
     place = {name: row[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-    return _inner_file(folder, str(info["video_path"]).format(video_key=key, **place))
+    return inner_file(folder, str(info["video_path"]).format(video_key=key, **place), layout.INFO)
 
 
-def _inner_file(folder: Path, name: str) -> Path:
-    """The file of that name. RunFolderError: the pattern in info.json leads out of the folder."""
+def inner_file(folder: Path, name: object, named_by: str) -> Path:
+    """The file of the dataset that `named_by`, another of its files, names. RunFolderError: it leads out of it."""
     try:
         return inner_path(folder, name, folders=True)
     except ValueError as error:
-        raise RunFolderError(f"{folder / layout.INFO}: {error}; copy the dataset again") from error
+        raise RunFolderError(f"{folder / named_by}: {error}; copy the dataset again") from error
 
 
 def read_tasks(folder: Path) -> dict[int, str]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.lerobot import layout
-from polyrhythm.pipeline.lerobot.checking import CheckedDataset, check_dataset, data_file, video_file
+from polyrhythm.pipeline.lerobot.checking import CheckedDataset, check_dataset, data_file, inner_file, video_file
 from polyrhythm.pipeline.lerobot.images import VideoFrames, as_array, decoded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
@@ -145,7 +145,7 @@ def _bytes(dataset: CheckedDataset, stored: Mapping[str, Any]) -> bytes:
     """The image's file, which is in the column or beside it."""
     if stored.get("bytes"):
         return bytes(stored["bytes"])
-    file = dataset.folder / (stored.get("path") or "")
+    file = inner_file(dataset.folder, stored.get("path"), "data")
     if not file.is_file():
         raise RunFolderError(f"{dataset.folder}: the image {stored.get('path')} is not there; copy the dataset again")
     return file.read_bytes()
