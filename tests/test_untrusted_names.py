@@ -15,7 +15,8 @@ from tests.policies.released import TOY, random_state, write_folder
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import inner_path
-from polyrhythm.pipeline.lerobot.checking import data_file, video_file
+from polyrhythm.pipeline.lerobot.checking import CheckedDataset, data_file, video_file
+from polyrhythm.pipeline.lerobot.reading import _bytes as picture_bytes
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.saving import save_folder
 from polyrhythm.training.checkpoint import save_state
@@ -91,6 +92,16 @@ def test_patterns_of_a_dataset_stay_in_its_folder(tmp_path: Path, pattern: str) 
     row = {"videos/top/chunk_index": 0, "videos/top/file_index": 1}
     with pytest.raises(RunFolderError, match=r"meta/info\.json: .* is not the name of a file inside"):
         video_file(tmp_path, {"video_path": pattern}, row, "top")
+
+
+@pytest.mark.parametrize("name", [*STRANGE, None])
+def test_pictures_of_a_dataset_stay_in_its_folder(tmp_path: Path, name: str | None) -> None:
+    dataset = CheckedDataset(tmp_path, {}, {}, {}, {}, [])
+    with pytest.raises(RunFolderError, match="is not the name of a file inside"):
+        picture_bytes(dataset, {"bytes": None, "path": name})
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "0.png").write_bytes(b"png")
+    assert picture_bytes(dataset, {"bytes": None, "path": "images/0.png"}) == b"png"
 
 
 def test_cameras_of_a_dataset_stay_in_its_folder(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def test_weights_of_torch_save_are_refused_with_a_conversion(
         ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")],
         ["train", "quickstart_lm", "--check", f"policy={json.dumps(section)}", f"env.tokenizer={folder}"],
     ):
-        assert main(words) == 2
+        assert main(words) == (1 if "--check" in words else 2)
         printed = capsys.readouterr()
         assert "files of torch.save can run code" in " ".join((printed.out + printed.err).split())
     command = str(told.value).split("convert them: ")[1].removesuffix(", and name NEW")

@@ -209,6 +209,24 @@ def test_linear_and_convolved_layers_of_a_vla_are_merged(tmp_path: Path, init: o
     assert not convolved or "Conv2d" in {type(part).__name__ for part in network.modules()}
 
 
+def test_heads_beside_the_adapted_model_are_left_as_they_are(tmp_path: Path) -> None:
+    """Adapters of fc1 were made of the model alone; here its heads, of files of their own, have layers named so."""
+    base, of = Checkpoint.open(GOLDEN / "openvla_oft"), architecture("openvla_oft")
+    network = load_network(of, base, device="cpu")
+    released = nn.Module()
+    for name, part in network.named_children():
+        if name not in {place.partition(".")[0] for place in base.side}:
+            released.add_module(name, part)
+    model = adapted(released, {"target_modules": ["fc1", "q_proj"]})
+    model.save_pretrained(tmp_path / "adapters")
+    merge(Adapters.open(tmp_path / "adapters"), base, of, tmp_path / "out")
+    merged, before = (dict(Checkpoint.open(path).read()) for path in (tmp_path / "out", base.folder))
+    expected = model.merge_and_unload().state_dict()
+    assert any(not torch.equal(before[name], merged[name]) for name in expected if name.endswith("fc1.weight"))
+    for name, tensor in merged.items():
+        torch.testing.assert_close(tensor, expected.get(name, before[name]), atol=1e-5, rtol=0.0, msg=name)
+
+
 # ------------------------------------------------------------ what is refused
 
 REFUSED = {

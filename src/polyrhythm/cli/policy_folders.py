@@ -168,7 +168,7 @@ def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{folder}: the base is opened only where the command names it; {named}")
     opened = Checkpoint.open(base)
     if adapters.base and Path(adapters.base).expanduser().resolve() != opened.folder.resolve():
-        log.warning("the adapters were trained on %r (adapter_config.json) and are merged into %s", adapters.base, base)
+        log.warning("the adapters were trained on %s (adapter_config.json) and are merged into %s", adapters.base, base)
     if opened.architecture:
         check_whole(opened)
         merge(adapters, opened, architecture(opened.architecture), out)

@@ -163,9 +163,11 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
             warnings.simplefilter("ignore")  # of tied tensors, which are no longer; others are checked below
             wrapped = PeftModel(model, LoraConfig(**settings, inference_mode=True))
             found = set_peft_model_state_dict(wrapped, {_PEFT + name: tensor for name, tensor in tensors.items()})
-            odd = [*found.unexpected_keys, *(name for name in found.missing_keys if ".lora_" in name)]
-            if odd:
-                raise ValueError(f"{few([plain_name(name) for name in odd])} are in one of both alone")
+            # A part of the network that has none in the file, such as a head in a file of its own, was not adapted.
+            parts = {_part(name) for name in tensors}
+            lacking = [name for name in found.missing_keys if ".lora_" in name and _part(plain_name(name)) in parts]
+            if odd := [plain_name(name) for name in (*found.unexpected_keys, *lacking)]:
+                raise ValueError(f"{few(odd)} are in one of both alone")
             remedy = "leave them to peft, which runs them beside the base"
             wrapped.merge_and_unload()
     except Exception as error:  # peft and torch raise many kinds
@@ -174,6 +176,11 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
             f"{adapters.folder}: peft cannot merge these adapters into this base ({reason[:300]}); {remedy}"
         ) from error
     return tied
+
+
+def _part(name: str) -> str:
+    """The part of the network that a tensor belongs to, by its plain name."""
+    return name.removeprefix(_RELEASE).partition(".")[0]
 
 
 def merge(adapters: Adapters, base: Checkpoint, of: Architecture, out: Path) -> None:

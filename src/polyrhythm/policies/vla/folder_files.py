@@ -102,7 +102,7 @@ def _what_is_there_instead(folder: Path) -> str:
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "another folder"
         return (
-            f"it holds adapters of {base}, not a model; write polyrhythm policies merge {folder} --base FOLDER "
+            f"it holds adapters of {base!r}, not a model; write polyrhythm policies merge {folder} --base FOLDER "
             "--out NEW, and name NEW"
         )
     snapshots = sorted(path for path in folder.glob("snapshots/*") if path.is_dir())

@@ -44,7 +44,8 @@ class LoraSettings(BaseModel):
     targets: Listed[str] = ()
     """Name patterns of the matrices that get adapters; empty: the architecture's choice of backbone and expert."""
     also: Listed[str] = ()
-    """Name patterns of tensors that are trained in full beside the adapters, such as an action head."""
+    """Name patterns of tensors that are trained in full beside the adapters, such as an action head; their modules have
+    no adapters."""
 
 
 class VlaSettings(BaseModel):
