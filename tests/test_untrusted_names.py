@@ -13,10 +13,8 @@ from safetensors.torch import save_file
 from tests.policies.released import TOY, random_state, write_folder
 
 from polyrhythm.cli.main import main
-from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.errors import ConfigError
 from polyrhythm.files import inner_path
-from polyrhythm.pipeline.lerobot.checking import CheckedDataset, data_file, video_file
-from polyrhythm.pipeline.lerobot.reading import _bytes as picture_bytes
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.saving import save_folder
 from polyrhythm.training.checkpoint import save_state
@@ -80,36 +78,6 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(
     assert victim.read_bytes() == before
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.part").exists()
-
-
-ROW = {"data/chunk_index": 0, "data/file_index": 1}
-
-
-@pytest.mark.parametrize("pattern", [*STRANGE[:3], "data/../../{chunk_index}", "/data/{file_index}", "x\n{file_index}"])
-def test_patterns_of_a_dataset_stay_in_its_folder(tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(RunFolderError, match=r"meta/info\.json: .* is not the name of a file inside"):
-        data_file(tmp_path, {"data_path": pattern}, ROW)
-    row = {"videos/top/chunk_index": 0, "videos/top/file_index": 1}
-    with pytest.raises(RunFolderError, match=r"meta/info\.json: .* is not the name of a file inside"):
-        video_file(tmp_path, {"video_path": pattern}, row, "top")
-
-
-@pytest.mark.parametrize("name", [*STRANGE, None])
-def test_pictures_of_a_dataset_stay_in_its_folder(tmp_path: Path, name: str | None) -> None:
-    dataset = CheckedDataset(tmp_path, {}, {}, {}, {}, [])
-    with pytest.raises(RunFolderError, match="is not the name of a file inside"):
-        picture_bytes(dataset, {"bytes": None, "path": name})
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "0.png").write_bytes(b"png")
-    assert picture_bytes(dataset, {"bytes": None, "path": "images/0.png"}) == b"png"
-
-
-def test_cameras_of_a_dataset_stay_in_its_folder(tmp_path: Path) -> None:
-    row = {"videos/../../x/chunk_index": 0, "videos/../../x/file_index": 1}
-    with pytest.raises(RunFolderError, match="is not the name of a file inside"):
-        video_file(tmp_path, {"video_path": "videos/{video_key}/{file_index}.mp4"}, row, "../../x")
-    found = data_file(tmp_path, {"data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"}, ROW)
-    assert found == tmp_path / "data" / "chunk-000" / "file-001.parquet"
 
 
 # ------------------------------------------------------------ links

@@ -399,6 +399,10 @@ def test_the_registered_limit_is_the_default():
         (settings(action_space=Text(3)), "wrap them into a float Box"),
         (settings(action_space=Box(0, 5, (2,), np.int32)), "wrap them into a float Box"),
         (settings(action_space=Tuple((Discrete(2), Discrete(3)))), "wrap them into a float Box"),
+        (
+            settings(action_space=Box(np.zeros(2, np.float32), np.array([1, 0], np.float32))),
+            "with an entry that cannot change; wrap it away",
+        ),
         (settings(action_space=Discrete(1)), "actions are Discrete(1), with nothing to choose; wrap"),
         (
             settings(action_space=Discrete(2), rename={"states": "x"}),

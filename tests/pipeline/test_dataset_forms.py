@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.test_untrusted_names import STRANGE
 
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import PolyrhythmError
@@ -240,6 +241,27 @@ def test_a_damaged_dataset_is_refused_in_one_sentence(name: str, tmp_path: Path)
         read(tmp_path, only_success=name.startswith("success"))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_names_of_files_in_a_dataset_stay_in_its_folder(name: str, tmp_path: Path) -> None:
+    def add_video(old: list[Any]) -> list[Any]:
+        places = {f"videos/{CAMERA}/{key}": 0.0 for key in ("chunk_index", "file_index", "from_timestamp")}
+        return [row | places for row in old]
+
+    for number, (problem, changes) in enumerate(
+        {
+            "data_path = ": [info(data_path=name)] if name else [],
+            "video_path = ": [feature(CAMERA, {"dtype": "video"}), rows(EPISODES, add_video), info(video_path=name)],
+            "is not the name of a file": [one_frame(CAMERA, {"bytes": None, "path": name})],
+        }.items()
+    ):
+        dataset(tmp_path / str(number))
+        for change in changes:
+            change(tmp_path / str(number))
+        if changes:
+            with pytest.raises(PolyrhythmError, match=problem):
+                read(tmp_path / str(number))
 
 
 def test_each_frame_has_the_instruction_of_its_own_task(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from polyrhythm.policies.base import Act, Observations
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.specs.hashing import library_seed
 
 SPEC = EnvSpec(
     observation={"image": ArraySpec((16, 16, 3), "uint8"), "proprio": ArraySpec((4,), "float32")},
@@ -56,7 +57,7 @@ def test_in_a_plain_loop_it_earns_what_the_evaluation_does(tmp_path: Path) -> No
     returns = []
     for episode in held_out(4, 3, 1, greedy=True):
         env = gymnasium.make("CartPole-v1", max_episode_steps=policy.spec.max_steps)
-        state, _ = env.reset(seed=episode.seed)
+        state, _ = env.reset(seed=library_seed(episode.seed))
         earned, over = 0.0, False
         while not over:
             action = policy.act({"state": state})

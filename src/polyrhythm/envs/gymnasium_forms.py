@@ -16,7 +16,7 @@ from polyrhythm.errors import ConfigError
 _QUOTED = 80
 
 
-class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):
+class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
     """Raises ConfigError, which begins with the setting `where`, for what does not follow Gymnasium's interface.
 
     A reward is one number, a flag one bool or 0 or 1; each may be a numpy scalar, or an array of shape () or (1,).

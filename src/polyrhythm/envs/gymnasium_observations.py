@@ -135,9 +135,10 @@ class Observations:
 
     def declared(self, observation: Any) -> Any:
         """The observation of one row, in the dtypes of the space. ConfigError: it is unlike the space."""
-        values = self._leaves(observation, self._where)
-        checked = (a.check(value, a.shape, self._where) for a, value in zip(self._arrays, values, strict=True))
-        arrays = (value.astype(a.dtype, copy=False) for a, value in zip(self._arrays, checked, strict=True))
+        if self._only is not None:
+            return self._only.check(observation, self._only.shape, self._where).astype(self._only.dtype, copy=False)
+        pairs = zip(self._arrays, self._leaves(observation, self._where), strict=True)
+        arrays = (a.check(x, a.shape, self._where).astype(a.dtype, copy=False) for a, x in pairs)
         return _nested(self._root, observation, arrays)
 
     def write(self, rows: RowNumbers, out: Mapping[str, NDArray[Any]]) -> None:

@@ -21,6 +21,8 @@ def action_spec(space: gymnasium.Space[Any], where: str) -> ActionSpec:
 
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (tuple(bound.astype(float).ravel().tolist()) for bound in (space.low, space.high))
+        if not all(a < b for a, b in zip(low, high, strict=True)):
+            raise ConfigError(f"{where}: actions are {space}, with an entry that cannot change; wrap it away")
         return ActionSpec("continuous", len(low), low=low, high=high)
     counts: tuple[int, ...] = ()
     if isinstance(space, Discrete):

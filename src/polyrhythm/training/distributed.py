@@ -92,10 +92,7 @@ class ProcessRanks:
         self._check_equal(sums)
         self._replicated = ReplicatedStep(step)
         wrapped = DistributedDataParallel(
-            self._replicated,
-            gradient_as_bucket_view=True,
-            init_sync=False,
-            **{_SYNCS_BUFFERS: False},  # type: ignore[arg-type]
+            self._replicated, gradient_as_bucket_view=True, init_sync=False, **{_SYNCS_BUFFERS: False}  # type: ignore[arg-type]
         )
         wrapped.register_comm_hook(self._replicated, sum_bucket)
         return wrapped

@@ -32,7 +32,9 @@ class AdamW:
     only during a step, `PIECE_BYTES` bytes of parameters at a time; the same bits.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float], offload: bool = False) -> None:
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float], offload: bool = False
+    ) -> None:
         self.offload = offload
         self.param_groups = [{"betas": betas, "eps": 1e-8, **group} for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = {}

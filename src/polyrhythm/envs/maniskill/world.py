@@ -79,8 +79,8 @@ class World:
     def reset(self, row: int, seed: int, sentence: str = "") -> None:
         """Begin an episode in one row; its numbers and images change, those of other rows do not.
 
-        seed: 0..2^63-1; ManiSkill gets its `library_seed`. On a GPU each row is reset by a call of its
-        own: ManiSkill draws the states of all rows that are reset together from the seed of the first.
+        seed: 0..2^63-1; ManiSkill gets its `library_seed`. On a GPU each row is reset by a call of its own: ManiSkill
+        draws the states of all rows that are reset together from the seed of the first.
         sentence: the instruction of one of several `tasks`.
         """
         numbers = None

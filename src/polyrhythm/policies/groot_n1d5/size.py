@@ -12,7 +12,9 @@ from polyrhythm.policies.layers.siglip import SiglipSize
 from polyrhythm.specs import WeightSpec
 
 #: Qwen3 1.7B, of whose 28 layers the release keeps 12.
-QWEN3 = DecoderSize(2048, 12, 6144, heads=16, kv_heads=8, head_dim=128, activation="silu", theta=1e6, qk_norm=True)
+QWEN3 = DecoderSize(
+    2048, 12, 6144, heads=16, kv_heads=8, head_dim=128, activation="silu", theta=1e6, qk_norm=True
+)
 _VISION = SiglipSize()
 _EAGLE, _HEAD = "backbone.eagle_model", "action_head"
 
@@ -96,7 +98,9 @@ def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec
         horizon=head.get("action_horizon", config.get("action_horizon", released.horizon)),
         action_dim=shape(f"{_HEAD}.action_encoder.W1.W", 1, head.get("action_dim", released.action_dim)),
         state_dim=shape(f"{_HEAD}.state_encoder.layer1.W", 1, head.get("max_state_dim", released.state_dim)),
-        embodiments=shape(f"{_HEAD}.state_encoder.layer1.W", 0, head.get("max_num_embodiments", released.embodiments)),
+        embodiments=shape(
+            f"{_HEAD}.state_encoder.layer1.W", 0, head.get("max_num_embodiments", released.embodiments)
+        ),
         future=shape(f"{_HEAD}.future_tokens.weight", 0, head.get("num_target_vision_tokens", released.future)),
         positions=shape(f"{_HEAD}.position_embedding.weight", 0, head.get("max_seq_len", released.positions)),
         buckets=head.get("num_timestep_buckets", released.buckets),
@@ -159,7 +163,9 @@ def _stack_config(size: StackSize) -> dict[str, int]:
     }
 
 
-def _decoder(text: Mapping[str, Any], backbone: Mapping[str, Any], shapes: Mapping[str, WeightSpec]) -> DecoderSize:
+def _decoder(
+    text: Mapping[str, Any], backbone: Mapping[str, Any], shapes: Mapping[str, WeightSpec]
+) -> DecoderSize:
     start = f"{_EAGLE}.language_model.model.layers."
     stored = {name[len(start) :].partition(".")[0] for name in shapes if name.startswith(start)}
     gate = shapes.get(f"{start}0.mlp.gate_proj.weight")
