@@ -68,10 +68,8 @@ def array_spec(space: gymnasium.Space[Any], path: Path, where: str) -> ArraySpec
     )
     if not isinstance(space, kinds) or space.shape is None or space.dtype is None:
         key = ".".join(path) or STATE
-        raise ConfigError(
-            f"{where}: observation {key} is {space}; wrap it into a Box, Discrete or Dict space, or leave it out by "
-            f"env.drop=[{key}]"
-        )
+        drop = f", or leave it out by env.drop=[{key}]" if path else ""
+        raise ConfigError(f"{where}: observation {key} is {space}; wrap it into a Box, Discrete or Dict space{drop}")
     return ArraySpec(space.shape, "float32" if space.dtype == np.float64 else str(space.dtype))
 
 
