@@ -198,7 +198,9 @@ def test_a_gradient_that_is_not_finite_halts_behind_its_update_and_is_never_met_
         results.append(recipe.result())
         lines = [json.loads(line) for line in (recipe.folder / "metrics.jsonl").read_text().splitlines()]
         assert sum(line.get("train/actor/skipped_steps", 0.0) for line in lines) == 1
-        assert None not in [value for line in lines for value in line.values()]
+        assert {name for line in lines for name, value in line.items() if value is None} <= {
+            *("env/success_once", "evaluation/greedy/rate", "evaluation/greedy/low", "evaluation/greedy/high")
+        }, "CartPole reports no success; all others are finite"
     (weights, ledger, steps), (found, other, seen) = results
     assert other == ledger
     assert ledger["trained"] == 40

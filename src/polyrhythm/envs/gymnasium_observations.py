@@ -248,9 +248,9 @@ def _array(space: gymnasium.Space[Any], name: str, where: str) -> ObservedArray:
         counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64).reshape(-1)
         start = np.asarray(space.start, np.int64).reshape(-1)
     elif not isinstance(space, Box | MultiBinary):
+        drop = "" if name == STATE else f", or leave it out by env.drop=[{name}]"
         raise ConfigError(
-            f"{where}: observation {name} is {space}; wrap it into a Box, Discrete, Dict or Tuple space of these, or "
-            f"leave it out by env.drop=[{name}]"
+            f"{where}: observation {name} is {space}; wrap it into a Box, Discrete, Dict or Tuple space of these{drop}"
         )
     if counts.sum() > _MOST_VALUES:
         raise ConfigError(

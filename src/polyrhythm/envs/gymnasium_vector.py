@@ -73,7 +73,7 @@ class GymnasiumVectorSettings(BaseModel):
     drop: tuple[str, ...] = ()
     """Observation keys to leave out, such as MiniGrid's text `mission`."""
     success: str = ""
-    """Key of `info` that says whether the task is solved; empty: the first present of success, is_success, succeed."""
+    """Key of `info` that says whether the task is solved, `a.b` if nested; empty: success, is_success or succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
