@@ -52,6 +52,7 @@ GROOT = LLAMA | {"dit_width": 16, "dit_layers": 2, "hidden": 16}
 POLICIES = {
     "categorical": (CategoricalSettings(), DISCRETE),
     "gaussian": (GaussianSettings(), CONTINUOUS),
+    "gaussian normalised": (GaussianSettings(normalize_observations=True), CONTINUOUS),
     "bins": (TinyVlaSettings(width=16, layers=1, heads=2), CONTINUOUS),
     "ode": (flow({"type": "ode"}), CONTINUOUS),
     "flow_sde": (flow({"type": "flow_sde"}), CONTINUOUS),

@@ -113,13 +113,13 @@ class Learner:
         optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
         is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
         with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
-        generators, 0 but for rounding. own_version: of those weights, where generators could have them: of samples of
-        several versions the chunk steps that are wholly theirs are compared (by token with `token_versions`), where
-        log-probs are recomputed. before_step is
-        called before the weights change, and before the update counts even if no step changed them. Closing the
-        generator early leaves the weights of the last step done and `updates` as it was. A step whose gradient is not
-        finite is skipped and the update completed; `halt` names the cause, unless training.on_nonfinite_gradient is
-        skip.
+        generators, 0 but for rounding (absent where the statistics of observations begin: `UpdateStatistics`).
+        own_version: of those weights, where generators could have them: of samples of several versions the chunk steps
+        that are wholly theirs are compared (by token with `token_versions`), where log-probs are recomputed.
+        before_step is called before the weights change, and before the update counts even if no step changed them.
+        Closing the generator early leaves the weights of the last step done and `updates` as it was. A step whose
+        gradient is not finite is skipped and the update completed; `halt` names the cause, unless
+        training.on_nonfinite_gradient is skip.
         """
         training, ranks = self._training, self.ranks
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
