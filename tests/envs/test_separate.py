@@ -15,9 +15,9 @@ from tests.envs.other_pythons import other_python
 from tests.envs.pinned_env import PinnedSettings
 
 from polyrhythm.config.registry import resolve
+from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings, Expert, Renderable, Renderer, TranscribesRows
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
-from polyrhythm.envs.info import forget_warnings
 from polyrhythm.envs.separate.env_process import environment, keep_sources
 from polyrhythm.envs.separate.settings import SeparateSettings, find_python
 from polyrhythm.envs.text.chains import ChainsSettings
