@@ -13,9 +13,9 @@ from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
+from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.gl_choice import set_simulator_count
-from polyrhythm.envs.info import forget_warnings
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.array_specs import arena_layout
