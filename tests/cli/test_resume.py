@@ -347,7 +347,7 @@ def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
     run: Path, three: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = str(three.parent / "recipe.yaml")
-    assert main(["resume", str(run.parent)]) == 2
+    assert main(["resume", str(run.parent / "none")]) == 2
     assert "is not a run's folder: it has no config.yaml; name the folder of a run" in capsys.readouterr().err
     assert main(["train", recipe, f"resume={run}", "--out", "elsewhere", "training.versions=4"]) == 2
     assert f"out = elsewhere: the run in {run} goes on where it is; leave out out" in capsys.readouterr().err
