@@ -275,7 +275,8 @@ def test_demonstrations_of_other_settings_are_refused(tmp_path: Path, capsys: py
 def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start, run = tmp_path / "start", tmp_path / "run"
+    start, run, empty = tmp_path / "start", tmp_path / "run", tmp_path / "empty"
+    empty.mkdir()
     assert main(["train", cartpole(tmp_path), "--out", str(start), "training.versions=0"]) == 0
     given = f"init_from={start}"
     refused = {
@@ -290,7 +291,7 @@ def test_weights_of_another_policy_are_refused_before_a_folder_is_made(
         ): "policy.activation is relu here but tanh in the policy of those weights; make",
         (cartpole(tmp_path), given, "env=gymnasium:Acrobot-v1"): "weights do not fit the policy",
         (cartpole(tmp_path), f"{given}x"): "it does not exist; name the folder of a run or its policy.pt",
-        (cartpole(tmp_path), f"init_from={tmp_path}"): "holds no policy.pt",
+        (cartpole(tmp_path), f"init_from={empty}"): "holds no policy.pt",
     }
     for (path, *overrides), words in refused.items():
         capsys.readouterr()

@@ -120,7 +120,8 @@ def setting_lines(settings: Sequence[Setting]) -> list[str]:
     lines, width, indent = [], columns(_WIDTH), 6 * " "
     for setting in settings:
         default = "required" if setting.required else json.dumps(setting.default, default=str)
-        lines.append("  " + textwrap.shorten(f"{setting.name}: {setting.kind}, {default}", width, placeholder=" ..."))
+        head = f"  {setting.name}: {setting.kind}, "
+        lines.append(head + textwrap.shorten(default, max(40, width - len(head)), placeholder=" ..."))
         if setting.about:
             lines.append(textwrap.fill(setting.about, width, initial_indent=indent, subsequent_indent=indent))
     return lines
