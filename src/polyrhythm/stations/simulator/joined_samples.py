@@ -43,6 +43,11 @@ class _Attempt:
     newest: int = -1
     newest_own: int = -1
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Number and attempt of its ticket."""
+        return self.ticket.number, self.ticket.attempt
+
 
 @dataclass(frozen=True, slots=True)
 class _Open:
@@ -69,8 +74,8 @@ class JoinedSamples:
     def start(self, start: StartRowsInBlocks) -> None:
         """These attempts begin."""
         for grant, block in zip(start.command.grants, start.blocks, strict=True):
-            ticket = grant.ticket
-            self._attempts[ticket.number, ticket.attempt] = _Attempt(ticket, start.command.slot, block)
+            attempt = _Attempt(grant.ticket, start.command.slot, block)
+            self._attempts[attempt.key] = attempt
 
     def answer(self, reply: Reply) -> None:
         """Keep what a generator answers."""
@@ -78,7 +83,7 @@ class JoinedSamples:
         if asked is None or asked.sequence != reply.sequence or len(reply.answers) != len(asked.attempts):
             return
         del self._open[reply.slot]
-        held = [place for place, attempt in enumerate(asked.attempts) if attempt in self._attempts.values()]
+        held = [place for place, attempt in enumerate(asked.attempts) if self._attempts.get(attempt.key) is attempt]
         self._arena.keep(asked.entries[held], reply.answers[held])
         newest = newest_version(reply.answers)
         for place in held:
