@@ -167,8 +167,13 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
             yield from _names(value)
         elif isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{key}.")
-        elif value is not None and key not in _OBSERVATIONS and f"{key}"[1:] not in info:  # `_a` is the mask of `a`
+        elif value is not None and key not in _OBSERVATIONS and not _is_mask(f"{key}", info):
             yield f"{prefix}{key}"
+
+
+def _is_mask(key: str, info: Mapping[str, Any]) -> bool:
+    """Whether a key, `_a`, says which rows of a vector environment have a value under `a`."""
+    return key.startswith("_") and key[1:] in info
 
 
 def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, finite: bool) -> NDArray[np.float64]:
