@@ -89,7 +89,12 @@ def _second_descriptor(connection: int, port: int) -> Iterator[socket.socket | N
     with contextlib.ExitStack() as stack:
         found = None
         with contextlib.suppress(OSError):
-            found = stack.enter_context(socket.socket(fileno=os.dup(connection)))
+            descriptor = os.dup(connection)
+            try:
+                found = stack.enter_context(socket.socket(fileno=descriptor))
+            except OSError:  # it is a file of another by now
+                os.close(descriptor)
+                raise
             if found.getsockname()[1:2] != (port,):
                 found = None
         with contextlib.suppress(OSError):
