@@ -335,10 +335,11 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
-    summary["warnings"] = setbacks(read_lines(folder))
+    lines = read_lines(folder)
+    summary["warnings"] = setbacks(lines)
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
-    if (limit := limit_of(checked.config, summary, read_lines(folder))) is not None:
+    if (limit := limit_of(checked.config, summary, lines)) is not None:
         summary["bottleneck"] = limit
         log.info(limit)
     _write_json(folder / "ledger.json", rl.get("ledger", {}))
