@@ -89,6 +89,10 @@ def libraries(error: BaseException) -> str:
     return ", called by ".join(dict.fromkeys(filter(None, (_distribution(file) for file, _ in reversed(frames)))))
 
 
+#: Module → installed packages that have it; read from disk, a file for each package.
+_packages = cache(metadata.packages_distributions)
+
+
 @cache
 def _distribution(file: str) -> str:
     """Name and version of the installed package that has this file; "" if none has, or it is this one."""
@@ -97,7 +101,7 @@ def _distribution(file: str) -> str:
     if module in ("", __name__.partition(".")[0]):
         return ""
     try:
-        name = metadata.packages_distributions()[module][0]
+        name = _packages()[module][0]
         return f"{name} {metadata.version(name)}"
     except (KeyError, metadata.PackageNotFoundError):
         return module

@@ -83,8 +83,8 @@ REQUESTS: dict[str, tuple[dict[str, Any], Pieces, str]] = {
     "other noise": ({}, {"keys": np.array([1, 2])}, "noise keys"),
     "greedy": ({}, {"greedy": np.ones(2, np.uint8)}, "greedy flags"),
     "a flag of 7": ({}, {"greedy": np.full(2, 7, np.uint8)}, "neither true nor false"),
-    "another version": ({"version": 1}, {}, "tickets do not say"),
-    "an evaluation": ({"evaluation": True}, {}, "tickets do not say"),
+    "another version": ({"version": 1}, {}, "than its tickets"),
+    "an evaluation": ({"evaluation": True}, {}, "than its tickets"),
     "fewer rows": ({"rows": 1}, {}, "not the next ones"),
 }
 

@@ -1,8 +1,8 @@
-"""The samples of a simulator that has joined, as the run knows them: what comes is compared before it is written.
+"""The run's record of a joined simulator's samples; its messages are checked against it before they are written.
 
-A joiner's token lets it simulate, no more. What it brings are observations, rewards and the end of an episode, which
-must be finite and of the run's shapes. Everything else is the run's own: tickets, versions, noise keys, numbers of
-steps, and the answers, which are kept here when they are sent and are not asked back.
+A joined simulator supplies observations, rewards and the end of an episode, which must be finite and of the run's
+shapes. The run knows everything else: tickets, versions, noise keys, numbers of steps, and the answers, which are kept
+here when they are sent.
 
 Invariant: an answer is written only to blocks whose attempt is still under way.
 """
@@ -59,7 +59,7 @@ class _Open:
 
 
 class JoinedSamples:
-    """Attempts under way and open requests of one incarnation; writes what it brings to `arena`."""
+    """Attempts under way and open requests of one incarnation; writes its observations and rewards to `arena`."""
 
     def __init__(self, arena: Arena, spec: EnvSpec, step: StepSettings) -> None:
         self._arena, self._spec, self._step = arena, spec, step
@@ -69,7 +69,7 @@ class JoinedSamples:
     def __len__(self) -> int:
         return len(self._attempts)
 
-    # ------------------------------------------------------------ what the run sends
+    # ------------------------------------------------------------ sent by the run
 
     def start(self, start: StartRowsInBlocks) -> None:
         """These attempts begin."""
@@ -78,7 +78,7 @@ class JoinedSamples:
             self._attempts[attempt.key] = attempt
 
     def answer(self, reply: Reply) -> None:
-        """Keep what a generator answers."""
+        """Keep a generator's answers."""
         asked = self._open.get(reply.slot)
         if asked is None or asked.sequence != reply.sequence or len(reply.answers) != len(asked.attempts):
             return
@@ -98,7 +98,7 @@ class JoinedSamples:
         if slot in self._open and self._open[slot].sequence == sequence:
             del self._open[slot]
 
-    # ------------------------------------------------------------ what the simulator brings
+    # ------------------------------------------------------------ received from the simulator
 
     def request(self, event: RequestArrived, pieces: Sequence[Received]) -> None:
         """Write the observations of a request. ValueError: it is not the next one of its rows' samples."""
@@ -115,7 +115,7 @@ class JoinedSamples:
         tickets = [attempt.ticket for attempt in attempts]
         asked = (event.version, event.evaluation)
         if asked != (max(ticket.version for ticket in tickets), any(ticket.evaluation for ticket in tickets)):
-            raise ValueError(f"a request of slot {event.slot} asks for what its tickets do not say")
+            raise ValueError(f"a request of slot {event.slot} has another version or evaluation flag than its tickets")
         request = request_of(layout, event.rows, pieces[1:])
         keys = mix_array(
             np.array([ticket.noise for ticket in tickets], np.int64), np.array([each.steps for each in attempts])
@@ -153,13 +153,13 @@ class JoinedSamples:
         del self._attempts[event.ticket, event.attempt]
 
     def fail(self, event: SampleFailed) -> None:
-        """An attempt has failed. ValueError: it says more than a simulator does."""
+        """An attempt has failed. ValueError: its texts are longer than a simulator's."""
         if max(len(event.error), len(event.detail)) > TEXT_CHARS:
             raise ValueError(f"an error of {len(event.error)} and {len(event.detail)} characters")
         del self._attempts[event.ticket, event.attempt]
 
     def _check_end(self, event: SampleFinished, attempt: _Attempt) -> None:
-        """ValueError: the event says what cannot be true of the attempt."""
+        """ValueError: the event contradicts the attempt."""
         steps, stride, segment = event.chunk_steps, self._step.stride, self._step.segment_steps
         if steps != attempt.steps:
             raise ValueError(f"a sample of {steps} steps; {attempt.steps} were answered")
@@ -178,11 +178,11 @@ class JoinedSamples:
             raise ValueError("its return or a metric is not finite")
 
 
-def _check_return(said: float, rewards: NDArray[Any]) -> None:
+def _check_return(given: float, rewards: NDArray[Any]) -> None:
     """ValueError: it is not the sum of the rewards."""
     total, size = float(rewards.sum(dtype=np.float64)), float(np.abs(rewards).sum(dtype=np.float64))
-    if abs(said - total) > _ROUNDING * (size + 1.0):
-        raise ValueError(f"a return of {said:g}; its rewards sum up to {total:g}")
+    if abs(given - total) > _ROUNDING * (size + 1.0):
+        raise ValueError(f"a return of {given:g}; its rewards sum up to {total:g}")
 
 
 def _check_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
