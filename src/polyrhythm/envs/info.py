@@ -68,6 +68,8 @@ class InfoReader:
     ) -> tuple[NDArray[np.int8], dict[str, NDArray[np.float64]]]:
         """`read` of all rows of a vector environment: each [rows]. done [rows]: their last info is in `final_info`,
         where there is one."""
+        if isinstance(info, Mapping) and not info:
+            return np.full(len(done), -1, np.int8), {name: np.full(len(done), np.nan) for name in self._metrics}
         numbers = np.full(len(done), np.nan)
         for key, setting in self._candidates.items():
             if (absent := np.isnan(numbers)).any():
