@@ -266,7 +266,11 @@ class _Run:
         began, launcher = loop.clock(), pipeline.launcher
         lags, episodes = (
             LagHistogram(saved.counts["lags"] if saved else None),
-            EpisodeTracker(len(self._spec.tasks), scored=self._config.scoring is not None),
+            EpisodeTracker(
+                len(self._spec.tasks),
+                scored=config.scoring is not None,
+                earlier=read_lines(self._folder) if saved else (),
+            ),
         )
         saver = RunCheckpointer(
             *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
