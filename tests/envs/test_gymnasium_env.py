@@ -444,7 +444,6 @@ def test_the_registered_limit_is_the_default():
             settings(action_space=Discrete(2), observation_space=TWO, drop=["a", "b"]),
             "env.drop = ['a', 'b']: no observation is left",
         ),
-        (settings(action_space=Discrete(2), observation_space=Dict({})), "no observation is left; policies need one"),
     ],
 )
 def test_errors_say_what_value_and_remedy(made, said):
