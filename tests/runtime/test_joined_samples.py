@@ -139,6 +139,16 @@ def test_a_slot_has_one_open_request_until_it_is_answered_or_refused() -> None:
     again()
 
 
+@pytest.mark.parametrize("reason", [r.DropReason.SURPLUS, r.DropReason.ROLLBACK, r.DropReason.SIMULATOR_LOST])
+def test_a_failure_has_a_reason_of_a_simulators(reason: r.DropReason) -> None:
+    _, samples = begun()
+    with pytest.raises(ValueError, match="which is for the run to decide"):
+        samples.fail(replace(FAILED, reason=reason))
+    assert len(samples) == 2
+    samples.fail(replace(FAILED, reason=r.DropReason.EPISODE_REFUSED))
+    assert len(samples) == 1
+
+
 def test_an_answer_is_not_written_to_a_block_that_another_attempt_has_by_then() -> None:
     arena, samples = begun()
     samples.request(POSTED, sent(asked()))

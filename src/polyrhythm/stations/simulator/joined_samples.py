@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyrhythm.runtime.hosts.pieces import Received, request_of, write_request, write_rest
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import VERSION, Reply, StartRowsInBlocks, newest_version
-from polyrhythm.scheduler.records import RequestArrived, SampleEnd, SampleFailed, SampleFinished, Ticket
+from polyrhythm.scheduler.records import DropReason, RequestArrived, SampleEnd, SampleFailed, SampleFinished, Ticket
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix_array
@@ -28,6 +28,17 @@ from polyrhythm.stations.simulator.slot import TEXT_CHARS, StepSettings
 
 #: Share of the sum of absolute rewards by which a return may differ from their sum: rewards are kept as float32.
 _ROUNDING = 1e-5
+#: Reasons for which a simulator fails a sample; all others are the run's own.
+_REASONS = frozenset(
+    {
+        DropReason.CANCELLED,
+        DropReason.ENVIRONMENT_RAISED,
+        DropReason.EPISODE_REFUSED,
+        DropReason.ENVIRONMENT_NOT_FINITE,
+        DropReason.POLICY_NOT_FINITE,
+        DropReason.REFUSED,
+    }
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +164,9 @@ class JoinedSamples:
         del self._attempts[event.ticket, event.attempt]
 
     def fail(self, event: SampleFailed) -> None:
-        """An attempt has failed. ValueError: its texts are longer than a simulator's."""
+        """An attempt has failed. ValueError: its reason or the length of its texts is not a simulator's."""
+        if event.reason not in _REASONS:
+            raise ValueError(f"a sample that failed by {event.reason.value!r}, which is for the run to decide")
         if max(len(event.error), len(event.detail)) > TEXT_CHARS:
             raise ValueError(f"an error of {len(event.error)} and {len(event.detail)} characters")
         del self._attempts[event.ticket, event.attempt]
