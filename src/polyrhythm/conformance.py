@@ -23,6 +23,8 @@ _FOREIGN = tuple(
 )
 #: Part of the path of any installed package's file.
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/]+)")
+#: Ends of sources of compiled packages, such as numpy/random/_common.pyx: tracebacks name these, no wheel has them.
+_COMPILED = (".pyx", ".pxd", ".pxi")
 #: Maximum characters quoted of an exception's text.
 _QUOTED = 300
 
@@ -89,13 +91,16 @@ def libraries(error: BaseException) -> str:
     return ", called by ".join(dict.fromkeys(filter(None, (_distribution(file) for file, _ in reversed(frames)))))
 
 
-@cache
 def _distribution(file: str) -> str:
     """Name and version of the installed package that has this file; "" if none has, or it is this one."""
     found = _INSTALLED.match(file)
     module = found[1].removesuffix(".py") if found else ""
-    if module in ("", __name__.partition(".")[0]):
-        return ""
+    return "" if module in ("", __name__.partition(".")[0]) else _package(module)
+
+
+@cache
+def _package(module: str) -> str:
+    """Name and version of the installed package that has this module; the module's name if none is known."""
     try:
         name = metadata.packages_distributions()[module][0]
         return f"{name} {metadata.version(name)}"
@@ -150,4 +155,6 @@ def _frames(error: BaseException) -> list[tuple[str, int]]:
 
 
 def _is_own(file: str) -> bool:
+    if file.endswith(_COMPILED) and not Path(file).is_file():
+        return False
     return not (file.startswith((*_FOREIGN, "<frozen")) or _INSTALLED.match(file))

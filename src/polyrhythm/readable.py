@@ -1,7 +1,7 @@
-"""Text of others as it may be shown: control characters, which could rule a terminal, in escaped form.
+"""Makes foreign text safe to show: escapes control characters, which could control a terminal.
 
-Others are whoever joins, environments and their errors, data sets, models. What is shown goes through here at the last
-moment: each line of a log (`set_up_logging`), of the status block, of an error and of a summary.
+Foreign text comes from joined simulators, environments and their errors, datasets and models. It is escaped where it is
+shown: in each line of a log (`set_up_logging`), of the status block, of an error and of a summary.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 import sys
 import unicodedata
 
-#: Characters that are shown as they are, though Unicode has them among the control characters.
+#: Control characters that are shown as they are.
 _HARMLESS = frozenset("\n\t\u200d")
-#: Most text has none of these: controls, what is not ASCII.
+#: Characters that may be control characters; most text has none of them.
 _SUSPECT = re.compile(r"[^\n\t -~]")
 
 
@@ -23,8 +23,7 @@ def visible(text: str) -> str:
 
 
 def readable(text: str, most: int) -> str:
-    """The same; of a longer text than `most` characters the first two thirds and the last third of so many, and how
-    many were left out."""
+    """The visible text, cut to `most` characters: the first two thirds, the number left out, and the last third."""
     if len(text) > most:
         head = most * 2 // 3
         tail = most - head

@@ -76,7 +76,10 @@ class PinnedBatch:
         out["image"][:] = index[:, None, None, None]
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
-        return np.full((len(rows), 2), 0.5, np.float32)
+        actions = np.full((len(rows), 2), 0.5, np.float32)
+        if self.settings.defect == "refuses":
+            raise RowsFailed({int(rows[1]): EpisodeRefused("too long")}, actions)
+        return actions
 
     def close(self) -> None:
         pass

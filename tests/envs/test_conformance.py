@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
+import traceback
 
 import numpy as np
 import pytest
 from tests.envs.broken_envs import WalkSettings
 
-from polyrhythm.conformance import ContractViolation, violation_of
+from polyrhythm.conformance import ContractViolation, own_place, violation_of
 from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
@@ -188,6 +189,16 @@ def library(tmp_path, monkeypatch):
         (site / name).write_text(text)
     monkeypatch.syspath_prepend(str(site))
     return importlib.import_module("pushing").step
+
+
+def test_the_line_is_the_users_where_compiled_code_raises():
+    def drawing():
+        np.random.default_rng(0).uniform(0.0, np.inf)
+
+    with pytest.raises(OverflowError) as caught:
+        drawing()
+    assert any(frame.filename.endswith(".pyx") for frame in traceback.extract_tb(caught.value.__traceback__))
+    assert own_place(caught.value).startswith(f" ({__file__}, line ")
 
 
 def test_an_error_within_installed_packages_is_theirs(library):

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Dict
 from tests.envs.odd_envs import SEEN
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import RowsFailed, first_cause
+from polyrhythm.envs.gymnasium_observations import Observations
 from polyrhythm.errors import ConfigError
 
 WAYS = {"alone": {"type": "gymnasium"}, "sync": {"type": "gymnasium_vector"}}
@@ -111,6 +113,11 @@ def test_a_choice_is_observed_as_its_one_hot_vector(way: str, space: str, seen: 
 def test_a_choice_among_too_many_for_a_vector_is_refused(way: str) -> None:
     with pytest.raises(ConfigError, match=r"a one-hot vector of 1,000,000 entries, above 16,384; wrap it into"):
         batch_of(way, space="huge")
+
+
+def test_a_space_without_arrays_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^env.id = x: no observation is left; policies need one$"):
+        Observations(Dict({}), "env.id = x")
 
 
 @pytest.mark.parametrize("way", WAYS)

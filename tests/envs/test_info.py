@@ -169,6 +169,13 @@ def test_without_a_report_of_success_the_keys_are_told_if_there_are_any(
     assert "it had x?[31m; set" in said
 
 
+def test_a_warning_lists_keys_that_end_like_others(caplog: pytest.LogCaptureFixture) -> None:
+    reader = InfoReader("goal", ())
+    reader.read_rows({"pos": np.zeros(1), "_pos": np.ones(1, bool), "xpos": np.zeros(1)}, np.zeros(1, bool))
+    reader.end_episode()
+    assert "it had pos, xpos; set" in caplog.text
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_number_that_is_no_flag_is_told_once(adapter: Any, caplog: pytest.LogCaptureFixture) -> None:
     success(adapter(id=ID, kwargs={"info": {"coverage": 0.5}}, success="coverage"))

@@ -270,4 +270,9 @@ def test_a_refused_episode_is_refused_here_too(pythons: dict[int, Path]) -> None
         batch.reset(range(3), [0] * 3, [0] * 3)
     assert {row: type(error) for row, error in raised.value.errors.items()} == {0: EpisodeRefused, 1: RuntimeError}
     assert str(raised.value.errors[0]) == "too long"
+    assert isinstance(batch, Expert)
+    with pytest.raises(RowsFailed) as raised:
+        batch.expert_actions([0, 2])
+    assert {row: type(error) for row, error in raised.value.errors.items()} == {2: EpisodeRefused}
+    assert raised.value.result.tolist() == [[0.5, 0.5]] * 2
     batch.close()

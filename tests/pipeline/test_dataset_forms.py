@@ -286,6 +286,28 @@ def test_discrete_actions_are_choices_of_the_environment(tmp_path: Path) -> None
         one_frame(layout.ACTION, [wrong])(tmp_path)
         with pytest.raises(PolyrhythmError, match="an action is not one of 0 to 2"):
             read_demonstrations(chosen, spec, 1, 1)
+    column(DATA, layout.ACTION, [[0.0], [1.0], [1.5], [0.0], [1.0], [2.0], [0.0]])(tmp_path)
+    with pytest.raises(PolyrhythmError, match=r"episode 0: an action has 1.5, which int64 does not hold"):
+        read_demonstrations(chosen, spec, 1, 1)
+
+
+def test_each_entry_of_an_action_has_its_own_choices(tmp_path: Path) -> None:
+    dataset(tmp_path)
+    feature(layout.ACTION, {"dtype": "int64", "shape": [2]})(tmp_path)
+    spec = EnvSpec(SPEC.observation, ActionSpec("discrete", 2, counts=(3, 2)), SPEC.tasks, 50)
+    column(DATA, layout.ACTION, [[2, 1]] * 7)(tmp_path)
+    assert read_demonstrations(DatasetSettings(folder=str(tmp_path)), spec, 1, 1).actions[0, 0].tolist() == [2, 1]
+    one_frame(layout.ACTION, [1, 2])(tmp_path)
+    with pytest.raises(PolyrhythmError, match="an action is not one of 0 to 2, 1; name"):
+        read_demonstrations(DatasetSettings(folder=str(tmp_path)), spec, 1, 1)
+
+
+def test_numbers_that_an_array_cannot_hold_are_refused(tmp_path: Path) -> None:
+    dataset(tmp_path)
+    spec = EnvSpec({**SPEC.observation, "state": ArraySpec((3,), "uint8")}, SPEC.action, SPEC.tasks, 50)
+    column(DATA, STATE, [[300.0, 1.0, 2.0]] * 7)(tmp_path)
+    with pytest.raises(PolyrhythmError, match=r"observation.state has 300.0, which uint8 does not hold"):
+        read_demonstrations(DatasetSettings(folder=str(tmp_path)), spec, 1, 1)
 
 
 def test_actions_beyond_the_bounds_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

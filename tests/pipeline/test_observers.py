@@ -123,6 +123,16 @@ def test_means_are_over_episodes_and_by_task_where_there_are_several():
     }
 
 
+def test_a_resumed_run_knows_which_tasks_have_reported_success():
+    silent = (start(1, 0), finish(1, 1.0, 4, success=None))
+    whole = EpisodeTracker(tasks=1)
+    line = told(whole, start(0, 0), finish(0, 1.0, 4, success=True))
+    expected = told(whole, *silent)
+    assert expected["env/success_once"] == 0.0
+    assert told(EpisodeTracker(tasks=1, earlier=[{"step": 0}, line]), *silent) == expected
+    assert told(EpisodeTracker(tasks=1), *silent)["env/success_once"] is None
+
+
 def test_the_environments_own_metrics_are_means_over_the_episodes_that_have_them():
     heard = (
         start(0, 0),

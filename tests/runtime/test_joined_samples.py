@@ -83,8 +83,8 @@ REQUESTS: dict[str, tuple[dict[str, Any], Pieces, str]] = {
     "other noise": ({}, {"keys": np.array([1, 2])}, "noise keys"),
     "greedy": ({}, {"greedy": np.ones(2, np.uint8)}, "greedy flags"),
     "a flag of 7": ({}, {"greedy": np.full(2, 7, np.uint8)}, "neither true nor false"),
-    "another version": ({"version": 1}, {}, "tickets do not say"),
-    "an evaluation": ({"evaluation": True}, {}, "tickets do not say"),
+    "another version": ({"version": 1}, {}, "than its tickets"),
+    "an evaluation": ({"evaluation": True}, {}, "than its tickets"),
     "fewer rows": ({"rows": 1}, {}, "not the next ones"),
 }
 
@@ -137,6 +137,16 @@ def test_a_slot_has_one_open_request_until_it_is_answered_or_refused() -> None:
         again()
     samples.refuse("s.0/0", 0)
     again()
+
+
+@pytest.mark.parametrize("reason", [r.DropReason.SURPLUS, r.DropReason.ROLLBACK, r.DropReason.SIMULATOR_LOST])
+def test_a_failure_has_a_reason_of_a_simulators(reason: r.DropReason) -> None:
+    _, samples = begun()
+    with pytest.raises(ValueError, match="which is for the run to decide"):
+        samples.fail(replace(FAILED, reason=reason))
+    assert len(samples) == 2
+    samples.fail(replace(FAILED, reason=r.DropReason.EPISODE_REFUSED))
+    assert len(samples) == 1
 
 
 def test_an_answer_is_not_written_to_a_block_that_another_attempt_has_by_then() -> None:

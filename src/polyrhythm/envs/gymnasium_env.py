@@ -295,18 +295,3 @@ class GymnasiumBatch:
         if env is not None:
             with suppress(Exception):
                 env.close()
-
-
-def _read_number(info: Mapping[str, Any], name: str) -> float:
-    """The number under this key of `info`, or under its dot-separated parts; NaN if absent."""
-    value: Any = info.get(name)
-    if value is None and "." in name:
-        value = info
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-    if value is None:
-        return float("nan")
-    array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "biuf":
-        raise ConfigError(f"env.metrics.{name}: the environment's info has {value!r} there; name a number")
-    return float(array.item())

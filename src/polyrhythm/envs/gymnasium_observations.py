@@ -173,8 +173,9 @@ class Observations:
             raise ConfigError(
                 f"env.drop = {min(self._drop)}: no such observation, there are {', '.join(names)}; name one of them"
             )
-        if not names and drop:
-            raise ConfigError(f"env.drop = {list(drop)}: no observation is left; leave out one of them")
+        if not names:
+            where = f"env.drop = {list(drop)}" if drop else self._where
+            raise ConfigError(f"{where}: no observation is left; policies need one")
 
     def _renamed(self, rename: Mapping[str, str]) -> list[str]:
         """The arrays' names for policies."""

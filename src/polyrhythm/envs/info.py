@@ -62,6 +62,8 @@ class InfoReader:
     ) -> tuple[NDArray[np.int8], dict[str, NDArray[np.float64]]]:
         """`read` of all rows of a vector environment: each [rows]. done [rows]: their last info is in `final_info`,
         where there is one."""
+        if isinstance(info, Mapping) and not info:
+            return np.full(len(done), -1, np.int8), {name: np.full(len(done), np.nan) for name in self._metrics}
         numbers = np.full(len(done), np.nan)
         for key, setting in self._candidates.items():
             if (absent := np.isnan(numbers)).any():
@@ -125,8 +127,13 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
             yield from _names(value)
         elif isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{key}.")
-        elif value is not None and key not in _OBSERVATIONS and f"{key}"[1:] not in info:  # `_a` is the mask of `a`
+        elif value is not None and key not in _OBSERVATIONS and not _is_mask(f"{key}", info):
             yield f"{prefix}{key}"
+
+
+def _is_mask(key: str, info: Mapping[str, Any]) -> bool:
+    """Whether a key, `_a`, says which rows of a vector environment have a value under `a`."""
+    return key.startswith("_") and key[1:] in info
 
 
 def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, finite: bool) -> NDArray[np.float64]:

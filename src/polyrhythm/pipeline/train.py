@@ -266,7 +266,11 @@ class _Run:
         began, launcher = loop.clock(), pipeline.launcher
         lags, episodes = (
             LagHistogram(saved.counts["lags"] if saved else None),
-            EpisodeTracker(len(self._spec.tasks), scored=self._config.scoring is not None),
+            EpisodeTracker(
+                len(self._spec.tasks),
+                scored=config.scoring is not None,
+                earlier=read_lines(self._folder) if saved else (),
+            ),
         )
         saver = RunCheckpointer(
             *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
@@ -335,10 +339,11 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
-    summary["warnings"] = setbacks(read_lines(folder))
+    lines = read_lines(folder)
+    summary["warnings"] = setbacks(lines)
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
-    if (limit := limit_of(checked.config, summary, read_lines(folder))) is not None:
+    if (limit := limit_of(checked.config, summary, lines)) is not None:
         summary["bottleneck"] = limit
         log.info(limit)
     _write_json(folder / "ledger.json", rl.get("ledger", {}))

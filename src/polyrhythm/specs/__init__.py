@@ -1,6 +1,6 @@
 """Action and observation specs, trajectories and masks, shared by environments, policies and training.
 
-Standard library and numpy only.
+Standard library and numpy only; `model_folder` also opens tokenizers.
 """
 
 from polyrhythm.specs.hashing import split_seed

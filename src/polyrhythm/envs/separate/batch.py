@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class SeparateBatch:
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.Done)
         if done.failed:
-            raise RowsFailed(_errors(done.failed) | {row: EpisodeRefused(done.failed[row]) for row in done.refused})
+            raise RowsFailed(_errors(done.failed, done.refused))
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         found = self._process.ask(p.Step(_numbers(rows), p.packed(actions)), p.Stepped)
@@ -57,7 +57,11 @@ class SeparateBatch:
         self._process.close()
 
     def _expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
-        return p.unpacked(self._process.ask(p.ExpertActions(_numbers(rows)), p.Answer).array)
+        found = self._process.ask(p.ExpertActions(_numbers(rows)), p.Answer)
+        actions = p.unpacked(found.array)
+        if found.failed:
+            raise RowsFailed(_errors(found.failed, found.refused), actions)
+        return actions
 
     def _render(self, row: int) -> NDArray[Any]:
         return p.unpacked(self._process.ask(p.Render(int(row)), p.Answer).array)
@@ -69,8 +73,8 @@ class SeparateBatch:
         return self._process.ask(p.Texts(int(row)), p.Said).texts
 
 
-def _errors(failed: Mapping[int, str]) -> dict[int, Exception]:
-    return {row: RuntimeError(text) for row, text in failed.items()}
+def _errors(failed: Mapping[int, str], refused: Collection[int] = ()) -> dict[int, Exception]:
+    return {row: (EpisodeRefused if row in refused else RuntimeError)(text) for row, text in failed.items()}
 
 
 def _numbers(values: RowNumbers | Sequence[int]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 5
+VERSION = 6
 _LENGTH = struct.Struct("<I")
 
 
@@ -147,7 +147,11 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
+    """failed, refused: as in `Done`."""
+
     array: Array
+    failed: dict[int, str] = {}
+    refused: tuple[int, ...] = ()
 
 
 class Said(msgspec.Struct, tag=True, frozen=True):

@@ -95,8 +95,7 @@ class Server:
         try:
             self._batch.reset(request.rows, request.tasks, request.seeds)
         except RowsFailed as failed:
-            refused = [int(row) for row, error in failed.errors.items() if isinstance(error, EpisodeRefused)]
-            return p.Done(_texts(failed), tuple(refused))
+            return p.Done(_texts(failed), _refused(failed))
         return p.Done()
 
     @answer.register
@@ -126,7 +125,12 @@ class Server:
 
     @answer.register
     def _(self, request: p.ExpertActions) -> p.Reply:
-        return p.Answer(p.packed(self._batch.expert_actions(request.rows)))
+        try:
+            return p.Answer(p.packed(self._batch.expert_actions(request.rows)))
+        except RowsFailed as failed:
+            if failed.result is None:
+                raise
+            return p.Answer(p.packed(failed.result), _texts(failed), _refused(failed))
 
     @answer.register
     def _(self, request: p.Render) -> p.Reply:
@@ -168,6 +172,10 @@ def _texts(failed: RowsFailed) -> dict[int, str]:
         if isinstance(error, PolyrhythmError | ImportError):
             raise error  # no retry solves it
     return {int(row): raised(error).text for row, error in failed.errors.items()}
+
+
+def _refused(failed: RowsFailed) -> tuple[int, ...]:
+    return tuple(int(row) for row, error in failed.errors.items() if isinstance(error, EpisodeRefused))
 
 
 def raised(error: BaseException) -> p.Raised:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,8 +182,10 @@ class TextBatch:
     def _encoded(self, reply: str) -> list[int]:
         """Ids of a reply, with what has none replaced: it may be what the policy had a tool print, which is no fault of
         the environment."""
+        with suppress(ValueError):
+            return self._tokenizer.encode(reply)
         text = encodable(self._tokenizer, reply)
-        if text != reply and not self._replaced:
+        if not self._replaced:
             self._replaced = True
             log.warning(
                 "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like replies "

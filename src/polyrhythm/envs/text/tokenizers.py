@@ -145,7 +145,8 @@ class FolderTokenizer:
     def _not_covered(self, text: str) -> list[Span]:
         for character in set(text) - self._covered.keys():
             self._covered[character] = _is_covered(self._tokenizer, character)
-        return [(i, i + 1) for i, character in enumerate(text) if not self._covered[character]]
+        odd = {character for character in set(text) if not self._covered[character]}
+        return [(i, i + 1) for i, character in enumerate(text) if character in odd] if odd else []
 
     def decode(self, ids: Sequence[int]) -> str:
         kept = [i for i in ids if i not in self.ends]

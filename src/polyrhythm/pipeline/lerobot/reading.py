@@ -52,17 +52,21 @@ def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, ac
             if not len(begins):
                 continue
             episodes += 1
+            where = f"{dataset.folder}, episode {episode.number}"
             obs = {
-                name: _array(dataset, videos, episode, key, columns, begins, spec.observation[name].shape).astype(
-                    spec.observation[name].dtype, copy=False
+                name: _exactly(
+                    _array(dataset, videos, episode, key, columns, begins, spec.observation[name].shape),
+                    spec.observation[name].dtype,
+                    f"{where}: {key}",
                 )
                 for name, key in dataset.keys.items()
             }
             obs[INSTRUCTION] = tasks
             done = np.minimum(begins * action_repeat / spec.max_steps, 1.0)
             obs[PROGRESS] = done.astype(np.float32)
-            parts.append((obs, _chunks(columns[layout.ACTION], begins, chunk, spec)))
-            _check_values(dataset, episode, parts[-1], spec)
+            actions = _exactly(columns[layout.ACTION], spec.action.dtype, f"{where}: an action")
+            parts.append((obs, _chunks(actions, begins, chunk)))
+            _check_values(where, parts[-1], spec)
     if not parts:
         raise ConfigError(
             f"no episode of {dataset.folder} passes the filters (only_success, tasks); change demonstrations.dataset"
@@ -237,22 +241,27 @@ def _stored(folder: Path, stored: Any) -> bytes:
     return file.read_bytes()
 
 
-def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int, spec: EnvSpec) -> NDArray[Any]:
+def _exactly(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
+    """The values in this dtype. RunFolderError: it is one of whole numbers, and a value is not."""
+    with np.errstate(invalid="ignore"):  # of NaN, which is unlike any number
+        found = values.astype(dtype, copy=False)
+    if found.dtype.kind != "f" and (found != values).any():
+        odd = values[found != values][0]
+        raise RunFolderError(f"{what} has {odd}, which {dtype} does not hold; name a dataset of this environment")
+    return found
+
+
+def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int) -> NDArray[Any]:
     """Action chunks [n,C,A]; past the end the last action is repeated."""
-    frames = np.minimum(begins[:, None] + np.arange(chunk), len(actions) - 1)
-    return np.asarray(actions[frames], spec.action.dtype)
+    return np.asarray(actions[np.minimum(begins[:, None] + np.arange(chunk), len(actions) - 1)])
 
 
-def _check_values(
-    dataset: CheckedDataset, episode: Episode, part: tuple[Mapping[str, NDArray[Any]], NDArray[Any]], spec: EnvSpec
-) -> None:
+def _check_values(where: str, part: tuple[Mapping[str, NDArray[Any]], NDArray[Any]], spec: EnvSpec) -> None:
     """Raise RunFolderError if a number is not finite, or a discrete action is not one of the environment's."""
     obs, actions = part
-    where = f"{dataset.folder}, episode {episode.number}"
     floating = {name: x for name, x in (*obs.items(), ("action", actions)) if x.dtype.kind == "f"}
     for name in first_not_finite(floating).values():
         raise RunFolderError(f"{where}: {name} is not finite; leave that episode out")
-    if spec.action.kind == "discrete" and not np.isin(actions, range(spec.action.choices)).all():
-        raise RunFolderError(
-            f"{where}: an action is not one of 0 to {spec.action.choices - 1}; name a dataset of this robot"
-        )
+    if spec.action.kind == "discrete" and not ((actions >= 0) & (actions < np.array(spec.action.counts))).all():
+        most = ", ".join(str(count - 1) for count in dict.fromkeys(spec.action.counts))
+        raise RunFolderError(f"{where}: an action is not one of 0 to {most}; name a dataset of this robot")

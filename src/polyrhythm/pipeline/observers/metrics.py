@@ -44,7 +44,8 @@ class EpisodeTracker(Observer):
     env/success_once (also by task where there are several), env/episode_len, and env/metrics/NAME by the environment's
     own metrics. Empty if none ended. Success is None until an episode has reported it; from then on an episode that
     reports none did not succeed. recent: success and return of the last ones. It must be told before those who read it.
-    scored: an episode counts once it has its score.
+    scored: an episode counts once it has its score. earlier: lines of metrics of the part before a resume, for which
+    tasks have reported success.
     """
 
     hears: ClassVar[tuple[type, ...]] = (
@@ -52,11 +53,14 @@ class EpisodeTracker(Observer):
         *(records.StartRows, records.CancelRow, records.ScoreCounted, records.ReleasePayloads),
     )
 
-    def __init__(self, tasks: int, *, scored: bool = False) -> None:
+    def __init__(self, tasks: int, *, scored: bool = False, earlier: Sequence[Mapping[str, Any]] = ()) -> None:
         self.metrics: dict[str, float | None] = {}
         self.recent: deque[tuple[bool | None, float]] = deque(maxlen=_RECENT)
-        self._reporting: set[int] = set()  # tasks whose episodes have reported success
         self._tasks = tasks
+        #: Tasks whose episodes have reported success.
+        self._reporting = {
+            task for task in range(tasks) if any(line.get(self._rate_of(task)) is not None for line in earlier)
+        }
         self._running: dict[tuple[int, int], tuple[str, str, int]] = {}
         self._rows: dict[tuple[str, str, int], _Episode] = {}
         self._ended: list[tuple[_Episode, bool | None]] = []
@@ -134,9 +138,12 @@ class EpisodeTracker(Observer):
         self.metrics["env/episode_len"] = fmean(episode.env_steps for episode, _ in ended)
         for task in range(self._tasks) if self._tasks > 1 else ():
             if own := [success for episode, success in ended if episode.task == task]:
-                self.metrics[f"env/success_once/task_{task}"] = _rate(own, reported=task in self._reporting)
+                self.metrics[self._rate_of(task)] = _rate(own, reported=task in self._reporting)
         means = mean_metrics(episode.metrics for episode, _ in ended)
         self.metrics |= {f"env/metrics/{name}": mean for name, mean in means.items()}
+
+    def _rate_of(self, task: int) -> str:
+        return f"env/success_once/task_{task}" if self._tasks > 1 else "env/success_once"
 
 
 def _rate(successes: Sequence[bool | None], *, reported: bool) -> float | None:

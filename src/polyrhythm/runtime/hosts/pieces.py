@@ -49,7 +49,7 @@ def write_request(arena: Arena, slot: str, entries: NDArray[np.int64], request: 
 
 
 def pieces_of_rest(arena: Arena, block: int) -> Iterator[Piece]:
-    """What nobody else has of a finished sample: its rewards, which actions were executed, its last observation."""
+    """Parts of a finished sample that only its host has: rewards, flags of executed actions, the last observation."""
     steps, layout = int(arena.head[block, 0]), arena.layout
     for array in (arena.rewards, arena.valid):
         yield np.ascontiguousarray(array[layout.block(block, steps)])
@@ -64,8 +64,8 @@ def write_rest(
     received: Sequence[Received],
     check: Callable[[dict[str, Piece]], None] = lambda _: None,
 ) -> None:
-    """Write what `pieces_of_rest` gave to a block that has the other parts of a sample of so many steps. check: called
-    with the arrays by name before they are written. ValueError: they do not fit."""
+    """Write the pieces of `pieces_of_rest` to a block that has the sample's other parts. steps: of the sample; check:
+    called with the arrays by name before they are written. ValueError: they do not fit."""
     part, last = arena.layout.block(block, steps), block + steps * arena.layout.blocks
     places = [("reward", arena.rewards, part), ("valid", arena.valid, part)]
     places += [(name, array, slice(last, last + 1)) for name, array in arena.obs.items()]

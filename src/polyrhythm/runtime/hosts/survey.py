@@ -34,15 +34,15 @@ class Sight:
 
 
 class ClusterLost(Exception):
-    """Nothing can be started on the cluster any more, and nothing found out; the message says why."""
+    """The cluster can neither start processes nor answer any more; the message has the reason."""
 
 
 class Cluster(Protocol):
     """Who knows the nodes. Both are called by the survey's thread alone, and may take seconds."""
 
     def look(self) -> tuple[Mapping[str, Node], Sight]:
-        """The nodes that are alive, by name, and what is free there. OSError: nobody answers. ClusterLost: nobody
-        will."""
+        """The nodes that are alive, by name, and what is free there. OSError: it does not answer. ClusterLost: it
+        never will."""
         ...
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.errors import StartError
+from polyrhythm.runtime.transport.sockets import raise_file_limit
 
 #: Descriptors of a process: those that Python, its packages and ZeroMQ open; and for each line to another process
 #: (measured: 3 in main, 2 in a generator).
@@ -38,8 +39,8 @@ def check_limits(parts: Sequence[int], *, agents: int = 0, actors: int = 0) -> N
     """Raise StartError unless station processes of so many parts each, in all, and what `threads_of` counts beside them
     can be started."""
     files = _OWN_FILES + _LINE_FILES * len(parts)
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed != resource.RLIM_INFINITY and files > allowed:
+    allowed = raise_file_limit()
+    if files > allowed:
         raise StartError(
             f"rollout.simulators, rollout.generators: {len(parts)} station processes need {files} file descriptors "
             f"in the main process, {allowed} are allowed; raise the limit (ulimit -n {files}), or use fewer simulators "

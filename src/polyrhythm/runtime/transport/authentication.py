@@ -113,7 +113,7 @@ class Authenticator:
         if self._thread.is_alive():
             self._tell(_LEAVE)
             self._thread.join()
-            self._asking.close(0)
+        self._asking.close(0)
 
     def _tell(self, *words: bytes) -> None:
         with self._turn:

@@ -1,4 +1,4 @@
-"""The connections of one inbox that have not proven the run's keys: which are ended, and which were strangers'."""
+"""Bounds the connections of one inbox that have not proven the run's keys, and counts those of strangers."""
 
 from __future__ import annotations
 
@@ -85,11 +85,16 @@ class Connections:
 
 @contextlib.contextmanager
 def _second_descriptor(connection: int, port: int) -> Iterator[socket.socket | None]:
-    """A connection to this port, by a descriptor that nobody else closes; None if this one is of another by now."""
+    """A connection to this port, by a duplicate descriptor; None if the descriptor has another owner by now."""
     with contextlib.ExitStack() as stack:
         found = None
         with contextlib.suppress(OSError):
-            found = stack.enter_context(socket.socket(fileno=os.dup(connection)))
+            descriptor = os.dup(connection)
+            try:
+                found = stack.enter_context(socket.socket(fileno=descriptor))
+            except OSError:  # it is a file of another by now
+                os.close(descriptor)
+                raise
             if found.getsockname()[1:2] != (port,):
                 found = None
         with contextlib.suppress(OSError):
@@ -97,7 +102,7 @@ def _second_descriptor(connection: int, port: int) -> Iterator[socket.socket | N
 
 
 def _crossed(connection: socket.socket) -> tuple[int, int]:
-    """Bytes of a connection that the other end has acknowledged, and bytes received; 0, 0 where nobody counts them."""
+    """Bytes of a connection that the other end has acknowledged, and bytes received; 0, 0 if the system counts none."""
     if not hasattr(socket, "TCP_INFO"):
         return 0, 0
     counts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS + 16)

@@ -11,6 +11,7 @@ sees to it: the sockets lie in a folder that nobody but this user can enter.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 import resource
@@ -133,7 +134,7 @@ class Sockets:
         self._largest = _CUT_OFF * largest
         if transport == "ipc":
             _check_private(folder)
-        _raise_limits()
+        raise_file_limit()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _FILES)
         self._authenticator = Authenticator(self._context, keys, on_stranger) if keys is not None else None
@@ -229,12 +230,14 @@ def _bound(
     return socket
 
 
-def _raise_limits() -> None:
-    """Let this process have as many files as the system lets it have, up to what its sockets may need."""
+def raise_file_limit() -> float:
+    """Raise the limit of open files of this process to what its sockets may need, or as far as allowed; the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def _is_ipv4(address: str) -> bool:

@@ -1,8 +1,8 @@
-"""The samples of a simulator that has joined, as the run knows them: what comes is compared before it is written.
+"""The run's record of a joined simulator's samples; its messages are checked against it before they are written.
 
-A joiner's token lets it simulate, no more. What it brings are observations, rewards and the end of an episode, which
-must be finite and of the run's shapes. Everything else is the run's own: tickets, versions, noise keys, numbers of
-steps, and the answers, which are kept here when they are sent and are not asked back.
+A joined simulator supplies observations, rewards and the end of an episode, which must be finite and of the run's
+shapes. The run knows everything else: tickets, versions, noise keys, numbers of steps, and the answers, which are kept
+here when they are sent.
 
 Invariant: an answer is written only to blocks whose attempt is still under way.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyrhythm.runtime.hosts.pieces import Received, request_of, write_request, write_rest
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import VERSION, Reply, StartRowsInBlocks, newest_version
-from polyrhythm.scheduler.records import RequestArrived, SampleEnd, SampleFailed, SampleFinished, Ticket
+from polyrhythm.scheduler.records import DropReason, RequestArrived, SampleEnd, SampleFailed, SampleFinished, Ticket
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix_array
@@ -28,6 +28,17 @@ from polyrhythm.stations.simulator.slot import TEXT_CHARS, StepSettings
 
 #: Share of the sum of absolute rewards by which a return may differ from their sum: rewards are kept as float32.
 _ROUNDING = 1e-5
+#: Reasons for which a simulator fails a sample; all others are the run's own.
+_REASONS = frozenset(
+    {
+        DropReason.CANCELLED,
+        DropReason.ENVIRONMENT_RAISED,
+        DropReason.EPISODE_REFUSED,
+        DropReason.ENVIRONMENT_NOT_FINITE,
+        DropReason.POLICY_NOT_FINITE,
+        DropReason.REFUSED,
+    }
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +54,11 @@ class _Attempt:
     newest: int = -1
     newest_own: int = -1
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Number and attempt of its ticket."""
+        return self.ticket.number, self.ticket.attempt
+
 
 @dataclass(frozen=True, slots=True)
 class _Open:
@@ -54,7 +70,7 @@ class _Open:
 
 
 class JoinedSamples:
-    """Attempts under way and open requests of one incarnation; writes what it brings to `arena`."""
+    """Attempts under way and open requests of one incarnation; writes its observations and rewards to `arena`."""
 
     def __init__(self, arena: Arena, spec: EnvSpec, step: StepSettings) -> None:
         self._arena, self._spec, self._step = arena, spec, step
@@ -64,21 +80,21 @@ class JoinedSamples:
     def __len__(self) -> int:
         return len(self._attempts)
 
-    # ------------------------------------------------------------ what the run sends
+    # ------------------------------------------------------------ sent by the run
 
     def start(self, start: StartRowsInBlocks) -> None:
         """These attempts begin."""
         for grant, block in zip(start.command.grants, start.blocks, strict=True):
-            ticket = grant.ticket
-            self._attempts[ticket.number, ticket.attempt] = _Attempt(ticket, start.command.slot, block)
+            attempt = _Attempt(grant.ticket, start.command.slot, block)
+            self._attempts[attempt.key] = attempt
 
     def answer(self, reply: Reply) -> None:
-        """Keep what a generator answers."""
+        """Keep a generator's answers."""
         asked = self._open.get(reply.slot)
         if asked is None or asked.sequence != reply.sequence or len(reply.answers) != len(asked.attempts):
             return
         del self._open[reply.slot]
-        held = [place for place, attempt in enumerate(asked.attempts) if attempt in self._attempts.values()]
+        held = [place for place, attempt in enumerate(asked.attempts) if self._attempts.get(attempt.key) is attempt]
         self._arena.keep(asked.entries[held], reply.answers[held])
         newest = newest_version(reply.answers)
         for place in held:
@@ -93,7 +109,7 @@ class JoinedSamples:
         if slot in self._open and self._open[slot].sequence == sequence:
             del self._open[slot]
 
-    # ------------------------------------------------------------ what the simulator brings
+    # ------------------------------------------------------------ received from the simulator
 
     def request(self, event: RequestArrived, pieces: Sequence[Received]) -> None:
         """Write the observations of a request. ValueError: it is not the next one of its rows' samples."""
@@ -110,7 +126,7 @@ class JoinedSamples:
         tickets = [attempt.ticket for attempt in attempts]
         asked = (event.version, event.evaluation)
         if asked != (max(ticket.version for ticket in tickets), any(ticket.evaluation for ticket in tickets)):
-            raise ValueError(f"a request of slot {event.slot} asks for what its tickets do not say")
+            raise ValueError(f"a request of slot {event.slot} has another version or evaluation flag than its tickets")
         request = request_of(layout, event.rows, pieces[1:])
         keys = mix_array(
             np.array([ticket.noise for ticket in tickets], np.int64), np.array([each.steps for each in attempts])
@@ -148,13 +164,15 @@ class JoinedSamples:
         del self._attempts[event.ticket, event.attempt]
 
     def fail(self, event: SampleFailed) -> None:
-        """An attempt has failed. ValueError: it says more than a simulator does."""
+        """An attempt has failed. ValueError: its reason or the length of its texts is not a simulator's."""
+        if event.reason not in _REASONS:
+            raise ValueError(f"a sample that failed by {event.reason.value!r}, which is for the run to decide")
         if max(len(event.error), len(event.detail)) > TEXT_CHARS:
             raise ValueError(f"an error of {len(event.error)} and {len(event.detail)} characters")
         del self._attempts[event.ticket, event.attempt]
 
     def _check_end(self, event: SampleFinished, attempt: _Attempt) -> None:
-        """ValueError: the event says what cannot be true of the attempt."""
+        """ValueError: the event contradicts the attempt."""
         steps, stride, segment = event.chunk_steps, self._step.stride, self._step.segment_steps
         if steps != attempt.steps:
             raise ValueError(f"a sample of {steps} steps; {attempt.steps} were answered")
@@ -173,11 +191,11 @@ class JoinedSamples:
             raise ValueError("its return or a metric is not finite")
 
 
-def _check_return(said: float, rewards: NDArray[Any]) -> None:
+def _check_return(given: float, rewards: NDArray[Any]) -> None:
     """ValueError: it is not the sum of the rewards."""
     total, size = float(rewards.sum(dtype=np.float64)), float(np.abs(rewards).sum(dtype=np.float64))
-    if abs(said - total) > _ROUNDING * (size + 1.0):
-        raise ValueError(f"a return of {said:g}; its rewards sum up to {total:g}")
+    if abs(given - total) > _ROUNDING * (size + 1.0):
+        raise ValueError(f"a return of {given:g}; its rewards sum up to {total:g}")
 
 
 def _check_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
