@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.files import name_in_errors
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.adapting import whole_tensors
@@ -147,7 +147,7 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
     try:
         from peft import LoraConfig, PeftModel, set_peft_model_state_dict
     except ImportError as error:
-        raise MissingError(f"merging adapters needs peft ({error}); pip install polyrhythm[vla]") from error
+        raise MissingError(f"merging adapters needs peft ({error}); run: {install_command('vla')}") from error
 
     tied = untie(network)
     tensors = {name.removeprefix(_PEFT): tensor for name, tensor in adapters.read().items()}
