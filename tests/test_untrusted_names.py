@@ -15,6 +15,8 @@ from tests.policies.released import TOY, random_state, write_folder
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import inner_path
+from polyrhythm.pipeline.lerobot.recording import _remove_unlisted
+from polyrhythm.pipeline.lerobot.writing import Journal
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.saving import save_folder
 from polyrhythm.training.checkpoint import save_state
@@ -81,6 +83,18 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(
 
 
 # ------------------------------------------------------------ links
+
+
+def test_a_recording_removes_nothing_behind_a_link(tmp_path: Path) -> None:
+    other, data = tmp_path / "other", tmp_path / "recording" / "data"
+    (data / "chunk-001").mkdir(parents=True)
+    other.mkdir()
+    for path in (other / "precious", data / "chunk-001" / "file-000.parquet.part"):
+        path.touch()
+    (data / "chunk-000").symlink_to(other)
+    _remove_unlisted(tmp_path / "recording", Journal({}))
+    assert (other / "precious").exists()
+    assert list(data.glob("*/*")) == [data / "chunk-000" / "precious"]
 
 
 def _saved(base: Path, out: Path) -> Path:

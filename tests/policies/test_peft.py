@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import typing
 import warnings
 from collections.abc import Mapping
@@ -286,6 +287,29 @@ def test_biases_without_a_place_are_left_to_peft(bases: dict[str, Path], tmp_pat
     adapted(model_of(bases["untied"]), options).save_pretrained(tmp_path / "a")
     with pytest.raises(ConfigError, match=r"base layer has no bias\.\); leave them to peft"):
         folders.merge(Adapters.open(tmp_path / "a"), Checkpoint.open(bases["untied"]), tmp_path / "out")
+
+
+def test_a_module_that_is_saved_in_part_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    adapted(model_of(bases["untied"]), {"modules_to_save": ["lm_head"]}).save_pretrained(tmp_path / "a")
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    save_file({name: x for name, x in load_file(file).items() if "lm_head" not in name}, file)
+    with pytest.raises(ConfigError, match=r"\(they lack '.*lm_head\.weight'\); name the base"):
+        folders.merge(Adapters.open(tmp_path / "a"), Checkpoint.open(bases["untied"]), tmp_path / "out")
+
+
+@pytest.mark.parametrize("named", ["../secret", "x; rm -rf y", "a\nb", "\x1b[31m", "org/name", ""])
+def test_the_base_that_adapters_name_is_not_opened(
+    bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    _rewritten(bases["untied"], tmp_path, {"base_model_name_or_path": named})
+    assert main(["policies", "merge", str(tmp_path / "a"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "the base is opened only where the command names it; add --base " in said
+    assert said.removesuffix("\n").isprintable()
+    assert main(["policies", "inspect", str(tmp_path / "a")]) == 0
+    assert f"--base {shlex.quote(named)}" in capsys.readouterr().out or not named.isprintable() or not named
 
 
 def test_numbers_that_are_not_finite_are_refused(bases: dict[str, Path], tmp_path: Path) -> None:

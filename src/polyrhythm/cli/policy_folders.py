@@ -149,7 +149,8 @@ def _inspect_adapters(found: Any, arguments: argparse.Namespace) -> int:
         print(json.dumps({"folder": str(found.folder), **told}, indent=2))
         return 0
     rows = [(name, str(value)) for name, value in told.items() if name != "modules"]
-    merge = f"polyrhythm policies merge {found.folder} --base {found.base or 'FOLDER'} --out NEW"
+    base = shlex.quote(found.base or "FOLDER")
+    merge = f"polyrhythm policies merge {found.folder} --base {base} --out NEW"
     print(aligned([*rows, ("to use it", merge)]))
     return 0
 

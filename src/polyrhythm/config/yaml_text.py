@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         """A node of the document, once its depth is known to be bounded."""
         self._open += 1
         if self._open > _DEPTH:
-            mark: Any = self.get_mark()  # type: ignore[no-untyped-call]
+            mark: Any = self.get_mark()
             raise _refusal(f"sections are nested more than {_DEPTH} deep; write them flatter", mark)
         node = super().compose_node(parent, index)
         self._open -= 1

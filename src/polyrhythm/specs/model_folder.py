@@ -17,22 +17,6 @@ def end_ids(folder: Path) -> list[int]:
     return list(dict.fromkeys(i for i in found if isinstance(i, int)))
 
 
-def open_tokenizer(folder: Path) -> Any:
-    """The tokenizer of the folder's tokenizer.json, without the truncation and padding that such a file may keep, which
-    would cut or fill every text. ImportError: the package tokenizers is not installed; else errors of that package."""
-    from tokenizers import Tokenizer
-
-    found = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    found.no_truncation()
-    found.no_padding()
-    return found
-
-
-def id_count(tokenizer: Any) -> int:
-    """The largest id of a tokenizer and 1: ids may have gaps, so that it has fewer tokens."""
-    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-
-
 def read_object(file: Path) -> dict[str, Any]:
     """The file's JSON object; {} if there is none."""
     try:

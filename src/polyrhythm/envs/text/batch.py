@@ -70,8 +70,8 @@ class TextBatch:
             raise EpisodeRefused(f"{what} is empty; give it a text, from which the model can begin")
         if len(ids) > limit:
             raise EpisodeRefused(
-                f"env.max_prompt_tokens = {limit}: {what} has {len(ids)} tokens; raise it to that or more in another "
-                "run, or shorten the prompts"
+                f"env.max_prompt_tokens = {limit}: {what} has {len(ids)} tokens; raise it to that or more (a "
+                "resumed run keeps it), or shorten the prompts"
             )
         return ids
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyrhythm.errors import ConfigError, MissingError, pip_install
-from polyrhythm.specs.model_folder import end_ids, id_count, open_tokenizer, read_object
+from polyrhythm.specs.model_folder import end_ids, read_object
 
 log = logging.getLogger(__name__)
 
@@ -85,19 +85,24 @@ class FolderTokenizer:
 
     def __init__(self, folder: Path) -> None:
         what = f"env.tokenizer = {folder}"
-        if not (folder / "tokenizer.json").is_file():
+        try:
+            from tokenizers import Tokenizer as Loaded
+        except ImportError as error:
+            install = pip_install("tokenizers")
+            raise MissingError(f"{what}: tokenizers is not installed; run: {install}") from error
+        file = folder / "tokenizer.json"
+        if not file.is_file():
             raise ConfigError(
                 f"{what}: it has no tokenizer.json; name the folder of a model that has one, or use {CHARACTERS}"
             )
         try:
-            self._tokenizer: Any = open_tokenizer(folder)
-        except ImportError as error:
-            install = pip_install("tokenizers")
-            raise MissingError(f"{what}: tokenizers is not installed; run: {install}") from error
+            self._tokenizer: Any = Loaded.from_file(str(file))
         except Exception as error:  # of the package, without a class of its own
             raise ConfigError(f"{what}: tokenizer.json cannot be read ({error}); fetch it again") from error
+        self._tokenizer.no_truncation()  # the file may keep those of some training: they would cut or fill every text
+        self._tokenizer.no_padding()
         self.origin = f"the tokenizer of {folder}"
-        self.size = id_count(self._tokenizer)
+        self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
         self.ends = tuple(i for i in _end_ids(folder, self._tokenizer) if 0 <= i < self.size)
         if not self.ends:
             raise ConfigError(f"{what}: it names no end-of-text token, so no message would end; set {_ENDS}")

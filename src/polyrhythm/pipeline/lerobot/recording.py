@@ -157,10 +157,11 @@ def _successes(journal: Journal, spec: EnvSpec) -> dict[str, dict[str, Any]]:
 
 
 def _remove_unlisted(folder: Path, journal: Journal) -> None:
-    """Remove the files of a turn that was cut before it was listed."""
+    """Remove the files of a turn that was cut before it was listed, but nothing behind a link to another folder."""
+    home = folder.resolve()
     for pattern in (layout.DATA, layout.EPISODES):
         listed = {folder / pattern.format(**layout.file_place(number)) for number in range(journal.files)}
         root = folder / pattern.split("/chunk-", maxsplit=1)[0]
         for path in root.glob("chunk-*/*"):
-            if path not in listed:
+            if path not in listed and path.parent.resolve() == home / path.parent.relative_to(folder):
                 path.unlink()

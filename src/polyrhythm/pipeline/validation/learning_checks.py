@@ -100,14 +100,16 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     training, algorithm = config.training, config.algorithm
     if not training.versions:
         return
-    declared = _unchanged(getattr(config.policy, "training_defaults", {}), training.model_dump())
+    defaults = getattr(config.policy, "training_defaults", {})
+    declared = _unchanged(defaults, training.model_dump())
     source = f"; as policy {type_of(config.policy)} declares: {', '.join(declared)}" if declared else ""
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
     passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
     yield Finding("updates", "ok", passes + source)
     steps = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
     steps = training.batch_size * min(steps, config.rollout.segment_steps or steps)
-    if training.epochs == 1 and (not training.minibatch_steps or steps <= training.minibatch_steps):
+    one_pass = training.epochs == 1 != defaults.get("epochs")  # language models are to have one
+    if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
             "optimizer steps",
             "note",

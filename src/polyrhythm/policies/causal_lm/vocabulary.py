@@ -11,7 +11,7 @@ from pathlib import Path
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec
-from polyrhythm.specs.model_folder import end_ids, id_count, open_tokenizer
+from polyrhythm.specs.model_folder import end_ids
 
 
 def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
@@ -38,8 +38,12 @@ def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
 
 @lru_cache(maxsize=8)
 def _own_ids(folder: Path) -> int:
-    """Ids of the folder's tokenizer.json, added ones and gaps included; 0 where there is none that can be read."""
+    """The largest id of the folder's tokenizer.json, added ones included, and 1: ids may have gaps. 0 where there is no
+    tokenizer that can be read."""
+    from transformers import PreTrainedTokenizerFast
+
     try:
-        return id_count(open_tokenizer(folder))
-    except Exception:  # noqa: BLE001 - the package has no class of its own
+        known = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")).get_vocab()
+    except Exception:  # noqa: BLE001 - transformers and tokenizers raise many kinds
         return 0
+    return 1 + max(known.values(), default=-1)

@@ -171,9 +171,11 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
             remedy = "leave them to peft, which runs them beside the base"
             wrapped.merge_and_unload()
     except Exception as error:  # peft and torch raise many kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+        told = f"they lack {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        reason = " ".join(told.split())[:300]
         raise ConfigError(
-            f"{adapters.folder}: peft cannot merge these adapters into this base ({reason[:300]}); {remedy}"
+            f"{adapters.folder}: peft cannot merge these adapters into this base "
+            f"({reason if reason.isprintable() else ascii(reason)}); {remedy}"
         ) from error
     return tied
 
