@@ -137,7 +137,7 @@ def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def _with_hold(grids: Iterator[Image.Image], held: int) -> Iterator[Image.Image]:
-    """The frames, and the last one so many more times."""
+    """The frames, and the last one `held` more times."""
     for grid in grids:
         yield grid
     yield from repeat(grid, held)
