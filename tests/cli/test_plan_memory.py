@@ -77,7 +77,7 @@ def test_a_missing_checkpoint_stands_for_the_released_size(capsys: pytest.Captur
         (["--memory", "quickstart", "--device-memory", "nan"], "--device-memory = nan: not an amount of memory"),
         (["--memory", "quickstart", "rollout.row=3"], "rollout.row"),
         (["--memory", "quickstart", "placement=colocated"], "add --devices N --device-memory GB"),
-        (["--theory", "somewhere", "rollout.rows=3"], "'rollout.rows=3' is no option"),
+        (["--theory", "somewhere", "rollout.rows=3"], "'rollout.rows=3' is not an option"),
     ],
 )
 def test_what_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

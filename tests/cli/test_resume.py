@@ -17,7 +17,7 @@ from tests.pipeline.runs import LOCKSTEP
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, saved_runs
-from polyrhythm.pipeline.persistence.resume_rules import may_change
+from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, may_change
 from polyrhythm.training.checkpoint import load_state
 
 EVALUATED = merge(LOCKSTEP, {"evaluation": {"episodes": 4}, "checkpoint": {"run_every_s": 0, "keep_last": 3}})
@@ -347,7 +347,7 @@ def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
     run: Path, three: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = str(three.parent / "recipe.yaml")
-    assert main(["resume", str(run.parent)]) == 2
+    assert main(["resume", str(run.parent / "none")]) == 2
     assert "is not a run's folder: it has no config.yaml; name the folder of a run" in capsys.readouterr().err
     assert main(["train", recipe, f"resume={run}", "--out", "elsewhere", "training.versions=4"]) == 2
     assert f"out = elsewhere: the run in {run} goes on where it is; leave out out" in capsys.readouterr().err
@@ -371,3 +371,15 @@ def test_the_help_of_resume_lists_what_may_change(capsys: pytest.CaptureFixture[
         main(["resume", "--help"])
     words = set(capsys.readouterr().out.replace(",", " ").replace(";", " ").replace(". ", " ").split())
     assert {name for name in may_change() if name not in words and f"{name}." not in words} == set()
+
+
+def test_a_run_from_before_a_setting_goes_on_with_what_it_did(run: Path) -> None:
+    cut(run)
+    saved = (run / "config.yaml").read_text()
+    older = [line for line in saved.splitlines() if not line.strip().startswith(("max_kl:", "normalize_rewards:"))]
+    assert len(older) == len(saved.splitlines()) - 2
+    (run / "config.yaml").write_text("\n".join(older))
+    config = config_to_resume(run, [])
+    assert (config.training.max_kl, config.algorithm.normalize_rewards) == (None, False)
+    (run / "config.yaml").write_text(saved)
+    assert config_to_resume(run, []).training == load_config(run / "config.yaml").training

@@ -358,8 +358,8 @@ def sims(tmp_path, monkeypatch):
         ("my_sim/Thing-v0", "-m pip install my-sim, and write my_sim:my_sim/Thing-v0"),
         ("ALE/Pong-v5", "-m pip install ale-py, and write ale_py:ALE/Pong-v5"),
         ("PandaReach-v3", "-m pip install panda-gym, and write panda_gym:PandaReach-v3"),
-        ("CartPol-v1", "; the nearest is CartPole-v1; or write module:ID with the module that registers it"),
-        ("Xylophone-v0", "unknown to the run's processes, unless launcher=inline"),
+        ("CartPol-v1", "; the nearest is CartPole-v1 (or write module:ID with the module that registers it)"),
+        ("Xylophone-v0", "unknown to the run's processes, unless launcher=inline)"),
     ],
 )
 def test_an_unknown_id_names_its_module_or_the_nearest(env_id, remedy, sims):

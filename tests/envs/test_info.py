@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.gymnasium_vector import GymnasiumVectorSettings
-from polyrhythm.envs.info import InfoReader, forget_warnings
+from polyrhythm.envs.info import InfoReader
 from polyrhythm.errors import ConfigError
 
 ID = "polyrhythm-test/Reporter-v0"

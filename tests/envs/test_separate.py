@@ -15,6 +15,7 @@ from tests.envs.other_pythons import other_python
 from tests.envs.pinned_env import PinnedSettings
 
 from polyrhythm.config.registry import resolve
+from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import (
     EnvSettings,
     EpisodeRefused,
@@ -107,6 +108,19 @@ def test_it_says_what_was_said(pythons: dict[int, Path]) -> None:
     assert [len(said) for said in here] == [1, 3]
     for batch in batches:
         batch.close()
+
+
+def test_it_warns_of_a_misspelt_key_here(pythons: dict[int, Path], caplog: pytest.LogCaptureFixture) -> None:
+    section = {"type": "gymnasium", "id": "tests.pipeline.reporting:Reporting-v0", "success": "sovled"}
+    settings = resolve("env", {**section, "python": str(pythons[1])})
+    forget_warnings()
+    for _ in range(2):
+        batch = settings.build(1)
+        batch.reset([0], [0], [5])
+        assert [batch.step([0], np.zeros((1, 1), np.int64)).success.tolist() for _ in range(4)] == [[-1]] * 4
+        batch.close()
+    (said,) = caplog.messages
+    assert said.startswith("env.success = sovled: the environment's info has no such key, so success rates are null;")
 
 
 @pytest.mark.parametrize("kind", ["gymnasium", "tests.envs.pinned_env:PinnedSettings"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyrhythm.policies.base import Act, Observations
 from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
@@ -14,14 +14,16 @@ from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import FlatObservation, seeded
 
 
-class InDtype:
+class InDtype(nn.Module):
     """Observations as one vector, in a dtype."""
 
     def __init__(self, flat: FlatObservation, dtype: torch.dtype) -> None:
+        super().__init__()
         self.size, self._flat, self._dtype = flat.size, flat, dtype
 
-    def __call__(self, obs: Observations) -> Tensor:
-        return self._flat(obs).to(self._dtype)
+    def forward(self, obs: Observations) -> Tensor:
+        vector: Tensor = self._flat(obs).to(self._dtype)
+        return vector
 
 
 class Half(CategoricalPolicy):

@@ -67,10 +67,10 @@ def _near(module: str, name: str) -> str:
     if home:
         return f"install the package that registers it, such as by {pip_install(package)}, and write {home}:{name}"
     if near:
-        return f"the nearest is {names[near[0]]}; or write module:ID with the module that registers it"
+        return f"the nearest is {names[near[0]]} (or write module:ID with the module that registers it)"
     return (
-        "write module:ID with the module that registers it; what a script registers itself is unknown to the run's "
-        "processes, unless launcher=inline"
+        "write module:ID with the module that registers it (what a script registers itself is unknown to the run's "
+        "processes, unless launcher=inline)"
     )
 
 

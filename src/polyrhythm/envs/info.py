@@ -7,7 +7,6 @@ setting.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,10 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import ConfigError
-
-log = logging.getLogger(__name__)
-_ENVS = logging.getLogger("polyrhythm.envs")
 
 #: Keys of success if the setting `env.success` names none, in the order in which they are tried.
 SUCCESS_KEYS = ("success", "is_success", "succeed")
@@ -29,9 +26,6 @@ _LISTED = 24
 #: Numbers that need no explanation as success, and what stands for success among the names of metrics.
 _FLAGS, _OF_SUCCESS = (0.0, 1.0), ""
 
-#: Settings of which a warning was logged in the present run of this process, and the most of them.
-_told: set[str] = set()
-_MOST_TOLD = 20
 
 Infos = Mapping[str, Any] | Iterable[Any]
 
@@ -110,42 +104,6 @@ class InfoReader:
             "env.success: the environment's info has a number there that is neither 0 nor 1; "
             f"{number:g} {counts}; name another key if this one is a measure"
         )
-
-
-def forget_warnings() -> None:
-    """At the begin of a run: what an earlier one in this process has warned of is told again."""
-    _told.clear()
-
-
-def warn_once(text: str) -> None:
-    """Log a warning that begins with `setting: `, once in a run for each setting, whichever env batch it is of."""
-    setting = text.partition(":")[0]
-    if setting not in _told and len(_told) < _MOST_TOLD:
-        _told.add(setting)
-        log.warning("%s", "".join(letter if letter.isprintable() else "?" for letter in text))
-
-
-class EnvWarnings(logging.Handler):
-    """Collects what the modules of environments log as warnings in this process, from its construction to `close`."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._texts: list[str] = []
-        _ENVS.addHandler(self)
-        _ENVS.propagate = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(record.getMessage())
-
-    def take(self) -> tuple[str, ...]:
-        """The warnings since the last call."""
-        taken, self._texts = tuple(self._texts), []
-        return taken
-
-    def close(self) -> None:
-        _ENVS.propagate = True
-        _ENVS.removeHandler(self)
-        super().close()
 
 
 def _listed(keys: list[str]) -> str:

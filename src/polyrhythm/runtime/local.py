@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from polyrhythm.envs.info import warn_once
+from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts.clocks import ClockOffset, HostClocks, SpanAlignment

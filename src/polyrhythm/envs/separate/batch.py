@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
-from polyrhythm.envs.info import warn_once
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.envs.separate.env_process import EnvProcess
 

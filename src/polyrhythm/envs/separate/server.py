@@ -24,6 +24,7 @@ from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.explain import explain
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import own_place
+from polyrhythm.env_warnings import EnvWarnings
 from polyrhythm.envs.base import (
     DiscardsRows,
     EnvBatch,
@@ -36,7 +37,6 @@ from polyrhythm.envs.base import (
     TranscribesRows,
 )
 from polyrhythm.envs.gl_choice import set_simulator_count
-from polyrhythm.envs.info import EnvWarnings
 from polyrhythm.envs.results import as_utf8
 from polyrhythm.envs.separate import protocol as p
 from polyrhythm.errors import ConfigError, PolyrhythmError

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from polyrhythm.config.load import load_config, save_config
+from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.conversations import CONVERSATIONS_FILE, forget_conversations
@@ -22,7 +22,7 @@ from polyrhythm.observe.run_folder import LOCK_FILE
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, PhaseJournal, has_begun
-from polyrhythm.pipeline.persistence.resume_rules import differences
+from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import give_weights
 
@@ -90,7 +90,7 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
         log.info("the run's folder: %s", folder)
         save_settings(config, folder)
         return None
-    before = load_config(folder / CONFIG_FILE)
+    before = saved_config(folder)
     trained = progress.result("rl") is not None
     extended = trained and config.training.versions > before.training.versions
     saved = newest_run(folder / STATES) if extended or not trained else None

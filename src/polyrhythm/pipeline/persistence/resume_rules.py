@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from polyrhythm.config.base import NotFound
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe import new_run_folder, take_folder
 from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable, refuse_missing_folders
@@ -40,6 +41,8 @@ _FREE = frozenset(
 )
 #: Where a run is: `polyrhythm resume` has no choice there.
 _WHERE = frozenset({"out_dir", "resume"})
+#: Settings that are younger than the first runs, and what these did.
+_BEFORE = {"training.max_kl": None, "algorithm.normalize_rewards": False}
 _VALUE_LR = "training.optimizer.value_lr"
 
 
@@ -54,7 +57,7 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
         if (name := override.partition("=")[0].strip()) in _WHERE:
             raise _goes_on_where_it_is(override, folder, name)
     with naming_where_it_began(folder):
-        config = load_config(folder / CONFIG_FILE, overrides)
+        config = saved_config(folder, overrides)
         config = config.model_copy(update={"resume": str(folder)})
         _refuse_unfit(folder, config, overrides)
     elsewhere, paths = _began_elsewhere(folder), _relative_paths(config.model_dump(mode="json"))
@@ -63,6 +66,18 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
         words = "%s began in the folder %s: relative paths in its settings now mean others (%s)"
         log.warning(words, folder, elsewhere, ", ".join(paths))
     return config
+
+
+def saved_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The settings of the run in `folder`, with overrides. A setting that its version did not have yet is what that
+    version did, not today's default."""
+    saved = read(folder / CONFIG_FILE)
+    then: dict[str, Any] = {}
+    for path, value in _BEFORE.items():
+        section, _, key = path.partition(".")
+        if isinstance(saved.get(section), dict) and key not in saved[section]:
+            then[path] = value
+    return load_config(folder / CONFIG_FILE, [then, *overrides])
 
 
 def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
@@ -124,7 +139,7 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
     if overrides is not None:
         words = shlex.join([command, str(folder / CONFIG_FILE), *overrides])
         otherwise = f"begin another run: polyrhythm {words} --out DIR"
-    found = load_config(folder / CONFIG_FILE)
+    found = saved_config(folder)
     theirs, ours = found.model_dump(mode="json"), config.model_dump(mode="json")
     differing = differences(theirs, ours, free=_FREE | movable(theirs["policy"], ours["policy"]))
     rates = found.training.optimizer.value_lr, config.training.optimizer.value_lr

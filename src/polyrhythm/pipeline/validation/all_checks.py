@@ -30,7 +30,7 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
-from polyrhythm.pipeline.validation.learning_checks import check_learning, update_findings, warn_of_scale
+from polyrhythm.pipeline.validation.learning_checks import check_learning, scale_findings, update_findings
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
@@ -82,9 +82,7 @@ def examine(config: RunConfig) -> Iterator[Examined]:
         yield examined
     if passed:
         yield from _training(config, spec, results["policy"], results["form"])
-        if warning := warn_of_scale(config, rows):
-            problem, _, fix = warning.partition("; ")
-            yield Examined("training", Finding("observations", "note", problem, fix))
+        yield from (Examined("training", finding) for finding in scale_findings(config, rows))
 
 
 def _machine(config: RunConfig) -> Iterator[Examined]:

@@ -13,9 +13,9 @@ from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
+from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.gl_choice import set_simulator_count
-from polyrhythm.envs.info import forget_warnings
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.array_specs import arena_layout
@@ -28,7 +28,7 @@ from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import try_on
 from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
-from polyrhythm.pipeline.validation.learning_checks import check_learning, warn_of_scale
+from polyrhythm.pipeline.validation.learning_checks import check_learning
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, load_reward_function
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
@@ -97,8 +97,6 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     learns = trainer and config.training.versions > 0
     try_on(rows, type_of(config.policy), tried, its_form, spec, learns=learns)
     check_learning(config, spec, policy, form, trainer=trainer, tried=tried)
-    if learns and (warning := warn_of_scale(config, rows)):
-        log.warning(warning)
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)

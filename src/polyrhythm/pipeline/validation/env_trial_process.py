@@ -20,10 +20,10 @@ import numpy as np
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation, Finding
+from polyrhythm.env_warnings import EnvWarnings, forget_warnings
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv, ask_spec
 from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
-from polyrhythm.envs.info import EnvWarnings, forget_warnings
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.validation.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain

@@ -22,7 +22,7 @@ from polyrhythm.training.optim import adamw_of
 
 #: Samples and chunk steps of an update below which its gradient is mostly noise.
 _FEW_SAMPLES, _FEW_STEPS = 8, 64
-#: Magnitude of an observation's entry from which networks with tanh hardly tell values apart.
+#: Magnitude of an observation's entry that saturates the units of a small network.
 _LARGE = 10.0
 
 
@@ -134,21 +134,19 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
         )
 
 
-def warn_of_scale(config: RunConfig, rows: Mapping[str, NDArray[Any]]) -> str:
-    """A sentence if observations are too large for a policy that could normalise them and does not; "" otherwise.
-
-    rows: first observations of some episodes by name.
-    """
+def scale_findings(config: RunConfig, rows: Mapping[str, NDArray[Any]]) -> Iterator[Finding]:
+    """A note if observations are large and the policy could normalise them. rows: first observations by name."""
     if getattr(config.policy, "normalize_observations", True):
-        return ""
+        return
     sizes = {name: float(abs(x).max()) for name, x in rows.items() if x.dtype.kind == "f" and x.size}
     large = max(sizes, key=lambda name: sizes[name], default="")
-    if not large or sizes[large] <= _LARGE:
-        return ""
-    return (
-        f"policy.normalize_observations = False: the observation {large} has entries of {sizes[large]:.4g}, which "
-        "saturate small networks; set it to true"
-    )
+    if large and sizes[large] > _LARGE:
+        yield Finding(
+            "observations",
+            "note",
+            f"the observation {large} has entries of {sizes[large]:.4g}, from which small networks may learn slowly",
+            "try policy.normalize_observations=true",
+        )
 
 
 def _unchanged(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
