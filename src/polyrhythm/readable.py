@@ -1,7 +1,7 @@
 """Text of others as it may be shown: control characters, which could rule a terminal, in escaped form.
 
-Others are joined simulators, environments and their errors, data sets, models. Text goes through here just before it is
-shown: each line of a log (`set_up_logging`), of the status block, of an error and of a summary.
+Others are whoever joins, environments and their errors, data sets, models. What is shown goes through here at the last
+moment: each line of a log (`set_up_logging`), of the status block, of an error and of a summary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def visible(text: str) -> str:
 
 
 def readable(text: str, most: int) -> str:
-    """The same, shortened to `most` characters of the text: the first two thirds, how many are left out, the last."""
+    """The same; of a longer text than `most` characters the first two thirds and the last third of so many, and how
+    many were left out."""
     if len(text) > most:
         head = most * 2 // 3
         tail = most - head
