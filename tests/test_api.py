@@ -264,9 +264,14 @@ def test_a_folder_of_runs_is_its_newest_and_what_is_exported_loads_again(tmp_pat
     assert "tasks" not in repr(found)
     begun = pr.train(pr.load_recipe(recipe, f"init_from={out}", "training.versions=0"), out=tmp_path / "again")
     assert pr.evaluate(begun).mean_return == expected.mean_return
-    (out / "policy.json").write_text("{}")
-    with pytest.raises(pr.PolyrhythmError, match=r"is not an exported policy that can be loaded \(KeyError"):
-        pr.load_policy(out)
+    for name, content, why in (
+        ("model.safetensors", "cut", "ConfigError: .* has 3 bytes"),
+        ("policy.json", 9999 * "[", "ValueError: nested too deeply"),
+        ("policy.json", "{}", "KeyError"),
+    ):
+        (out / name).write_text(content)
+        with pytest.raises(pr.PolyrhythmError, match=rf"is not an exported policy that can be loaded \({why}"):
+            pr.load_policy(out)
 
 
 def test_an_evaluation_of_another_environment_lists_what_differs(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.recipes import examples_folder, recipe_names
+from polyrhythm.config.schema import RunConfig
 
 
 def test_recipes_are_listed_with_their_purpose(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,10 +30,15 @@ def test_settings_are_explained_by_section(capsys: pytest.CaptureFixture[str]) -
         (["settings"], "freshness: section"),
         (["settings", "freshness.max_lag"], "freshness.max_lag: float, 2.0"),
         (["settings", "batching"], "batching[dynamic].max_wait_ms: float"),
+        (["settings", "batching.type"], "batching[dynamic].max_wait_ms: float"),
         (["settings", "env"], "env: section, required"),
     ):
         assert main(words) == 0
         assert expected in capsys.readouterr().out
+    for section in RunConfig.model_fields:
+        assert main(["settings", section]) == 0
+    assert "algorithm.advantage: gae | v_trace | " in (listed := capsys.readouterr().out)
+    assert "algorithm.loss[module:function].settings: section" in listed
     assert main(["settings", "training.optimiser"]) == 2
     assert "did you mean optimizer?" in capsys.readouterr().err
     assert main(["settings", "max_lag"]) == 2

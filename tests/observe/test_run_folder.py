@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import new_run_folder, take_folder
+from polyrhythm.observe.run_folder import find_run
 
 NOON = datetime(2030, 1, 2, 12, 0, 5, tzinfo=UTC)
 
@@ -32,3 +34,13 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     for root in (Path("/proc/x"), tmp_path / "file"):
         with pytest.raises(RunFolderError, match=r"cannot be made.*out_dir"):
             new_run_folder(root, "cartpole", NOON)
+
+
+@pytest.mark.parametrize("folder", ["runs", "runs/name", "runs/name/2"])
+def test_the_newest_run_is_found_by_its_own_folder_its_name_or_out_dir(tmp_path: Path, folder: str) -> None:
+    for number in (1, 2):
+        run = tmp_path / "runs" / "name" / str(number)
+        run.mkdir(parents=True)
+        (run / "config.yaml").touch()
+        os.utime(run / "config.yaml", (number, number))
+    assert find_run(tmp_path / folder) == tmp_path / "runs" / "name" / "2"

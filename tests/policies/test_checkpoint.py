@@ -166,7 +166,7 @@ def _broken_config(folder):
         (_only("pytorch_model.bin"), "holds pytorch_model.bin but no safetensors.* convert it: python -c"),
         (_only("adapter_config.json"), "holds adapters .* polyrhythm policies merge"),
         (_only("README.md"), "holds no safetensors; a folder with"),
-        (_broken_config, "config.json is no JSON"),
+        (_broken_config, "config.json is not JSON"),
         (_index_without_files, "has no weight_map from tensors to files"),
     ],
 )

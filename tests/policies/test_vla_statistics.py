@@ -300,9 +300,9 @@ def test_scalings_of_chosen_entries() -> None:
         (openpi(a=STATS, b=STATS), "c", "policy.robot = 'c'.* statistics of a, b; set policy.robot"),
         (openpi(a={"mean": [0.0]}), "", "norm_stats.json: state has no 'std' but mean; copy"),
         (openpi(a={"mean": [0.0], "std": [1.0, 2.0]}), "", "1 numbers in mean and 2 in std"),
-        (openpi(a={"mean": ["?"], "std": [1.0]}), "", "state.mean is no list of finite numbers"),
+        (openpi(a={"mean": ["?"], "std": [1.0]}), "", "state.mean is not a list of finite numbers"),
         ({"assets/a/norm_stats.json": {"state": {}}}, "", "norm_stats.json has no 'norm_stats' but state"),
-        ({"assets/a/norm_stats.json": "{"}, "", "norm_stats.json is no JSON"),
+        ({"assets/a/norm_stats.json": "{"}, "", "norm_stats.json is not JSON"),
         (
             {"dataset_statistics.json": {"a": {"action": {"q01": [0.0], "q99": [1.0], "mask": [True, False]}}}},
             "",

@@ -384,10 +384,12 @@ def test_an_update_ends_once_the_policy_has_moved_far() -> None:
     assert (whole[STEPS], cut[STEPS], small[STEPS]) == (4, 2, 4)
 
 
-def test_without_a_proximal_policy_there_is_no_kl_to_bound() -> None:
-    """approx_kl has the samples' age in it, by which no update may end."""
-    _, metrics = run({"proximal": "behavior"}, {"epochs": 3, "optimizer": {"lr": 1.0}, "max_kl": 1e-6})
-    assert metrics[STEPS] == 3
+@pytest.mark.parametrize("proximal", ["behavior", "interpolate"])
+def test_the_age_of_samples_ends_no_update(proximal: str) -> None:
+    """The KL from the policy that acted, or from one between it and the trained one, has the samples' age in it."""
+    settings = algorithm(proximal=proximal), training(epochs=3, max_kl=1e-9)
+    learner = Learner(ToyPolicy(), *settings, total_updates=8, seed=3)
+    assert finish(learner.update(stale(), 3, version=NEWEST))[STEPS] == 3
 
 
 def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None:

@@ -85,12 +85,13 @@ def _check_options(arguments: argparse.Namespace) -> None:
 def _limit_of(arguments: argparse.Namespace) -> str:
     """The sentence on what limited the run. RunFolderError: there is none."""
     from polyrhythm.errors import ConfigError, RunFolderError
+    from polyrhythm.observe.run_folder import find_run
 
     if arguments.run is None or arguments.overrides:
         raise ConfigError("plan: name the folder of one finished run, or add --theory or --memory (see plan --help)")
-    file = Path(arguments.run) / "summary.json"
+    file = find_run(Path(arguments.run)) / "summary.json"
     if not file.is_file():
-        raise RunFolderError(f"folder {arguments.run!r} has no summary.json; name the folder of a finished run")
+        raise RunFolderError(f"folder {str(file.parent)!r} has no summary.json; name the folder of a finished run")
     try:
         limit: str = json.loads(file.read_text(encoding="utf-8"))["bottleneck"]
     except (ValueError, KeyError):
@@ -228,8 +229,10 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
     """The stage times of a finished run, and its own max_lag."""
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import RunFolderError
+    from polyrhythm.observe.run_folder import find_run
     from polyrhythm.planning.profile import Layout, profile
 
+    folder = find_run(folder)
     for name in ("config.yaml", "summary.json", "metrics.jsonl"):
         if not (folder / name).is_file():
             raise RunFolderError(f"folder {str(folder)!r} has no {name}; name the folder of a finished run")

@@ -44,12 +44,13 @@ def _find(path: str) -> Sequence[Setting]:
     from pydantic import BaseModel
 
     from polyrhythm.config.base import models_in
-    from polyrhythm.config.catalog import settings_of
+    from polyrhythm.config.catalog import settings_of, type_of
     from polyrhythm.config.explain import paths_to
     from polyrhythm.config.nearest import nearest
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.errors import ConfigError
 
+    path = path.removesuffix(".type")  # the types stand at their section
     models: list[type[BaseModel]] = [RunConfig]
     for key in path.split("."):
         fields = [model.model_fields[key] for model in models if key in model.model_fields]
@@ -63,7 +64,7 @@ def _find(path: str) -> Sequence[Setting]:
         parents, models = models, [found for field in fields for found in models_in(field.annotation)]
     if models and path.partition(".")[0] in ("env", "policy"):
         models = []
-    types = [f"[{model.model_fields['type'].default}]" if len(models) > 1 else "" for model in models]
+    types = [f"[{type_of(model)}]" if len(models) > 1 else "" for model in models]
     inner = [s for model, of in zip(models, types, strict=True) for s in settings_of(model, f"{path}{of}.")]
     own = [setting for model in parents for setting in settings_of(model) if setting.name == path.rpartition(".")[2]]
     return inner or [setting._replace(name=path) for setting in own]

@@ -38,7 +38,7 @@ def lines(found: Mapping[str, Any]) -> str:
 
 
 def columns(most: int) -> int:
-    """Width of a text: the terminal's, so that it breaks no word, but at most so many."""
+    """Width of a text: the terminal's, so that it breaks no word, at most `most`."""
     return max(60, min(most, shutil.get_terminal_size((most, 24)).columns))
 
 

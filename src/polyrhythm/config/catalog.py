@@ -148,9 +148,13 @@ def _plain(default: Any) -> Any:
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
     """The settings models of a union, by their type."""
-    return {
-        model.model_fields["type"].default: model for model in models_in(annotation) if "type" in model.model_fields
-    }
+    return {type_of(model): model for model in models_in(annotation) if "type" in model.model_fields}
+
+
+def type_of(model: type[BaseModel]) -> str:
+    """The type of a settings model in a union, such as `gae`; of a function of one's own `module:function`."""
+    field = model.model_fields["type"]
+    return (field.description or "").rstrip(".") if field.is_required() else str(field.default)
 
 
 def _kind(annotation: Any) -> str:

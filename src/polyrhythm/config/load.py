@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,7 +47,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
     else:
         path = find_recipe(recipe)
         # Spaces and signs of a file's name are not for a folder's: my recipe (2).yaml runs in runs/my-recipe-2.
-        name = re.sub(r"[^\w.]+", "-", path.stem).strip("-.") or "recipe"
+        name = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFKC", path.stem)).strip("-.") or "recipe"
         tree = {"name": name, **_read_recipe(path, ())}
     changes: Tree = {}
     _check_order([override for override in overrides if isinstance(override, str)])

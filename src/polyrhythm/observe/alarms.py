@@ -1,7 +1,7 @@
 """Training alarms: what an update's metrics show of a run whose training episodes do not get better.
 
-A run that clearly gets better raises none of them. Its newest updates are compared with its first, so nothing is said
-before there are `_FIRST` + `_NEWEST` of them.
+A run that clearly gets better raises none of them. Its newest updates are compared with its first, so there is no alarm
+before `_FIRST` + `_NEWEST` of them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Updates(NamedTuple):
 class TrainingAlarms:
     """Alarms about a run's updates, in the order of their metrics.
 
-    An alarm lasts as long as its condition holds and episodes are hardly better than at first. The first such time is
-    told, the tenth, and so on.
+    An alarm lasts as long as its condition holds and episodes are hardly better than at first. Its first occurrence is
+    reported, the tenth, and so on.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class TrainingAlarms:
         )
 
     def _learns(self, updates: _Updates, errors: float) -> bool:
-        """Whether episodes get better by so many standard errors, or too few have ended to tell."""
+        """Whether episodes get better by this number of standard errors, or too few have ended to tell."""
         if len(self._newest) < _NEWEST:
             return True
         judged = [_is_better(updates, name, errors) for name in _MEASURES]

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the end of a run waits for an answer under way.
 _CLOSE_S = 5.0
-#: Connections at a time, and seconds in which each has to say something.
+#: Connections at a time, and seconds that each may be silent.
 _CONNECTIONS, _ASK_S = 32, 5.0
 _PREFIX = "polyrhythm"
 _STATION = ("station", "host")
@@ -204,8 +204,8 @@ def check_installed() -> None:
 
 
 def _bound_connections(server: Any) -> None:
-    """Let a server of prometheus_client, with a thread for each connection, have at most `_CONNECTIONS`, each of which
-    has to ask in `_ASK_S`; those beyond are closed."""
+    """Bound a server of prometheus_client, which has a thread for each connection: at most `_CONNECTIONS`, those beyond
+    are closed; one that is silent for `_ASK_S` is closed too."""
     places, finish = threading.BoundedSemaphore(_CONNECTIONS), server.finish_request
     if isinstance(server.socket, ssl.SSLSocket):
         # Else one that is silent keeps out all others.

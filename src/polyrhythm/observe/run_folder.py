@@ -49,9 +49,13 @@ def _claim(parent: Path, stamp: str) -> Path:
 
 
 def find_run(folder: Path) -> Path:
-    """The folder itself if it is a run's; of a folder of runs, the one that was begun last, which the log names."""
+    """The folder itself if it is a run's; of a folder of runs, the one that was begun last, which the log names.
+
+    A folder of runs has them by time, or by name and time, as `out_dir` has.
+    """
     if folder.is_dir() and not (folder / _CONFIG_FILE).is_file():
-        runs = sorted(folder.glob(f"*/{_CONFIG_FILE}"), key=lambda file: file.stat().st_mtime)
+        found = (file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{_CONFIG_FILE}"))
+        runs = sorted(found, key=lambda file: file.stat().st_mtime)
         if runs:
             log.info("%s is a folder of runs; its newest is taken: %s", folder, runs[-1].parent)
             return runs[-1].parent

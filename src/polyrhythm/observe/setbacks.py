@@ -1,5 +1,5 @@
-"""Training alarms: conditions on a run's metrics, each told once for each occurrence (`alarms` has those that compare
-updates).
+"""Training alarms: conditions on a run's metrics; each fires once per occurrence. `alarms` has those that compare
+updates.
 
 A watch takes the lines of `metrics.jsonl` in their order, while the run writes them or afterwards.
 """

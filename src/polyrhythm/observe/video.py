@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,12 +124,20 @@ def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
     import av
 
     rate = _rate(clips)
-    shown = [av.VideoFrame.from_image(grid) for grid in grids(clips)]
-    shown += shown[-1:] * round(rate * _HOLD_S)
     with av.open(str(path), "w", format="mp4") as container:
         stream: Any = container.add_stream("libx264", rate=rate)
-        stream.width, stream.height, stream.pix_fmt = shown[0].width, shown[0].height, "yuv420p"
-        for number, frame in enumerate(shown):
+        stream.pix_fmt = "yuv420p"
+        for number, grid in enumerate(_with_hold(grids(clips), round(rate * _HOLD_S))):
+            if number == 0:
+                stream.width, stream.height = grid.size
+            frame = av.VideoFrame.from_image(grid)
             frame.pts = number
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+
+
+def _with_hold(grids: Iterator[Image.Image], held: int) -> Iterator[Image.Image]:
+    """The frames, and the last one `held` more times."""
+    for grid in grids:
+        yield grid
+    yield from repeat(grid, held)

@@ -63,12 +63,8 @@ class CategoricalPolicy(nn.Module):
                 f"policy.type = 'categorical' needs discrete actions with at least one choice, the environment's are "
                 f"{action.kind!r} with {action.choices} choices: use policy.type = 'gaussian' or 'tiny_vla'"
             )
-        self.chunk, self.action_dim, self.choices, self.counts = (
-            settings.chunk,
-            action.dim,
-            action.choices,
-            action.counts,
-        )
+        self.chunk, self.action_dim = settings.chunk, action.dim
+        self.choices, self.counts = action.choices, action.counts
         self.exact, self.tolerance = True, 1e-5
         self.flat = FlatObservation(env_spec, settings.progress, settings.normalize_observations)
         shape = (settings.hidden, settings.layers, settings.activation)

@@ -182,8 +182,8 @@ class Learner:
     def _moved_far(self, step: Mapping[str, Tensor]) -> bool:
         """Whether the policy has left the one that the update began with by more than `training.max_kl`."""
         bound = self._training.max_kl
-        if bound is None or _PROXIMAL_KL not in step:
-            return False
+        if bound is None or not self._algorithm.recomputes or _PROXIMAL_KL not in step:
+            return False  # another proximal policy differs from the present one by the samples' age too
         return float(self.ranks.total(step[_PROXIMAL_KL])) > bound
 
     def _rates(self, factor: float) -> dict[str, float]:

@@ -68,7 +68,7 @@ class TrainingSettings(Section):
     minibatch_steps: Whole = 64
     """Chunk steps per optimizer step; 0 for the whole update at once."""
     max_kl: Positive | None = 0.02
-    """An update ends once its policy is this far, in nats, from the proximal one (if there is one); null: never."""
+    """An update ends once its policy is this far, in nats, from a recomputed proximal one; null: never."""
     micro_batch_steps: Whole = 0
     """Chunk steps per forward and backward pass (memory only, same gradient); 0 for the whole mini-batch."""
     micro_batch_tokens: Whole = 0

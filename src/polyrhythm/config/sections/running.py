@@ -141,6 +141,6 @@ class CheckpointSettings(Section):
     keep_last: Count = 2
     """So many saved runs, and states of the trainer, stay: the newest."""
     keep_every: Whole = 0
-    """The trainer's state of every so many versions stays for good, to evaluate or export the curve; 0 for none."""
+    """The trainer's state of every `keep_every`-th version stays, to evaluate or export the curve; 0 for none."""
     keep_best: Count = 1
     """So many policies that were evaluated during training stay: those with the highest lower end of the interval."""

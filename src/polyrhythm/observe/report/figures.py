@@ -5,7 +5,7 @@ With one run each series has its own colour; with several runs each run has its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -146,12 +146,11 @@ def _seeds_sentence(runs: Sequence[Run]) -> str:
     return " Runs that differ only in their seed share a colour: the mean over them, from the lowest to the highest."
 
 
-def _group_number(runs: Sequence[Run], number: int) -> int:
-    """The place of the run's group among all groups; of the run where there are none."""
-    groups = seed_groups(runs)
-    if groups is None:
-        return number
-    return next(place for place, group in enumerate(groups) if any(run is runs[number] for run in group))
+def _group_numbers(runs: Sequence[Run]) -> Mapping[int, int]:
+    """Place of each run -> that of its group of seeds; its own where there are none."""
+    groups = seed_groups(runs) or [[run] for run in runs]
+    group_of = {id(run): place for place, group in enumerate(groups) for run in group}
+    return {number: group_of[id(run)] for number, run in enumerate(runs)}
 
 
 def _over_transitions(runs: Sequence[Run], what: str, y: tuple[float, float], height: int) -> Plot:
@@ -178,12 +177,12 @@ def _ways(runs: Sequence[Run]) -> list[str]:
 
 def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
     ways = _ways(runs)
-    places = len(runs) * len(ways)
+    places, groups = len(runs) * len(ways), _group_numbers(runs)
     for number, run in enumerate(runs):
         for evaluation in run.evaluations:
             way = ways.index(evaluation.way)
             aside = 9.0 * (number * len(ways) + way - (places - 1) / 2)
-            kind = colour(_group_number(runs, number) if len(runs) > 1 else way + 1)
+            kind = colour(groups[number] if len(runs) > 1 else way + 1)
             if measured and evaluation.success is not None:
                 plot.interval(evaluation.transitions, *evaluation.success[1:], kind, aside=aside)
             if (y := _value(evaluation, measured=measured)) is not None:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -77,6 +78,7 @@ class Run:
         rates = [e.success for e in self.evaluations] + [line.get("env/success_once") for line in self.updates]
         return any(rate is not None for rate in rates)
 
+    @cached_property
     def settings(self) -> dict[str, str]:
         """All settings as text, by dotted path."""
         try:
@@ -114,7 +116,7 @@ def _read(folder: Path) -> Run:
     place = folder.resolve()
     label = f"{place.parent.name}/{place.name}"
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
-    per_version = int(run.settings().get("freshness.sync_interval", 1))
+    per_version = int(run.settings.get("freshness.sync_interval", 1))
     said = read_conversations(folder)
     measured = _evaluations(lines, per_version)
     return replace(run, evaluations=measured, conversations=said, setbacks=setbacks(lines))

@@ -18,7 +18,7 @@ def seed_groups(runs: Sequence[Run]) -> list[list[Run]] | None:
     """The runs by equal settings, in the order of their first run; None if no two of them differ only in the seed."""
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
-        settings = tuple(sorted((key, value) for key, value in run.settings().items() if key not in _FREE))
+        settings = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
         groups.setdefault(settings, []).append(run)
     return list(groups.values()) if len(groups) < len(runs) else None
 
@@ -27,7 +27,7 @@ def group_label(group: Sequence[Run]) -> str:
     """`runs/a, seeds 0, 1, 2`; of one run its label."""
     if len(group) == 1:
         return group[0].label
-    return f"{group[0].label}, seeds {', '.join(run.settings().get('seed', '?') for run in group)}"
+    return f"{group[0].label}, seeds {', '.join(run.settings.get('seed', '?') for run in group)}"
 
 
 def over_seeds(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:

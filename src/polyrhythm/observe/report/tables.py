@@ -86,7 +86,7 @@ def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:
 
 def settings(runs: Sequence[Run]) -> str:
     """The settings that differ between runs."""
-    own = [run.settings() for run in runs]
+    own = [run.settings for run in runs]
     paths = dict.fromkeys(path for each in own for path in each)
     differing = [path for path in paths if len({each.get(path) for each in own}) > 1]
     rows = [[path, *(each.get(path, "–") for each in own)] for path in differing]

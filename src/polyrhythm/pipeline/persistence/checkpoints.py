@@ -30,8 +30,11 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
+from polyrhythm.files import parse_json
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
+from polyrhythm.policies.vla.checkpoint import read_stored
+from polyrhythm.policies.vla.safetensors_headers import read_header
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -192,16 +195,15 @@ def _load_file(file: Path) -> SavedPolicy:
 
 
 def _load_export(folder: Path) -> SavedPolicy:
-    """Of a folder that `polyrhythm export` wrote for a policy without a released layout."""
-    file = folder / EXPORTED_SETTINGS
+    """Of a folder that `polyrhythm export` wrote for a policy without a released layout. ConfigError: its tensors are
+    damaged."""
+    file, model = folder / EXPORTED_SETTINGS, folder / EXPORTED_MODEL
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         spec = None if content["spec"] is None else from_plain(content["spec"])
-        from safetensors.torch import load_file
-
-        weights = load_file(folder / EXPORTED_MODEL)
+        weights = dict(read_stored(model, {name: name for name in read_header(model).tensors}))
         return SavedPolicy(dict(content["config"]), weights, int(content["version"]), spec, file)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(
             f"{folder} is not an exported policy that can be loaded ({type(error).__name__}: {error}); export it again"
         ) from error

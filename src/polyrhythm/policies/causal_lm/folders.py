@@ -12,7 +12,7 @@ from torch import Tensor
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.causal_lm.network import empty_network, loaded_network, open_config
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
-from polyrhythm.policies.vla.adapters import Adapters, is_adapter, merge_into, save_adapters
+from polyrhythm.policies.vla.adapters import LEFT_OUT, Adapters, is_adapter, merge_into, save_adapters
 from polyrhythm.policies.vla.building import NETWORK, tied_names
 from polyrhythm.policies.vla.checkpoint import Checkpoint
 from polyrhythm.policies.vla.folder_files import INDEX
@@ -20,8 +20,6 @@ from polyrhythm.policies.vla.saving import copy_others, new_folder, save_changed
 
 #: Prefix of the model's tensors in a policy's state_dict.
 _MODEL = f"{NETWORK}model."
-#: Prefixes that a folder may lack: of a model saved without its output layer, such as the first GPT-2.
-_BASES = ("", "model.", "transformer.")
 
 
 def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base: Checkpoint, out: Path) -> str:
@@ -92,4 +90,4 @@ def _stored(name: str, base: Checkpoint) -> str:
 
 def _place(name: str, base: Checkpoint) -> str:
     """The folder's name of a tensor, "" if it has none."""
-    return next((found for prefix in _BASES if (found := name.removeprefix(prefix)) in base.tensors), "")
+    return next((found for prefix in LEFT_OUT if (found := name.removeprefix(prefix)) in base.tensors), "")

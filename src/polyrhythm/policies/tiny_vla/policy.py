@@ -106,8 +106,8 @@ class TinyVla(nn.Module):
         self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
         self.exact, self.tolerance = True, 1e-4
         self.value_detach = settings.value_detach
-        normalize = settings.normalize_observations
-        self.normalizer = ObservationNormalizer(env_spec.observation) if normalize else nn.Identity()
+        normalized = {"proprio": env_spec.observation["proprio"]}
+        self.normalizer = ObservationNormalizer(normalized) if settings.normalize_observations else nn.Identity()
         self.trunk = Trunk(
             (height, width_px),
             proprio,

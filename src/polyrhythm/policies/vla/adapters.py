@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.files import name_in_errors
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.adapting import whole_tensors
@@ -41,6 +41,8 @@ _RANKED = (_A, ".lora_embedding_A")
 _TORCH_TENSORS = "adapter_model.bin"
 #: Prefix that a release may have before the names of the network.
 _RELEASE = "model."
+#: Prefixes that a folder may lack: of a model saved without its output layer, such as the first GPT-2.
+LEFT_OUT = ("", _RELEASE, "transformer.")
 
 #: Keys of adapter_config.json by which peft merges: of the adapters, of their variants, of the layers that have one, of
 #: what is whole.
@@ -147,7 +149,7 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
     try:
         from peft import LoraConfig, PeftModel, set_peft_model_state_dict
     except ImportError as error:
-        raise MissingError(f"merging adapters needs peft ({error}); pip install polyrhythm[vla]") from error
+        raise MissingError(f"merging adapters needs peft ({error}); run: {install_command('vla')}") from error
 
     tied = untie(network)
     tensors = {name.removeprefix(_PEFT): tensor for name, tensor in adapters.read().items()}
@@ -274,7 +276,7 @@ def save_adapters(
 
 def _below(module: str, base: Checkpoint) -> Iterator[tuple[str, Tensor]]:
     """The base's tensors of a module by the network's names; the folder's may lack a prefix."""
-    for prefix in ("", _RELEASE, "transformer."):
+    for prefix in LEFT_OUT:
         inner = module.removeprefix(prefix) + "."
         if names := [name for name in base.tensors if name.startswith(inner)]:
             yield from ((f"{module}.{name.removeprefix(inner)}", x) for name, x in base.read(names))

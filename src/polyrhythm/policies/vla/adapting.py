@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.vla.building import tied_names
@@ -173,7 +173,7 @@ def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], 
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
     except ImportError as error:
-        raise MissingError(f"policy.train = lora needs peft ({error}); pip install polyrhythm[vla]") from error
+        raise MissingError(f"policy.train = lora needs peft ({error}); run: {install_command('vla')}") from error
 
     flags = {released_name(name): p.requires_grad for name, p in network.named_parameters()}
     paths = "|".join(map(re.escape, layers))

@@ -41,7 +41,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         found = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{file} is no JSON ({error}); copy it again from where it was released") from error
+        raise ConfigError(f"{file} is not JSON ({error}); copy it again from where it was released") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{file} holds a {type(found).__name__}, not a mapping; copy it again from its release")
     return found
@@ -179,6 +179,7 @@ def few(names: list[str], most: int = 3) -> str:
 
 
 def value_of(found: Any, key: str, origin: str) -> Any:
+    """The value under a key of a mapping. ConfigError: there is none."""
     if not isinstance(found, Mapping) or key not in found:
         held = few([*found]) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         raise ConfigError(f"{origin} has no {key!r} but {held or 'nothing'}; copy it again from its release")
@@ -209,5 +210,5 @@ def _numbers(found: Any, origin: str) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         array = np.array([np.nan])
     if not np.isfinite(array).all():
-        raise ConfigError(f"{origin} is no list of finite numbers; copy it again from its release")
+        raise ConfigError(f"{origin} is not a list of finite numbers; copy it again from its release")
     return array

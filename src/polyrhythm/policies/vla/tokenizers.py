@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.specs.hashing import mix
 
 #: `policy.tokenizer` that asks for the hash of words even with a checkpoint.
@@ -86,7 +86,7 @@ def _loaded(folder: str) -> Any:
             return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except ImportError as error:
         raise MissingError(
-            f"policy.tokenizer = {folder} needs transformers ({error}); pip install polyrhythm[vla]"
+            f"policy.tokenizer = {folder} needs transformers ({error}); run: {install_command('vla')}"
         ) from error
     except Exception as error:  # transformers and its readers raise whatever they like
         line = str(error).strip().splitlines() or [type(error).__name__]
