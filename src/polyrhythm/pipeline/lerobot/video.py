@@ -27,7 +27,7 @@ class _Stream:
         self.file = file
         self._damaged = (av.FFmpegError, OSError, ValueError)
         try:
-            self._container: Any = av.open(str(file))
+            self._container: Any = av.open(str(file), format="mp4")  # a playlist may name other files
         except self._damaged as error:
             raise RunFolderError(f"{file} cannot be read as a video ({error}); copy it again") from error
         if not self._container.streams.video:
