@@ -264,6 +264,9 @@ def test_a_folder_of_runs_is_its_newest_and_what_is_exported_loads_again(tmp_pat
     assert "tasks" not in repr(found)
     begun = pr.train(pr.load_recipe(recipe, f"init_from={out}", "training.versions=0"), out=tmp_path / "again")
     assert pr.evaluate(begun).mean_return == expected.mean_return
+    next_to_it = pr.load_recipe(recipe, f"init_from={tmp_path / 'runs'}", "training.versions=0")
+    beside = pr.train(next_to_it, out=tmp_path / "runs" / "two")
+    assert pr.evaluate(beside).mean_return == expected.mean_return, "the newest run of before"
     for name, content, why in (
         ("model.safetensors", "cut", "ConfigError: .* has 3 bytes"),
         ("policy.json", 9999 * "[", "ValueError: nested too deeply"),

@@ -206,9 +206,7 @@ def test_pi05_prompts_are_made_as_by_the_folders_code(
 
 
 @pytest.mark.parametrize(("lerobot", "text"), [(True, " push_the block\n"), (False, "push the block\n")])
-def test_pi0_prompts_are_made_as_by_the_folders_code(
-    tmp_path: Path, lerobot: bool, text: str
-) -> None:
+def test_pi0_prompts_are_made_as_by_the_folders_code(tmp_path: Path, lerobot: bool, text: str) -> None:
     given = " push_the block"
     source = lerobot_folder(tmp_path, NEW_LINE, type="pi0") if lerobot else folder_of(tmp_path)
     tokenizer = folder_tokenizer(str(write_tokenizer(tmp_path / "tokenizer")))

@@ -7,6 +7,7 @@ policy on the environment's first observations. A failed check raises ConfigErro
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import NamedTuple
 
 from polyrhythm.config.catalog import check_installed
@@ -18,6 +19,7 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.gl_choice import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
+from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
@@ -71,6 +73,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     """
     log.info("checks of settings, environment and policy …")
     forget_warnings()
+    if config.init_from and (run := find_run(Path(config.init_from))) != Path(config.init_from):
+        config = config.model_copy(update={"init_from": str(run)})  # the new run may lie in that folder, too
     check_devices(config, trainer=trainer)
     if trainer:
         check_endpoint(config.prometheus)

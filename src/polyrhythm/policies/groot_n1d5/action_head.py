@@ -201,9 +201,7 @@ class Dit(nn.Module):
         """Keys and values of the backbone's features [B,P,width] for each block that attends to them."""
         return tuple(block.attn1.keys_values(features) for block in self.transformer_blocks[::2])  # type: ignore[union-attr,operator]
 
-    def forward(
-        self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...], mask: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...], mask: Tensor | None = None) -> Tensor:
         """Tokens x [B,T,width], bucket [B] of the time, mask [B,1,1,P] of the context -> [B,T,hidden]."""
         time = self.timestep_encoder(bucket)
         for index, block in enumerate(self.transformer_blocks):
