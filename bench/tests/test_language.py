@@ -149,8 +149,9 @@ def test_the_best_split_counts_and_throughput_is_over_that_of_the_fewest_gpus() 
 
 
 def test_each_mechanism_of_the_paper_helps_where_prompts_are_filtered() -> None:
+    scenes = [SCENES["filtered"].model_copy(update={"seed": seed}) for seed in range(4)]  # one's gain is 2.4 to 3.4
     lockstep, queue, both = (
-        simulated(SCENES["filtered"], MODES[name], counted=12).samples_per_s
+        sum(simulated(scene, MODES[name], counted=12).samples_per_s for scene in scenes)
         for name in ("lockstep", "queue", "alpha_2_continue")
     )
     assert queue / lockstep > 2.5, "figure 7 has 3.4 for generation alone"

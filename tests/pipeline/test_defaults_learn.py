@@ -40,11 +40,11 @@ class Line(gymnasium.Env[Any, Any]):
         return np.array([self.x, self.goal], np.float32)
 
 
-if "Line-v0" not in gymnasium.registry:
-    gymnasium.register("Line-v0", Line, max_episode_steps=20)
+if "polyrhythm-test/Line-v0" not in gymnasium.registry:
+    gymnasium.register("polyrhythm-test/Line-v0", Line, max_episode_steps=20)
 
 STRANGER = {
-    "env": "gymnasium:Line-v0",
+    "env": "gymnasium:polyrhythm-test/Line-v0",
     "policy": "gaussian",
     "training": {"versions": 20, "mini_batch_samples": 16},
     "evaluation": {"episodes": 64},
@@ -125,8 +125,8 @@ class FarLine(Line):
         return 500 + 100 * super()._observed()
 
 
-if "FarLine-v0" not in gymnasium.registry:
-    gymnasium.register("FarLine-v0", FarLine, max_episode_steps=20)
+if "polyrhythm-test/FarLine-v0" not in gymnasium.registry:
+    gymnasium.register("polyrhythm-test/FarLine-v0", FarLine, max_episode_steps=20)
 
 
 def test_large_observations_are_noted() -> None:
@@ -134,7 +134,7 @@ def test_large_observations_are_noted() -> None:
         found = (examined.finding for examined in examine(config(*overrides)))
         return [f"{finding.detail}; {finding.fix}" for finding in found if finding.name == "observations"]
 
-    far = "env=gymnasium:FarLine-v0"
+    far = "env=gymnasium:polyrhythm-test/FarLine-v0"
     (note,) = notes(far)
     assert note.startswith("the observation state has entries of ")
     assert note.endswith("; try policy.normalize_observations=true")
