@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.cli import export as exporting
 from polyrhythm.config.load import load_config
 from polyrhythm.config.objects import in_main
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import find_run
+from polyrhythm.pipeline import export as exporting
 from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
 from polyrhythm.pipeline.evaluation import standalone as evaluating

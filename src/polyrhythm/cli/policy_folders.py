@@ -182,7 +182,8 @@ def _merge(folder: Path, out: Path, arguments: argparse.Namespace) -> int:
 
 
 def _export(path: Path, out: Path, arguments: argparse.Namespace) -> int:
-    from polyrhythm.cli.export import export, tell
+    from polyrhythm.cli.export import tell
+    from polyrhythm.pipeline.export import export
 
     tell(export(path, out, arguments.base), as_json=arguments.json)
     return 0
