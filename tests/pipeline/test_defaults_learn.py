@@ -108,6 +108,24 @@ def test_the_check_names_settings_that_learn_little(check: Any, override: tuple[
     assert all("training." in finding.fix for finding in found if finding.state == "note")
 
 
+@pytest.mark.parametrize(
+    ("override", "enough"),
+    [
+        (("training.mini_batch_samples=4",), 16),
+        (("training.mini_batch_samples=16", "env.max_steps=1"), 64),
+        (("training.mini_batch_samples=2", "training.require_batches=3"), 6),
+    ],
+)
+def test_the_advised_number_of_samples_is_enough(override: tuple[str, ...], enough: int) -> None:
+    def notes(*overrides: str) -> list[Any]:
+        found = [examined.finding for examined in check_unstarted(config(*overrides))]
+        return [finding for finding in found if finding.name == "samples"]
+
+    (note,) = notes(*override)
+    assert note.fix == f"raise training.mini_batch_samples to {enough} or more"
+    assert not notes(*override, f"training.mini_batch_samples={enough}")
+
+
 def test_the_check_says_by_whose_defaults_an_update_learns() -> None:
     (found,) = (examined.finding for examined in check_unstarted(config()) if examined.finding.name == "updates")
     assert found.detail == "8 epochs in steps of 64 chunk steps, lr 0.001"

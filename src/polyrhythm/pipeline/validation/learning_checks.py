@@ -106,8 +106,9 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
     passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
     yield Finding("updates", "ok", passes + source)
-    steps = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
-    steps = training.batch_size * min(steps, config.rollout.segment_steps or steps)
+    longest = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
+    longest = min(longest, config.rollout.segment_steps or longest)
+    steps = training.batch_size * longest
     one_pass = training.epochs == 1 != defaults.get("epochs")  # language models are to have one
     if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
@@ -118,12 +119,13 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
             "set training.epochs to 4 to 10 and training.minibatch_steps to 64 or 256, unless one step is meant",
         )
     if training.batch_size < _FEW_SAMPLES or steps < _FEW_STEPS:
+        enough = max(2 * _FEW_SAMPLES, -(-_FEW_STEPS // longest))
         yield Finding(
             "samples",
             "note",
             f"training.mini_batch_samples = {training.mini_batch_samples}: an update has {training.batch_size} samples "
             f"of at most {steps:,} chunk steps together, so its gradient is mostly noise",
-            "raise training.mini_batch_samples to 16 or more",
+            f"raise training.mini_batch_samples to {-(-enough // training.require_batches)} or more",
         )
     if algorithm.value.coef and getattr(config.policy, "value_detach", True) is False:
         yield Finding(
