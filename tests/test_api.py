@@ -251,13 +251,15 @@ def test_a_folder_of_runs_is_its_newest_and_what_is_exported_loads_again(tmp_pat
     recipe = pr.load_recipe(_recipe(), "training.versions=2", "evaluation.episodes=4", "checkpoint.keep_every=1")
     first = pr.train(recipe, out=tmp_path / "runs" / "one")
     assert repr(first) == f"TrainResult(folder={first.folder!r}, finished=True)"
-    longer = pr.resume(tmp_path / "runs", "training.versions=3")
+    longer = pr.resume(tmp_path / "runs", {"training.versions": 3})
     assert longer.folder == first.folder
     assert longer.finished
     kept = {path.name for path in (first.folder / "checkpoints").glob("trainer-*")}
     assert kept >= {f"trainer-0000000{version}.pt" for version in (1, 2, 3)}
     assert pr.evaluate(first.folder / "checkpoints" / "trainer-00000001.pt", episodes=2).version == 1
     assert pr.report(tmp_path / "runs") == first.folder / "report.html"
+    with pytest.raises(pr.PolyrhythmError, match="report: no run is named"):
+        pr.report()
     out = pr.export(tmp_path / "runs", tmp_path / "exported")
     expected, found = pr.evaluate(longer), pr.evaluate(out)
     assert (found.version, found.mean_return, found.rate) == (3, expected.mean_return, expected.rate)

@@ -145,14 +145,17 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     return EvaluationResult.of("evaluation", found)
 
 
-def resume(run: str | Path | TrainResult, *overrides: str, callbacks: object = ()) -> TrainResult:
+def resume(
+    run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], callbacks: object = ()
+) -> TrainResult:
     """Go on with a run in its own folder: an interrupted one, or a finished one with more `training.versions`.
 
-    run: its folder, or a folder of runs, of which the newest is taken; overrides: "section.key=value", of the settings
-    that a resumed run may change (`polyrhythm resume --help`); callbacks: as in `train`. Raises what `train` raises.
+    run: its folder, or a folder of runs, of which the newest is taken; overrides: "section.key=value" or
+    {"section.key": value}, of the settings that a resumed run may change (`polyrhythm resume --help`); callbacks: as in
+    `train`. Raises what `train` raises.
     """
     folder = find_run(_path(run))
-    config = config_to_resume(folder, overrides)
+    config = config_to_resume(folder, _words(overrides))
     with naming_where_it_began(folder):
         checked = checking.validate_run(_config(config), begun=True)
     return _train_in(folder, checked, Callbacks(callbacks))
@@ -163,6 +166,8 @@ def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Pa
 
     out: the file (default: report.html of the run, or comparison.html beside the first). RunFolderError: not a run.
     """
+    if not runs:
+        raise ConfigError("report: no run is named; give the folder of one or more")
     return write_report([_path(run) for run in runs], None if out is None else Path(out))
 
 

@@ -10,8 +10,8 @@ import logging
 
 log = logging.getLogger("polyrhythm.envs")
 
-#: Settings of which a warning was logged in the present run of this process, and the most of them.
-_told: set[str] = set()
+#: Warnings of the present run of this process by their setting, and the most of them.
+_told: dict[str, str] = {}
 _MOST_TOLD = 20
 
 
@@ -24,8 +24,13 @@ def warn_once(text: str) -> None:
     """Log a warning that begins with `setting: `, once in a run for each setting, whichever env batch it is of."""
     setting = text.partition(":")[0]
     if setting not in _told and len(_told) < _MOST_TOLD:
-        _told.add(setting)
-        log.warning("%s", "".join(letter if letter.isprintable() else "?" for letter in text))
+        _told[setting] = "".join(letter if letter.isprintable() else "?" for letter in text)
+        log.warning("%s", _told[setting])
+
+
+def warnings_so_far() -> list[str]:
+    """The warnings of the present run of this process."""
+    return list(_told.values())
 
 
 class EnvWarnings(logging.Handler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_an_example_is_copied_and_nothing_is_overwritten(
     assert main(["new", str(tmp_path / "other"), "own_envs"]) == 2
     assert "did you mean own_env" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_an_example_that_extends_another_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["new", str(tmp_path / "mine"), "own_policy"]) == 0
+    assert "mine: bounded.py, bounded.yaml, point.py, point.yaml" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "mine")
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    for module in ("point", "bounded"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert main(["train", "bounded.yaml", "--check"]) == 0
 
 
 def test_shipped_clusters_are_simulated_by_name(capsys: pytest.CaptureFixture[str]) -> None:

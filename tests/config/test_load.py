@@ -199,6 +199,21 @@ def test_a_recipe_may_have_any_file_name(file: str, name: str, tmp_path: Path) -
     assert load_config(tmp_path / file).name == name
 
 
+def test_a_file_is_found_whatever_its_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = find_recipe("cartpole").read_text()
+    for name in ("noext", "B.YAML", "reach"):
+        (tmp_path / name).write_text(text)
+    assert load_config("noext").name == "noext"
+    assert load_config("B.YAML").name == "B"
+    assert find_recipe("reach").parent.name == "recipes", "a bare name is a shipped recipe first"
+
+
+def test_a_section_that_is_missing_is_shown_by_an_example() -> None:
+    with pytest.raises(ConfigError, match=r"add it, such as training: \{versions: 20, mini_batch_samples: 16\}"):
+        load_config({"env": "gymnasium:CartPole-v1", "policy": "categorical"})
+
+
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "-x", "x\n", ".."])
 def test_a_name_is_one_folder(name: str) -> None:
     with pytest.raises(ConfigError, match=r"name = .*: it must match"):

@@ -113,3 +113,16 @@ def test_what_a_resumed_run_has_written_already_is_not_told_again() -> None:
     lines = run(**ONE_STEP)
     watch = SetbackWatch(lines[:20])
     assert [sentence for line in lines[20:] for sentence in watch.take(line)] == []
+
+
+def test_alarms_that_a_run_has_overcome_are_told_then_and_not_at_its_end() -> None:
+    lines = run(20, explained=-0.3) + [{**line, "step": 20 + line["step"]} for line in run(20, gain=3.0)]
+    (alarm,) = told(lines)
+    assert "explained_variance = -0.3" in alarm
+    assert setbacks(lines) == []
+    assert setbacks(lines[:20])[0] == alarm
+
+
+def test_equal_returns_are_told_once_without_the_conclusion() -> None:
+    (alarm,) = setbacks(run(earned=0.0))
+    assert "no episode earns anything else" in alarm

@@ -31,8 +31,8 @@ def test_runs_are_grouped_by_equal_settings_but_the_seed() -> None:
     runs = [run("a", 0, [1, 2]), run("b", 0, [1, 2], gamma=0.9), run("c", 1, [3, 4])]
     groups = seed_groups(runs)
     assert groups is not None
-    assert [[one.label for one in group] for group in groups] == [["a", "c"], ["b"]]
-    assert [group_label(group) for group in groups] == ["a, seeds 0, 1", "b"]
+    assert {place: [one.label for one in group] for place, group in groups.items()} == {0: ["a", "c"], 1: ["b"]}
+    assert [group_label(group) for group in groups.values()] == ["a, seeds 0, 1", "b"]
     assert seed_groups(runs[:2]) is None
 
 

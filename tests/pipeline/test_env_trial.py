@@ -13,6 +13,7 @@ import torch
 from tests.envs.broken_envs import Walk, WalkSettings
 from tests.pipeline.runs import config
 
+from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.conformance import trial_seed
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
@@ -136,6 +137,7 @@ OWN = "tests.pipeline.test_env_trial:Grown"
 def test_a_run_warns_of_a_wrapper_that_remembers_earlier_episodes(launcher, kind, wrappers, said, caplog):
     env = {"type": kind, "id": "Pendulum-v1", "max_steps": 9, "wrappers": wrappers}
     chosen = config(env=env, policy={"type": "gaussian"}, launcher=launcher)
+    forget_warnings()
     try_env(chosen, env_settings(chosen))
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warned) == bool(said)

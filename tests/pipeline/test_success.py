@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ def test_processes_tell_of_a_misspelt_key_once(tmp_path: Path, caplog: pytest.Lo
     (said,) = [message for message in caplog.messages if message.startswith("env.metrics")]
     assert said.startswith("env.metrics.hieght: the environment's info has no such key; env.success = sovled: the ")
     assert said.endswith("in the first episode it had height, solved; set the key that you mean, if it is one of them")
+    assert said in summary["warnings"]
+    assert said in unescape((tmp_path / "report.html").read_text())
 
 
 def test_check_has_a_note_with_the_keys(

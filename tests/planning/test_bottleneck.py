@@ -42,7 +42,7 @@ WAITING = "simulators and generators wait for each other, busy 50% at most"
         ({}, f"{WAITING}; raise rollout.rows (now 8), so that a pass serves more of them."),
         (
             {"rows_idle": 0.6, "trainer_idle": 0.05},
-            "The trainer limits the run (rows wait for it 60% of the time): raise placement.trainer.ranks (now 1)",
+            "The trainer limits the run (rows wait for it 60% of the time): lower training.epochs, or raise placement.",
         ),
         (
             {"rows_idle": 0.4, "max_lag": 0.0},

@@ -94,8 +94,8 @@ def _bounds(low: tuple[float, ...], high: tuple[float, ...]) -> str:
 
 
 def brief(one: Adapter) -> str:
-    """`metaworld   Meta-World tasks …` and, below, the packages that it needs."""
-    return f"{one.type:11} {one.summary}\n{'':12}{needs(one)}"
+    """`metaworld         Meta-World tasks …` and, below, the packages that it needs."""
+    return f"{one.type:17} {one.summary}\n{'':18}{needs(one)}"
 
 
 def needs(one: Adapter) -> str:

@@ -7,7 +7,6 @@ polyrhythm new mine own_policy   another example
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from polyrhythm.cli.show import aligned
@@ -35,13 +34,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"example = {arguments.example}: no such example; {near}examples are {', '.join(examples)}")
     source = examples[arguments.example]
     take_folder(arguments.folder)
-    for name in _files(source):
-        shutil.copyfile(source / name, arguments.folder / name)
+    # A recipe that extends another example's needs its files too; here they lie side by side.
+    needed = [other for name, other in examples.items() if any(f"../{name}/" in text for text in _recipes(source))]
+    for folder in (*needed, source):
+        for name in _files(folder):
+            text = (folder / name).read_text(encoding="utf-8")
+            for other in examples:
+                text = text.replace(f"../{other}/", "").replace(f"examples.{other}.", "")
+            (arguments.folder / name).write_text(text, encoding="utf-8")
     recipes = [name for name in _files(source) if name.endswith(".yaml") and arguments.example.startswith("own_")]
-    print(f"{arguments.folder}: {', '.join(_files(source))}")
+    print(f"{arguments.folder}: {', '.join(_files(arguments.folder))}")
     if recipes:
         print(f"to train it: cd {arguments.folder} && polyrhythm train {recipes[0]}")
     return 0
+
+
+def _recipes(folder: Path) -> list[str]:
+    return [(folder / name).read_text(encoding="utf-8") for name in _files(folder) if name.endswith(".yaml")]
 
 
 def _files(folder: Path) -> list[str]:

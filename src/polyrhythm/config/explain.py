@@ -118,7 +118,8 @@ def _nearest_quoted(word: object, listed: str) -> str:
 
 def _purpose(holder: type[BaseModel] | None, parts: list[str]) -> str:
     field = holder.model_fields.get(parts[-1]) if holder and parts else None
-    return f" ({field.description.rstrip('.')})" if field and field.description else ""
+    example = f", such as {parts[-1]}: {field.examples[0]}" if field and field.examples else ""
+    return f"{example} ({field.description.rstrip('.')})" if field and field.description else example
 
 
 def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseModel] | None]:

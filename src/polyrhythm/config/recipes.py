@@ -31,11 +31,11 @@ def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
     """The file of a recipe given by path (relative to `beside`, or to the working folder) or by name."""
     given = Path(recipe)
     folder = beside or Path()
-    candidates = [folder / given, folder / f"{given}.yaml"] if beside or given.suffix in (".yaml", ".yml") else []
+    is_yaml = given.suffix.lower() in (".yaml", ".yml")
+    candidates = [folder / given, folder / f"{given}.yaml"] if beside or is_yaml else []
     if given.name == str(recipe):
         candidates.append(recipes_folder() / f"{given.stem if given.suffix == '.yaml' else given}.yaml")
-    else:
-        candidates.append(given)
+    candidates.append(given)  # a bare name is a shipped recipe first, then a file
     for candidate in candidates:
         if candidate.is_file():
             return candidate

@@ -79,7 +79,7 @@ class RunConfig(Section):
     """Samples that share an initial state."""
     scoring: ScoringSettings | None = None
     """A reward function in processes of its own; null: rewards are the environment's alone."""
-    training: TrainingSettings
+    training: Annotated[TrainingSettings, Field(examples=["{versions: 20, mini_batch_samples: 16}"])]
     """Length of training and structure of an update."""
     objective: str = ""
     """The objective of another system that `algorithm` began with, by name; empty for none."""

@@ -81,10 +81,15 @@ class TrainingAlarms:
         self._present = set(found)
         return [sentence for name in new if (sentence := self._sentence(name, found[name], int(line["step"])))]
 
+    @property
+    def overcome(self) -> bool:
+        """Whether episodes have clearly become better by now, so that earlier alarms no longer hold."""
+        return bool(self._newest) and self._learns(_Updates(self._first, self._newest), _CLEAR)
+
     def conclusion(self) -> str:
         """What to say at the end of a run whose episodes have not become better; "" where they have, or it is short."""
         updates = _Updates(self._first, self._newest)
-        if self._learns(updates, _PROGRESS):
+        if self._learns(updates, _PROGRESS) or "same" in self._present:  # of equal returns the alarm says what to do
             return ""
         name = _SUCCESS if any(updates.means(_SUCCESS) or ()) else _RETURN
         before, after = updates.means(name) or (0.0, 0.0)

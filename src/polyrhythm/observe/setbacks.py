@@ -51,14 +51,20 @@ class SetbackWatch:
         self._best: dict[str, Rate] = {}
         self._collapsed: set[str] = set()
         self._taught, self._stretches = True, 0
-        self._alarms = TrainingAlarms()
+        self._alarms, self._raised = TrainingAlarms(), list[str]()
         for line in lines:
             self.take(line)
 
     def take(self, line: Mapping[str, Any]) -> list[str]:
         """What to say about one line of metrics: `step` and values by name."""
         said = [self._evaluated(way, line) for way in _WAYS] + [self._updated(line)]
-        return [sentence for sentence in said if sentence] + self._alarms.take(line)
+        alarms = self._alarms.take(line)
+        self._raised += alarms
+        return [sentence for sentence in said if sentence] + alarms
+
+    def overcome(self) -> list[str]:
+        """The training alarms so far that no longer hold, since episodes have clearly become better."""
+        return self._raised if self._alarms.overcome else []
 
     def conclusion(self) -> str:
         """What to say of the whole run at its end, "" for nothing."""
@@ -103,7 +109,8 @@ class SetbackWatch:
 
 
 def setbacks(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The sentences about all lines of a run, and its conclusion."""
+    """The sentences about all lines of a run, and its conclusion; without alarms that the run has overcome."""
     watch = SetbackWatch()
     said = [sentence for line in lines for sentence in watch.take(line)]
-    return said + [watch.conclusion()] * bool(watch.conclusion())
+    overcome = watch.overcome()
+    return [sentence for sentence in said if sentence not in overcome] + [watch.conclusion()] * bool(watch.conclusion())

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter, TraceWriter
@@ -340,7 +341,7 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     lines = read_lines(folder)
-    summary["warnings"] = setbacks(lines)
+    summary["warnings"] = warnings_so_far() + setbacks(lines)
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
     if (limit := limit_of(checked.config, summary, lines)) is not None:

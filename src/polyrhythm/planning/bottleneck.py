@@ -54,8 +54,9 @@ def bottleneck(load: Load) -> str:
         return _rollout_limits(load)
     if load.rows_idle >= _WAITS:
         return (
-            f"The trainer limits the run (rows wait for it {_percent(load.rows_idle)} of the time): raise "
-            f"placement.trainer.ranks (now {load.count['trainer']}), or lower training.epochs."
+            f"The trainer limits the run (rows wait for it {_percent(load.rows_idle)} of the time): lower "
+            f"training.epochs, or raise placement.trainer.ranks (now {load.count['trainer']}), if devices or processor "
+            "cores are free."
         )
     return f"Rollout and training keep pace ({waits} of the time): nothing to set."
 

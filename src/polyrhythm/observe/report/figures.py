@@ -130,9 +130,9 @@ def returns(runs: Sequence[Run]) -> Figure | None:
     return Figure("Mean return over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
 
 
-def _draw_groups(plot: Plot, groups: Sequence[Sequence[Run]], value: Callable[[Point], float | None]) -> None:
+def _draw_groups(plot: Plot, groups: Mapping[int, Sequence[Run]], value: Callable[[Point], float | None]) -> None:
     """For each group of seeds the mean curve, with a band from the lowest to the highest seed."""
-    for number, group in enumerate(groups):
+    for number, group in groups.items():
         curves = [[(p.transitions, y) for p in training_points(run) if (y := value(p)) is not None] for run in group]
         points = over_seeds([curve for curve in curves if curve])
         if len(group) > 1:
@@ -147,9 +147,9 @@ def _seeds_sentence(runs: Sequence[Run]) -> str:
 
 
 def _group_numbers(runs: Sequence[Run]) -> Mapping[int, int]:
-    """Place of each run -> that of its group of seeds; its own where there are none."""
-    groups = seed_groups(runs) or [[run] for run in runs]
-    group_of = {id(run): place for place, group in enumerate(groups) for run in group}
+    """Place of each run -> that of the first run of its group of seeds; its own where there are none."""
+    groups = seed_groups(runs) or {place: [run] for place, run in enumerate(runs)}
+    group_of = {id(run): place for place, group in groups.items() for run in group}
     return {number: group_of[id(run)] for number, run in enumerate(runs)}
 
 
@@ -219,7 +219,7 @@ def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *,
 def _success_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
     ways = _ways(runs)
     if (groups := seed_groups(runs)) is not None:
-        keys = [(line_key(look(number)), group_label(group)) for number, group in enumerate(groups)]
+        keys = [(line_key(look(number)), group_label(group)) for number, group in groups.items()]
         return keys + [(mark_key("plain", number), way) for number, way in enumerate(ways)]
     if len(runs) > 1:
         return run_keys(runs) + [(mark_key("plain", number), way) for number, way in enumerate(ways)]

@@ -27,6 +27,7 @@ p{margin:4px 0 10px}.soft,figcaption{color:var(--soft)}
 figure{margin:0}
 figure svg{display:block;width:100%;height:auto}
 .one{overflow-x:auto}.one>svg{min-width:640px}.one>svg.plot{min-width:0;overflow:visible}
+.one:has(svg.plot){overflow:visible}.one>svg.plot:not(.wide){max-width:480px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(320px,1fr));gap:8px 20px;align-items:center}
 .pair.one{grid-template-columns:1fr}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:2px 20px;margin:4px 0 8px;padding:0;font-size:.875rem}

@@ -119,7 +119,7 @@ def _read(folder: Path) -> Run:
     per_version = int(run.settings.get("freshness.sync_interval", 1))
     said = read_conversations(folder)
     measured = _evaluations(lines, per_version)
-    return replace(run, evaluations=measured, conversations=said, setbacks=setbacks(lines))
+    return replace(run, evaluations=measured, conversations=said, setbacks=summary.get("warnings", setbacks(lines)))
 
 
 def _so_far(progress: Line) -> dict[str, Any]:

@@ -14,13 +14,15 @@ _FREE = ("seed", "name", "out_dir", "resume")
 _POINTS = 60
 
 
-def seed_groups(runs: Sequence[Run]) -> list[list[Run]] | None:
-    """The runs by equal settings, in the order of their first run; None if no two of them differ only in the seed."""
-    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for run in runs:
+def seed_groups(runs: Sequence[Run]) -> dict[int, list[Run]] | None:
+    """Place of its first run, whose colour a group has -> runs with equal settings; None if no two of them differ only
+    in the seed."""
+    places: dict[tuple[tuple[str, str], ...], int] = {}
+    groups: dict[int, list[Run]] = {}
+    for place, run in enumerate(runs):
         settings = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
-        groups.setdefault(settings, []).append(run)
-    return list(groups.values()) if len(groups) < len(runs) else None
+        groups.setdefault(places.setdefault(settings, place), []).append(run)
+    return groups if len(groups) < len(runs) else None
 
 
 def group_label(group: Sequence[Run]) -> str:

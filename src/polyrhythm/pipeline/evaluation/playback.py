@@ -94,7 +94,8 @@ def _build_visible(settings: EnvSettings, kind: str, wanted: int, rows: int) -> 
     if batch is None or (drawn and not isinstance(batch, Renderer)):
         raise ConfigError(
             f"env.type = {kind}: it has no pictures: no observation is an image (uint8 [H,W,3]), and it does not "
-            "render its rows; leave --video out, or give its batch a render(row)"
+            "render its rows; leave --video out, or give its batch a render(row) (a Gymnasium environment: render() "
+            "and rgb_array among its render_modes)"
         )
     return batch
 

@@ -8,7 +8,6 @@ hangs is reported.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import queue
 import random
@@ -29,6 +28,7 @@ import torch
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
+from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
@@ -36,8 +36,6 @@ from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
 from polyrhythm.pipeline.validation.reward_trial import WAY_OUT, EpisodeTrial
 from polyrhythm.specs import EnvSpec
-
-log = logging.getLogger(__name__)
 
 #: Call → the setting of its time limit.
 LIMITS = {
@@ -107,7 +105,7 @@ def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = 
             case ["error", sentence]:
                 raise ConfigError(sentence)
             case ["warning", whose, sentence]:
-                log.warning("%s: %s", whose or what, sentence)
+                warn_once(f"{whose or what}: {sentence}")
             case ["over"]:
                 return
             case [kind, seen]:
