@@ -56,6 +56,8 @@ class TellingFactory(ScriptedFactory):
     preload: ClassVar = (__name__,)
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        files = _open_files()
+        sockets = sum(name.startswith("socket:") for name in files)
         said = {
             "forked": os.getpid() != IMPORTED_BY,
             "parent": os.getppid(),
@@ -66,8 +68,9 @@ class TellingFactory(ScriptedFactory):
             "path": sys.path,
             "argv": sys.argv[1:],
             "logs": logging.getLogger().isEnabledFor(logging.INFO),
-            "files": len(_open_files()),
-            "specs": _open_files().count("/memfd:spec (deleted)"),
+            "files": len(files) - sockets,
+            "sockets": sockets,
+            "specs": files.count("/memfd:spec (deleted)"),
         }
         Path(f"{self.name}.{incarnation}.json").write_text(json.dumps(said))
         return [(f"{self.name}.{incarnation}.0", lambda: Scripted(self.name, incarnation, context))]
