@@ -18,6 +18,7 @@ from tests.pipeline.runs import LOCKSTEP
 import polyrhythm as pr
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.evaluation.episodes import tally
+from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.scheduler.records import SampleEvaluated
 from polyrhythm.specs import Task
@@ -287,6 +288,12 @@ def test_an_evaluation_of_another_environment_lists_what_differs(tmp_path: Path)
     for wrong in ("env.type=latency", "rollout.rows=2"):
         with pytest.raises(pr.PolyrhythmError, match="the run has its own"):
             pr.evaluate(run, episodes=2, overrides=wrong)
+
+
+def test_a_warm_start_is_not_resumed_as_training(tmp_path: Path) -> None:
+    PhaseJournal(tmp_path, command="sft").commit("demonstrations", {})
+    with pytest.raises(pr.PolyrhythmError, match="polyrhythm sft began it; go on with: polyrhythm resume"):
+        pr.resume(tmp_path)
 
 
 def test_out_of_an_unfinished_run_proposes_to_resume_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from polyrhythm.pipeline import export as exporting
 from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
 from polyrhythm.pipeline.evaluation import standalone as evaluating
+from polyrhythm.pipeline.persistence.phases import command_of
 from polyrhythm.pipeline.persistence.resume_rules import (
     config_to_resume,
     naming_where_it_began,
@@ -155,6 +156,8 @@ def resume(
     `train`. Raises what `train` raises.
     """
     folder = find_run(_path(run))
+    if (command := command_of(folder)) != "train":
+        raise ConfigError(f"resume = {folder}: polyrhythm {command} began it; go on with: polyrhythm resume {folder}")
     config = config_to_resume(folder, _words(overrides))
     with naming_where_it_began(folder):
         checked = checking.validate_run(_config(config), begun=True)

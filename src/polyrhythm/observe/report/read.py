@@ -119,7 +119,8 @@ def _read(folder: Path) -> Run:
     per_version = int(run.settings.get("freshness.sync_interval", 1))
     said = read_conversations(folder)
     measured = _evaluations(lines, per_version)
-    return replace(run, evaluations=measured, conversations=said, setbacks=summary.get("warnings", setbacks(lines)))
+    warned = summary["warnings"] if "warnings" in summary else setbacks(lines)
+    return replace(run, evaluations=measured, conversations=said, setbacks=warned)
 
 
 def _so_far(progress: Line) -> dict[str, Any]:
