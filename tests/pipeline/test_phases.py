@@ -16,14 +16,9 @@ from tests.pipeline.runs import config
 from polyrhythm.config.load import save_config
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, StartError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
-from polyrhythm.observe.run_folder import lock_run_folder
+from polyrhythm.observe.run_folder import CONFIG_FILE, SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.pipeline.persistence.phases import (
-    CONFIG_FILE,
-    SUMMARY_FILE,
-    PhaseJournal,
-    command_of,
-)
+from polyrhythm.pipeline.persistence.phases import PhaseJournal, command_of
 from polyrhythm.pipeline.persistence.resume import remove_if_refused
 from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, run_to_resume
 

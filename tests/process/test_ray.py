@@ -34,9 +34,9 @@ from tests.process.test_supervision import lost
 
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError, HostLost, MissingError, RunHalted, StartError
+from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher

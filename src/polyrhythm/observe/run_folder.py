@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 #: Held by the process whose run the folder is.
 LOCK_FILE = ".lock"
 #: In every run's folder.
-_CONFIG_FILE = "config.yaml"
+CONFIG_FILE = "config.yaml"
+#: In a finished run's folder.
+SUMMARY_FILE = "summary.json"
 
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:
@@ -53,8 +55,8 @@ def find_run(folder: Path) -> Path:
 
     A folder of runs has them by time, or by name and time, as `out_dir` has.
     """
-    if folder.is_dir() and not (folder / _CONFIG_FILE).is_file():
-        found = (file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{_CONFIG_FILE}"))
+    if folder.is_dir() and not (folder / CONFIG_FILE).is_file():
+        found = (file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{CONFIG_FILE}"))
         runs = sorted(found, key=lambda file: file.stat().st_mtime)
         if runs:
             log.info("%s is a folder of runs; its newest is taken: %s", folder, runs[-1].parent)
@@ -102,7 +104,7 @@ def take_folder(folder: Path) -> Path:
         taken = any(folder.iterdir())
     except OSError as error:
         raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
-    if (folder / _CONFIG_FILE).is_file() and not (folder / "summary.json").is_file():
+    if (folder / CONFIG_FILE).is_file() and not (folder / SUMMARY_FILE).is_file():
         raise RunFolderError(
             f"folder {folder} holds a run that is not finished; to go on with it: polyrhythm resume "
             f"{shlex.quote(str(folder))}; for a new run name another folder"

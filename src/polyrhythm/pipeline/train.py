@@ -26,7 +26,7 @@ from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import read_lines
 from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
 from polyrhythm.observe.report import write_report
-from polyrhythm.observe.run_folder import lock_run_folder
+from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
@@ -48,7 +48,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     SavedRun,
     save_policy,
 )
-from polyrhythm.pipeline.persistence.phases import SUMMARY_FILE, PhaseJournal
+from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.published import read_newest
 from polyrhythm.pipeline.persistence.resume import TRACE_FILE, refuse_misplaced, remove_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer

@@ -17,11 +17,12 @@ from polyrhythm.config.load import load_config, save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, PhaseJournal
+from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun

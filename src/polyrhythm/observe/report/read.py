@@ -17,6 +17,7 @@ from polyrhythm.config.yaml_text import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.conversations import Entry, read_conversations
 from polyrhythm.observe.intervals import wilson
+from polyrhythm.observe.run_folder import CONFIG_FILE, SUMMARY_FILE
 from polyrhythm.observe.setbacks import setbacks
 from polyrhythm.observe.settings_changes import Change, read_changes
 
@@ -98,7 +99,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read the run in `folder`. RunFolderError: it is not a run's folder, or its files cannot be read."""
-    if not (folder / "config.yaml").is_file():
+    if not (folder / CONFIG_FILE).is_file():
         raise RunFolderError(f"{folder} is not a run's folder: it has no config.yaml; name the folder of a run")
     try:
         return _read(folder)
@@ -108,10 +109,10 @@ def read_run(folder: Path) -> Run:
 
 def _read(folder: Path) -> Run:
     lines = _lines(folder / "metrics.jsonl")
-    finished = (folder / "summary.json").is_file()
-    summary = _json(folder / "summary.json") if finished else _so_far(_json(folder / "progress.json"))
-    with _naming(folder / "config.yaml", "name another run"):
-        config = (folder / "config.yaml").read_text(encoding="utf-8")
+    finished = (folder / SUMMARY_FILE).is_file()
+    summary = _json(folder / SUMMARY_FILE) if finished else _so_far(_json(folder / "progress.json"))
+    with _naming(folder / CONFIG_FILE, "name another run"):
+        config = (folder / CONFIG_FILE).read_text(encoding="utf-8")
     updates = [line for line in lines if "throughput/transitions_per_s" in line]
     place = folder.resolve()
     label = f"{place.parent.name}/{place.name}"

@@ -31,8 +31,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import parse_json
-from polyrhythm.observe.run_folder import find_run
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
 from polyrhythm.policies.vla.checkpoint import read_stored
 from polyrhythm.policies.vla.safetensors_headers import read_header
 from polyrhythm.specs import EnvSpec, Trajectory

@@ -21,10 +21,11 @@ from typing import Any
 
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.metrics import last_time_s
+from polyrhythm.observe.run_folder import SUMMARY_FILE
 
 log = logging.getLogger(__name__)
 
-CONFIG_FILE, SUMMARY_FILE, _FILE = "config.yaml", "summary.json", "progress.json"
+_FILE = "progress.json"
 
 
 class PhaseJournal:

@@ -18,10 +18,10 @@ from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.conversations import CONVERSATIONS_FILE, forget_conversations
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
-from polyrhythm.observe.run_folder import LOCK_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, SUMMARY_FILE, PhaseJournal, has_begun
+from polyrhythm.pipeline.persistence.phases import PhaseJournal, has_begun
 from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import give_weights

@@ -18,8 +18,9 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe import new_run_folder, take_folder
+from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable, refuse_missing_folders
-from polyrhythm.pipeline.persistence.phases import CONFIG_FILE, began_in, command_of, is_finished
+from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
 
 log = logging.getLogger(__name__)
 
