@@ -10,9 +10,9 @@ from torch import Tensor
 def interpolation(behavior: Tensor, produced: int) -> Tensor:
     """α = clamp((v_p − v_b)/(v_θ − v_b), 0, 1), float32, shaped like behavior (int64), with v_p = v_θ − 1.
 
-    All are counted in updates. behavior: v_b, the updates in the weights that acted. produced: v_θ, those in the weights
-    that the update makes; at its start they have v_p, so fresh samples have α = 0. Example: samples of 4, 3 and 1
-    updates while the fifth is made: 0, 1/2, 3/4.
+    All count updates. behavior: v_b, those in the weights that acted. produced: v_θ, those in the weights that the
+    update makes; v_p are in the weights that it begins with, so fresh samples have α = 0. Example: samples of 4, 3 and
+    1 updates while the fifth is made: 0, 1/2, 3/4.
     """
     age = (produced - behavior).to(torch.float32)
     return torch.where(age > 0, (age - 1.0) / age.clamp(min=1.0), 0.0).clamp(0.0, 1.0)

@@ -55,8 +55,9 @@ class Learner:
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
     sync_interval: updates of a version. Where `algorithm.kl` needs a reference policy, it is the policy that the first
-    update begins with (`training.reference`). halt: why the run must stop after the last update, as a sentence; "" if it need not. token_versions: where weights
-    change within a message, the log-prob of each token is that of its own weights, which keep nothing of older ones.
+    update begins with (`training.reference`). halt: why the run must stop after the last update, as a sentence; "" if
+    it need not. token_versions: where weights change within a message, the log-prob of each token is that of its own
+    weights, which keep nothing of older ones.
 
     ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
     method, with the same arguments and in the same order.
@@ -110,9 +111,9 @@ class Learner:
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares targets.
         Of several ranks each reads its own trajectories, and of the others lengths and groups alone.
         The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: the one that the
-        update is part of, the trainer's present one + 1; interpolated proximal log-probs also count the updates in it
-        that came before (too few or too many by less than a version after a trainer was lost). Metrics are means over the
-        optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
+        update is part of, the trainer's present one + 1; interpolated proximal log-probs also count the updates of it
+        that came before (after a trainer was lost, off by less than a version). Metrics are means over the optimizer
+        steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
         is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
         with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
         generators, 0 but for rounding (absent where the statistics of observations begin: `UpdateStatistics`).

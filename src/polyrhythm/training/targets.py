@@ -39,11 +39,11 @@ _ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 
 class TargetInputs(NamedTuple):
     """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
-    policy where there is one; the updates in the weights that this one makes; rows per forward pass (0: all at once). counts: N
-    and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
-    (0: any number). own_version: that of the weights that the update begins with, where generators could have them and
-    not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version alone.
-    reward_scale: factor of the environment's rewards. sync_interval: updates of a version.
+    policy where there is one; the updates in the weights that this one makes; rows per forward pass (0: all at once).
+    counts: N and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates
+    messages (0: any number). own_version: that of the weights that the update begins with, where generators could have
+    them and not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version
+    alone. reward_scale: factor of the environment's rewards. sync_interval: updates of a version.
     """
 
     policy: Policy
