@@ -56,6 +56,7 @@ def test_every_objective_fits_the_lag_that_it_has_where_it_is_from(name: str) ->
     assert len(stale) == len(several) == (name in SYNCHRONOUS)
 
 
+GSPO = "algorithm.proximal=recompute algorithm.loss.ratio_to=proximal"
 CASES = [
     (("algorithm.loss=ppo", "algorithm.proximal=behavior"), "algorithm.proximal=recompute"),
     (("objective=rlinf_libero", "rollout.segment_steps=0"), "objective=rlinf_libero_async"),
@@ -68,6 +69,11 @@ CASES = [
     (("algorithm.loss={type: sapo, ratio_to: behavior}",), "algorithm.loss.ratio_to=proximal"),
     (("algorithm.loss=vanilla",), "algorithm.loss=decoupled_ppo"),
     (("freshness.max_lag=4",), "'algorithm.loss={type: ppo, clip_high: 0.28}'"),
+    (
+        ("freshness.max_lag=8", "algorithm.proximal=interpolate"),
+        "'algorithm.loss={type: ppo, clip_high: 0.28}' algorithm.proximal=recompute",
+    ),
+    (("objective=rlinf_libero", "rollout.segment_steps=0", "algorithm.loss=gspo"), GSPO),
     (("algorithm.loss=vanilla", "freshness.max_lag=0"), "algorithm.loss=ppo"),
     (("algorithm.loss=vanilla", "freshness.max_lag=0", "training.epochs=1"), "algorithm.loss=ppo"),
 ]

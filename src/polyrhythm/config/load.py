@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError
@@ -173,7 +173,7 @@ def parse_override(text: str) -> Tree:
     return _nested(keys, parse(value, origin=f"override {shown!r}"))
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

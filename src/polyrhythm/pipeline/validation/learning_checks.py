@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from polyrhythm.config.objective_needs import reward_level_of_objective
 from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.objectives import PpoLoss
+from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
@@ -153,17 +153,19 @@ def staleness_findings(config: RunConfig) -> Iterator[Finding]:
         f"the policy that acted, which may be {age} update{'s' * (age > 1)} old (freshness.max_lag = {lag:g}, "
         f"sync_interval = {interval})"
     )
-    recompute = ["algorithm.proximal=recompute"] * (algorithm.proximal == "behavior")
+    recompute = ["algorithm.proximal=recompute"] * (algorithm.proximal != "recompute")
     if not training.versions:
         return
     if age and algorithm.clips_around_behavior:
         setting, fixes = "algorithm.proximal", recompute
         if loss.corrects_staleness:  # type: ignore[union-attr]
             setting, fixes = "algorithm.loss.ratio_to", [*recompute, "algorithm.loss.ratio_to=proximal"]
-        if (sibling := f"{config.objective}_async") in OBJECTIVE_PRESETS:
+        elif (sibling := f"{config.objective}_async") in OBJECTIVE_PRESETS:
             fixes = [f"objective={sibling}"]
         yield _lag_note(f"{setting} = behavior: {loss.type} clips around {acted}", fixes)
-    elif lag >= _LONG_LAG and (loss.type == "decoupled_ppo" or (loss.type == "ppo" and not _clips_higher(loss))):
+    elif lag >= _LONG_LAG and (
+        isinstance(loss, DecoupledPpoLoss) or (isinstance(loss, PpoLoss) and not _clips_higher(loss))
+    ):
         detail = f"freshness.max_lag = {lag:g}: from {_LONG_LAG} on {loss.type} loses more than with clip-higher"
         yield _lag_note(detail, ["algorithm.loss={type: ppo, clip_high: 0.28}", *recompute])
     if loss.type != "vanilla":
