@@ -74,6 +74,10 @@ CASES = [
         "'algorithm.loss={type: ppo, clip_high: 0.28}' algorithm.proximal=recompute",
     ),
     (("objective=rlinf_libero", "rollout.segment_steps=0", "algorithm.loss=gspo"), GSPO),
+    (
+        ("objective=rlinf_libero", "rollout.segment_steps=0", "algorithm.gamma=0.9"),
+        "algorithm.proximal=recompute",
+    ),
     (("algorithm.loss=vanilla", "freshness.max_lag=0"), "algorithm.loss=ppo"),
     (("algorithm.loss=vanilla", "freshness.max_lag=0", "training.epochs=1"), "algorithm.loss=ppo"),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from polyrhythm.config.objective_needs import reward_level_of_objective
+from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_objective
 from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
@@ -157,10 +157,10 @@ def staleness_findings(config: RunConfig) -> Iterator[Finding]:
     if not training.versions:
         return
     if age and algorithm.clips_around_behavior:
-        setting, fixes = "algorithm.proximal", recompute
+        setting, fixes, sibling = "algorithm.proximal", recompute, f"{config.objective}_async"
         if loss.corrects_staleness:  # type: ignore[union-attr]
             setting, fixes = "algorithm.loss.ratio_to", [*recompute, "algorithm.loss.ratio_to=proximal"]
-        elif (sibling := f"{config.objective}_async") in OBJECTIVE_PRESETS:
+        elif sibling in OBJECTIVE_PRESETS and is_unchanged(config):  # else it would discard the recipe's own settings
             fixes = [f"objective={sibling}"]
         yield _lag_note(f"{setting} = behavior: {loss.type} clips around {acted}", fixes)
     elif lag >= _LONG_LAG and (
