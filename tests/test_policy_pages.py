@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
 from pathlib import Path
 
 import pytest
+import yaml
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.registry import settings_class
@@ -48,6 +50,29 @@ def test_a_tiny_variant_differs_in_size_alone(name: str) -> None:
     if ROWS[name]:
         assert [finding for _, finding in check_unstarted(tiny) if finding.state == "failed"] == []
         assert not whole.policy.turn_images, "the environment has turned them"
+
+
+#: Row -> its page and the line after which its comparison with the paper and the released code stands.
+_COMPARED = {
+    "metaworld_pi0": ("pi0", "metaworld_col_aa_env512_pipe4.yaml"),
+    "maniskill_pi05": ("pi0", "maniskill_hyb62_aa_env3264_pipe2.yaml"),
+    "robocasa_pi0": ("pi0", "robocasa_col_aa_env160_pipe2.yaml"),
+    "libero_groot": ("groot_n1d5", "libero_col_aa_env256_pipe4.yaml"),
+    "libero_oft": ("openvla_oft", "libero_spatial_grpo_openvlaoft.yaml"),
+}
+_SETTING = re.compile(r"\| `([\w.]+)` \| ([^|]+) \|")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_has_the_numbers_that_its_page_compares(name: str) -> None:
+    page, file = _COMPARED[name]
+    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    table = text.partition(file)[2].partition("|---|")[2].partition("\n\n")[0]
+    compared = {path: yaml.safe_load(value) for path, value in _SETTING.findall(table)}
+    assert len(compared) > 25
+    found = load_config(name).model_dump(mode="json")
+    for path, value in compared.items():
+        assert reduce(lambda tree, key: tree[key], path.split("."), found) == value, path
 
 
 @pytest.mark.parametrize("page", _TYPES)

@@ -12,6 +12,7 @@ from tests.pipeline.runs import config
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.memory.plan import Machine, Planner
+from polyrhythm.pipeline.validation import room
 from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import check_form, validate_run
 from polyrhythm.pipeline.validation.room import check_room, container_limit, free_memory, warn_of_room
@@ -53,6 +54,14 @@ def test_of_stations_that_are_on_a_device_in_turn_the_largest_counts() -> None:
     check_room(run, spec, form, free=lambda _: trainer)
     with pytest.raises(StartError, match=r"wanted \(.*trainer 0.0 GB\)"):
         check_room(run, spec, form, free=lambda _: trainer - 1)
+
+
+def test_a_row_for_more_devices_is_to_be_scaled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "count_devices", lambda: 1)
+    run = config(devices=8)
+    spec = env_settings(run).spec()
+    with pytest.raises(StartError, match=r"; the numbers are for 8 devices: add devices=1$"):
+        check_room(run, spec, check_form(run, spec), free=lambda _: 1)
 
 
 def test_need_and_room_are_compared_to_the_byte() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.process.runs import config
 
+from polyrhythm.config.load import load_config
 from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.placed import place, station_names
@@ -269,3 +270,10 @@ def test_stations_for_evaluation_have_seats_and_names_are_those_of_the_run():
 
 def test_ranges_and_ids_are_listed_in_their_order():
     assert list_device_ids("6,0-2") == (6, 0, 1, 2)
+
+
+def test_a_row_on_fewer_devices_than_its_own_is_told() -> None:
+    (warning,) = place(load_config("metaworld_pi0"), devices=2).warnings
+    assert warning == "devices = 8: the numbers are for as many, and there are 2 CUDA devices; add devices=2"
+    assert place(load_config("metaworld_pi0", ["devices=2"]), devices=2).warnings == ()
+    assert place(load_config("metaworld_pi0"), devices=8).warnings == ()

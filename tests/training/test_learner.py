@@ -392,18 +392,20 @@ def test_the_age_of_samples_ends_no_update(proximal: str) -> None:
     assert finish(learner.update(stale(), 3, version=NEWEST))[STEPS] == 3
 
 
-def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy() -> None:
-    """(1 − α)·|logπ_θ − logπ_b| at the first step, where π_θ is what recomputing would give."""
+@pytest.mark.parametrize(("interval", "before"), [(1, 0), (4, 0), (4, 3)])
+def test_interpolation_is_off_by_what_is_left_to_the_recomputed_policy(interval: int, before: int) -> None:
+    """(1 − α)·|logπ_θ − logπ_b| at the first step, where π_θ is what recomputing would give. α counts updates: of
+    `interval` in a version, `before` came before this one."""
     data = stale()
-    policy = ToyPolicy()
-    learner = Learner(policy, algorithm(proximal="interpolate"), training(epochs=2), total_updates=8, seed=3)
-    metrics = finish(learner.update(data, 3, version=NEWEST))
+    policy, objective = ToyPolicy(), algorithm(proximal="interpolate")
+    learner = Learner(policy, objective, training(epochs=2), total_updates=32, seed=3, sync_interval=interval)
+    metrics = finish(learner.update(data, (NEWEST - 1) * interval + before, version=NEWEST))
     fresh, total, count = ToyPolicy(), 0.0, 0
     for t in data:
         inputs = {"tokens": torch.from_numpy(t.forward_inputs["tokens"])}
         now = fresh.evaluate({"x": torch.from_numpy(t.obs["x"][:-1])}, inputs).logprob.detach().numpy()
         for k in range(t.steps):
-            age = NEWEST - int(t.version[k])
+            age = (NEWEST - 1 - int(t.version[k])) * interval + before + 1
             alpha = (age - 1) / age
             for c in range(t.valid.shape[1]):
                 if t.valid[k, c]:

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 
-def interpolation(behavior_version: Tensor, produced_version: int) -> Tensor:
-    """α = clamp((v_p − v_b)/(v_θ − v_b), 0, 1), float32, shaped like behavior_version (int64), with v_p = v_θ − 1.
+def interpolation(behavior: Tensor, produced: int) -> Tensor:
+    """α = clamp((v_p − v_b)/(v_θ − v_b), 0, 1), float32, shaped like behavior (int64), with v_p = v_θ − 1.
 
-    produced_version: v_θ, the version that the update produces; the weights at its start are v_p, so fresh samples have
-    α = 0. Example: samples of versions 4, 3 and 1 while version 5 is produced: 0, 1/2, 3/4.
+    All count updates. behavior: v_b, those in the weights that acted. produced: v_θ, those in the weights that the
+    update makes; v_p are in the weights that it begins with, so fresh samples have α = 0. Example: samples of 4, 3 and
+    1 updates while the fifth is made: 0, 1/2, 3/4.
     """
-    age = (produced_version - behavior_version).to(torch.float32)
+    age = (produced - behavior).to(torch.float32)
     return torch.where(age > 0, (age - 1.0) / age.clamp(min=1.0), 0.0).clamp(0.0, 1.0)
 
 

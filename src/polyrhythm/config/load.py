@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError
@@ -23,6 +23,7 @@ from polyrhythm.config.objects import plain
 from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
 from polyrhythm.config.registry import TABLE, NestedRefusal, expand, resolve
+from polyrhythm.config.row import scale
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
@@ -53,12 +54,18 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
     _check_order([override for override in overrides if isinstance(override, str)])
     for override in overrides:
         changes = merge(changes, _change(override))
+    _check_devices(tree, changes, overrides)
     _tell_replaced(tree, changes)
     return validate(_merge_preset(tree, changes, "overrides"), origin=origin)
 
 
 def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
-    """Merge `base`, the preset and the objective that `change` names, if any, and `change`, in this order."""
+    """Merge `base`, scaled to the devices that `change` names, the preset and the objective that it names, if any, and
+    `change`, in this order."""
+    devices, row = change.get("devices"), base.get("devices")
+    if _is_count(devices) and _is_count(row) and devices != row:
+        base, changes, _ = scale(base, devices, origin)
+        log.info("devices = %d of a row for %d: %s", devices, row, ", ".join(changes))
     own = {key: value for key, value in change.items() if key != "preset"}
     if "preset" in change:
         base = merge(base, preset(change["preset"], base, origin))
@@ -164,6 +171,24 @@ def parse_override(text: str) -> Tree:
             "these quotes for an empty text"
         )
     return _nested(keys, parse(value, origin=f"override {shown!r}"))
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_devices(tree: Tree, changes: Tree, overrides: Sequence[str | Mapping[str, Any]]) -> None:
+    """Raise ConfigError if the overrides give `devices` twice, or to a recipe that is not a row."""
+    if changes.get("devices") is None:
+        return
+    given = [found["devices"] for found in map(_change, overrides) if "devices" in found]
+    if len(given) > 1:
+        raise ConfigError(f"devices = {', '.join(map(str, given))}: given {len(given)} times; give it once")
+    if tree.get("devices") is None:
+        raise ConfigError(
+            f"devices = {given[0]}: this recipe is not a row, as it does not say for how many devices its numbers are; "
+            "leave it out, and see placement (docs/recipes.md)"
+        )
 
 
 def _change(override: str | Mapping[str, Any]) -> Tree:

@@ -42,6 +42,11 @@ def reward_level_of_objective(config: RunConfig) -> bool:
     return theirs.reward_level == config.algorithm.reward_level
 
 
+def is_unchanged(config: RunConfig) -> bool:
+    """Whether `algorithm` is the objective's section as it stands."""
+    return config.algorithm == AlgorithmSettings.model_validate(OBJECTIVE_PRESETS[config.objective][1])
+
+
 def describe_objective(name: str) -> str:
     """`rlinf_libero: RLinf's PPO on LIBERO …`; "" for none."""
     return f"{name}: {OBJECTIVE_PRESETS[name][0]}" if name in OBJECTIVE_PRESETS else name

@@ -33,6 +33,8 @@ _RLINF_CRITIC = {"coef": 1.0, "clip": 0.2, "huber": 10.0, "aggregation": "policy
 #: Episodes end where the task does, and are masked from there on: RLinf's environments without auto_reset.
 _RLINF_EPISODES = {"bootstrap": "never", "aggregation": "episode_mean"}
 _NO_CRITIC = {"coef": 0.0}
+#: The loss of RLinf's asynchronous trainer, without the upper clip.
+_RLINF_DECOUPLED = {"type": "decoupled_ppo", "clip_low": 0.2, "dual_clip": 3.0, "behave_weight_threshold": 2.0}
 
 #: Name → what it is (the configuration that it was read from), and the `algorithm` section.
 OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
@@ -56,13 +58,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
         {
             **_RLINF_PPO,
             **_RLINF_EPISODES,
-            "loss": {
-                "type": "decoupled_ppo",
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "dual_clip": 3.0,
-                "behave_weight_threshold": 2.0,
-            },
+            "loss": {**_RLINF_DECOUPLED, "clip_high": 0.2},
             "proximal": "interpolate",
             "logprob_level": "chunk",
             "reward_level": "chunk",
@@ -79,6 +75,20 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "normalize_advantage": False,
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.28},
             "proximal": "behavior",
+            "logprob_level": "token",
+            "value": _NO_CRITIC,
+        },
+    ),
+    # Ours: the advantage of rlinf_libero_grpo with the loss of rlinf_libero_async. No file of RLinf/RLinf a3816b5 is
+    # both: of the PPO losses its asynchronous runner takes decoupled_actor_critic alone (train_async.py).
+    "rlinf_libero_grpo_async": (
+        "RLinf's GRPO on LIBERO with the loss of its asynchronous PPO, a combination of ours",
+        {
+            **_RLINF_EPISODES,
+            "advantage": {"type": "grpo", "std": "sample"},
+            "normalize_advantage": False,
+            "loss": {**_RLINF_DECOUPLED, "clip_high": 0.28},
+            "proximal": "interpolate",
             "logprob_level": "token",
             "value": _NO_CRITIC,
         },

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from polyrhythm.config.base import LAST_PORT, InvalidSetting, NotNegative, Section, Seed
+from polyrhythm.config.base import LAST_PORT, Count, InvalidSetting, NotNegative, Section, Seed
 from polyrhythm.config.objective_needs import check_objective
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -55,6 +55,8 @@ class RunConfig(Section):
     """Name of the run's folder under out_dir: letters, digits, _ . - alone; default: the recipe's name."""
     seed: Seed = 0
     """Seed of initial weights, initial states and sampling noise."""
+    devices: Count | None = None
+    """Devices that a row's numbers are for; devices=N on the command line scales them; null: not a row."""
     launcher: Literal["local", "inline", "ray"] = "local"
     """local: a process per station on this machine; inline: all in this process; ray: processes on a Ray cluster."""
     out_dir: str = "runs"

@@ -388,6 +388,7 @@ def _trainer_factory(
         strategy=config.placement.trainer.strategy,
         shard=config.placement.trainer.shard.model_dump(mode="json"),
         token_versions=config.freshness.on_update == "abort" or getattr(config.policy, "keeps_no_old_cache", False),
+        sync_interval=config.freshness.sync_interval,
     )
 
 

@@ -63,18 +63,24 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
     seats |= joined | lease_devices(placement, own, simulators_leave=leaves, offload=str(folder or ""))
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
-    warnings = [*_list_warnings(config, names), *list_unleased(placement, seats)]
+    warnings = [*_list_warnings(config, names, devices), *list_unleased(placement, seats)]
     return Placed(names, seats, ends, lease_settings(placement, seats), tuple(warnings))
 
 
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
     """Those of `Placed.warnings` that need no seats, as not every station may have one on this machine."""
-    return _list_warnings(config, station_names(config, trainer=trainer))
+    return _list_warnings(config, station_names(config, trainer=trainer), count_devices())
 
 
-def _list_warnings(config: RunConfig, names: dict[Kind, list[str]]) -> list[str]:
+def _list_warnings(config: RunConfig, names: dict[Kind, list[str]], devices: int) -> list[str]:
     excess = list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else []
-    return list_unused_devices(config.placement, names) + excess
+    fewer = []
+    if config.launcher == "local" and 0 < devices < (config.devices or 0):
+        there = f"{devices} CUDA device{'s' * (devices > 1)}"
+        fewer = [
+            f"devices = {config.devices}: the numbers are for as many, and there are {there}; add devices={devices}"
+        ]
+    return fewer + list_unused_devices(config.placement, names) + excess
 
 
 def station_names(config: RunConfig, *, trainer: bool = True, devices: int | None = None) -> dict[Kind, list[str]]:

@@ -29,7 +29,7 @@ class TrainerFactory:
     `initial` ("": those of the seed), saves them, and publishes them as `version` unless something is published.
 
     algorithm, training, shard: these sections of the configuration as plain data. strategy: of several ranks.
-    token_versions: as of the learner.
+    token_versions, sync_interval: as of the learner.
     """
 
     name: str
@@ -43,6 +43,7 @@ class TrainerFactory:
     strategy: Strategy = "replicate"
     shard: dict[str, Any] = field(default_factory=dict)
     token_versions: bool = False
+    sync_interval: int = 1
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -70,6 +71,7 @@ class TrainerFactory:
             seed=self.policy.seed,
             ranks=ranks,
             token_versions=self.token_versions,
+            sync_interval=self.sync_interval,
         )
         if saved:
             _resume(learner, saved[-1])

@@ -53,10 +53,11 @@ _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
 class Learner:
     """A policy and its optimizer; the policy stays on the device where it is given, or is sharded on that of its rank.
 
-    total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
-    `algorithm.kl` needs a reference policy, it is the policy that the first update begins with (`training.reference`).
-    halt: why the run must stop after the last update, as a sentence; "" if it need not. token_versions: where weights
-    change within a message, the log-prob of each token is that of its own weights, which keep nothing of older ones.
+    total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
+    sync_interval: updates of a version. Where `algorithm.kl` needs a reference policy, it is the policy that the first
+    update begins with (`training.reference`). halt: why the run must stop after the last update, as a sentence; "" if
+    it need not. token_versions: where weights change within a message, the log-prob of each token is that of its own
+    weights, which keep nothing of older ones.
 
     ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
     method, with the same arguments and in the same order.
@@ -72,9 +73,10 @@ class Learner:
         seed: int,
         ranks: Ranks = ONE_RANK,
         token_versions: bool = False,
+        sync_interval: int = 1,
     ) -> None:
         self.policy, self.ranks = policy, ranks
-        self._token_versions = token_versions
+        self._token_versions, self._sync_interval = token_versions, sync_interval
         self.updates = 0
         self.halt = ""
         self._skipped = SkippedSteps(training)
@@ -109,8 +111,9 @@ class Learner:
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares targets.
         Of several ranks each reads its own trajectories, and of the others lengths and groups alone.
         The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: the one that the
-        update produces, the trainer's present one + 1 (for interpolated proximal log-probs). Metrics are means over the
-        optimizer steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
+        update is part of, the trainer's present one + 1; interpolated proximal log-probs also count the updates of it
+        that came before (after a trainer was lost, off by less than a version). Metrics are means over the optimizer
+        steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
         is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
         with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
         generators, 0 but for rounding (absent where the statistics of observations begin: `UpdateStatistics`).
@@ -125,7 +128,8 @@ class Learner:
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
         share, packed = take_share(trajectories, ranks)
         unlike = self._statistics.begin(packed, before_step)
-        inputs = self._target_inputs(version, (share.chunk_steps, share.trajectories))
+        produced = (version - 1) * self._sync_interval + update_index % self._sync_interval + 1
+        inputs = self._target_inputs(produced, (share.chunk_steps, share.trajectories))
         inputs = inputs._replace(own_version=None if own_weights or unlike else own_version)
         if before_step is not None and isinstance(inputs.reference, SharedReference):
             before_step()  # the reference stands where the weights are, which a publication may still read
@@ -206,15 +210,16 @@ class Learner:
         why = find_culprit(packed, batch, self._algorithm, inputs, metrics, parameters)
         self.halt = self._skipped.note(update, skipped, why)
 
-    def _target_inputs(self, version: int, counts: tuple[int, int]) -> TargetInputs:
+    def _target_inputs(self, produced: int, counts: tuple[int, int]) -> TargetInputs:
         if self._algorithm.kl.coef and self._reference is None:
             self._reference = make_reference(self.policy, room=self._room)
         micro_batch = self._training.micro_batch_steps or self._training.minibatch_steps
         return TargetInputs(
-            *(self.policy, self._reference, version, micro_batch, self._device, self.ranks, counts),
+            *(self.policy, self._reference, produced, micro_batch, self._device, self.ranks, counts),
             tokens=self._limits.tokens,
             token_versions=self._token_versions,
             reward_scale=self._statistics.reward_scale,
+            sync_interval=self._sync_interval,
         )
 
     def _precomputed(self, packed: PackedBatch, inputs: TargetInputs) -> PackedBatch:

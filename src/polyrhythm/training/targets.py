@@ -39,16 +39,16 @@ _ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 
 class TargetInputs(NamedTuple):
     """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
-    policy where there is one; the version that the update produces; rows per forward pass (0: all at once). counts: N
-    and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates messages
-    (0: any number). own_version: that of the weights that the update begins with, where generators could have them and
-    not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version alone.
-    reward_scale: factor of the environment's rewards.
+    policy where there is one; the updates in the weights that this one makes; rows per forward pass (0: all at once).
+    counts: N and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates
+    messages (0: any number). own_version: that of the weights that the update begins with, where generators could have
+    them and not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version
+    alone. reward_scale: factor of the environment's rewards. sync_interval: updates of a version.
     """
 
     policy: Policy
     reference: Reference | None
-    version: int
+    produced: int
     micro_batch: int
     device: torch.device
     ranks: Ranks = ONE_RANK
@@ -57,6 +57,7 @@ class TargetInputs(NamedTuple):
     own_version: int | None = None
     token_versions: bool = False
     reward_scale: float = 1.0
+    sync_interval: int = 1
 
 
 class Recomputed(NamedTuple):
@@ -110,7 +111,9 @@ def compute_targets(
         if algorithm.value.aggregation == "policy"
         else None,
         reference=None if reference is None else _at_level(reference, packed, algorithm),
-        alpha=interpolation(_versions(packed, algorithm), inputs.version) if algorithm.interpolates else None,
+        alpha=interpolation(_versions(packed, algorithm) * inputs.sync_interval, inputs.produced)
+        if algorithm.interpolates
+        else None,
         correction=correction,
     )
     if algorithm.scales_rewards:

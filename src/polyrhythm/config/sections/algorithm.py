@@ -189,6 +189,12 @@ class AlgorithmSettings(Section):
         return self.loss.uses_proximal or self.mismatch_cap is not None or self.rollout_correction.active
 
     @property
+    def clips_around_behavior(self) -> bool:
+        """Whether the loss keeps the policy near the one that acted, however old that is."""
+        clips = self.loss.type in ("ppo", "clip_cov", "gspo", "sapo")
+        return clips and (self.loss.corrects_staleness or self.proximal == "behavior")  # type: ignore[union-attr]
+
+    @property
     def corrects(self) -> bool:
         """Whether the advantage compares the proximal policy with the one that acted."""
         advantage = self.advantage

@@ -30,7 +30,12 @@ from polyrhythm.pipeline.validation.check import (
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
-from polyrhythm.pipeline.validation.learning_checks import check_learning, scale_findings, update_findings
+from polyrhythm.pipeline.validation.learning_checks import (
+    check_learning,
+    scale_findings,
+    staleness_findings,
+    update_findings,
+)
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout
 from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
@@ -86,13 +91,14 @@ def examine(config: RunConfig) -> Iterator[Examined]:
 
 
 def _machine(config: RunConfig) -> Iterator[Examined]:
-    """Check devices, seats and the port for Prometheus."""
+    """Check devices, seats, the port for Prometheus, and whether the loss fits the lag."""
     yield from run_findings("recipe", {"devices": lambda: group_seats(check_devices(config))})
     if config.prometheus.port is not None:
         yield from run_findings("recipe", {"prometheus": lambda: check_endpoint(config.prometheus)})
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))
+    yield from (Examined("recipe", finding) for finding in staleness_findings(config))
 
 
 def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from polyrhythm.config.objective_needs import reward_level_of_objective
+from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_objective
+from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
@@ -22,6 +26,8 @@ from polyrhythm.training.optim import adamw_of
 
 #: Samples and chunk steps of an update below which its gradient is mostly noise.
 _FEW_SAMPLES, _FEW_STEPS = 8, 64
+#: max_lag from which ppo with a higher upper clip lost least (bench/results/algorithms.md).
+_LONG_LAG = 4
 #: Magnitude of an observation's entry that saturates the units of a small network.
 _LARGE = 10.0
 
@@ -109,7 +115,8 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     longest = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
     longest = min(longest, config.rollout.segment_steps or longest)
     steps = training.batch_size * longest
-    one_pass = training.epochs == 1 != defaults.get("epochs")  # language models are to have one
+    # Language models are to have one; with sync_interval K a version has at least K steps.
+    one_pass = training.epochs == 1 != defaults.get("epochs") and config.freshness.sync_interval == 1
     if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
             "optimizer steps",
@@ -134,6 +141,51 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
             "policy.value_detach = False: the value loss changes the network that acts, which destroyed small policies",
             "set policy.value_detach to true, or lower algorithm.value.coef",
         )
+
+
+def staleness_findings(config: RunConfig) -> Iterator[Finding]:
+    """Notes where the policy loss does not fit how far the weights that acted are from those that it changes, by
+    docs/objectives.md and what bench/results/algorithms.md measured. Only the configuration is read."""
+    algorithm, training, loss = config.algorithm, config.training, config.algorithm.loss
+    lag, interval = config.freshness.max_lag, config.freshness.sync_interval
+    age = interval * (math.ceil(lag) + 1) - 1
+    acted = (
+        f"the policy that acted, which may be {age} update{'s' * (age > 1)} old (freshness.max_lag = {lag:g}, "
+        f"sync_interval = {interval})"
+    )
+    recompute = ["algorithm.proximal=recompute"] * (algorithm.proximal != "recompute")
+    if not training.versions:
+        return
+    if age and algorithm.clips_around_behavior:
+        setting, fixes, sibling = "algorithm.proximal", recompute, f"{config.objective}_async"
+        if loss.corrects_staleness:  # type: ignore[union-attr]
+            setting, fixes = "algorithm.loss.ratio_to", [*recompute, "algorithm.loss.ratio_to=proximal"]
+        elif sibling in OBJECTIVE_PRESETS and is_unchanged(config):  # else it would discard the recipe's own settings
+            fixes = [f"objective={sibling}"]
+        yield _lag_note(f"{setting} = behavior: {loss.type} clips around {acted}", fixes)
+    elif lag >= _LONG_LAG and (
+        isinstance(loss, DecoupledPpoLoss) or (isinstance(loss, PpoLoss) and not _clips_higher(loss))
+    ):
+        detail = f"freshness.max_lag = {lag:g}: from {_LONG_LAG} on {loss.type} loses more than with clip-higher"
+        yield _lag_note(detail, ["algorithm.loss={type: ppo, clip_high: 0.28}", *recompute])
+    if loss.type != "vanilla":
+        return
+    weighted = algorithm.mismatch_cap is not None or algorithm.rollout_correction.weight != "none"
+    if age and not weighted:
+        detail = f"algorithm.loss = vanilla: it does not correct for {acted}"
+        yield _lag_note(detail, ["algorithm.loss=decoupled_ppo", *recompute])
+    elif training.epochs > 1 or 0 < training.minibatch_steps < training.batch_size:
+        steps = f"training.epochs = {training.epochs}, minibatch_steps = {training.minibatch_steps}"
+        detail = f"algorithm.loss = vanilla: it does not correct for the update's own steps ({steps})"
+        yield _lag_note(detail, ["algorithm.loss=ppo"])
+
+
+def _lag_note(detail: str, overrides: list[str]) -> Finding:
+    return Finding("loss and lag", "note", detail, f"add {' '.join(map(shlex.quote, overrides))}")
+
+
+def _clips_higher(loss: PpoLoss) -> bool:
+    return loss.clip_high is None or loss.clip_low is None or loss.clip_high > loss.clip_low
 
 
 def scale_findings(config: RunConfig, rows: Mapping[str, NDArray[Any]]) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ from polyrhythm.pipeline.validation.learning_checks import (
     check_tokens,
     check_trainable,
     check_value,
+    staleness_findings,
     update_findings,
 )
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, load_reward_function
@@ -82,6 +83,7 @@ def check_unstarted(config: RunConfig) -> Iterator[Examined]:
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))
+    yield from (Examined("recipe", finding) for finding in staleness_findings(config))
     specs: list[EnvSpec] = []
     yield from _environment(config, specs)
     if not specs:
