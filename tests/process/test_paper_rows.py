@@ -52,4 +52,6 @@ def test_a_small_row_trains_two_updates_on_its_own_simulator(name: str, tmp_path
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     updates = [line for line in lines if "train/actor/optimizer_steps" in line]
     assert len(updates) == 2
-    assert all(line["train/actor/optimizer_steps"] > 0 and line["train/actor/grad_norm"] > 0 for line in updates)
+    for line in updates:  # groups without a success are equal, and give no gradient
+        assert line["train/actor/optimizer_steps"] > 0
+        assert line["train/actor/grad_norm"] > 0 or line["train/actor/zero_advantage_fraction"] == 1
