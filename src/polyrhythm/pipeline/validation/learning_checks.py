@@ -45,8 +45,13 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
     actual, expected = form.value, config.algorithm.reward_level
     if actual == expected or not config.algorithm.uses_value:
         return
+    setting = ""
+    if hasattr(config.policy, "value_level"):
+        setting = f"policy.value_level {expected}"
+    elif hasattr(config.policy, "value_head") and expected == "action":
+        setting = "policy.value_head true"
     if reward_level_of_objective(config):
-        other = "set policy.value_head true" if hasattr(config.policy, "value_head") else "use another policy"
+        other = f"set {setting}" if setting else "use another policy"
         raise ConfigError(
             f"objective = {config.objective}: it needs a policy with one value per {expected} "
             f"(algorithm.reward_level), and {type_of(config.policy)} gives one per {actual}; {other}, add "
@@ -54,7 +59,7 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
         )
     raise ConfigError(
         f"algorithm.reward_level = {expected}: the policy {type_of(config.policy)} gives one value per "
-        f"{actual}; set algorithm.reward_level to {actual}"
+        f"{actual}; set algorithm.reward_level to {actual}{f', or {setting}' if setting else ''}"
     )
 
 
