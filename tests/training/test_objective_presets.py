@@ -38,7 +38,7 @@ SMALL = "launcher=inline training.versions=2 training.mini_batch_samples=8 rollo
 SMALL_BY_KIND = {
     "vla": "env.max_steps=40 demonstrations=null supervised=null training.critic_warmup_updates=0",
     "language": "env.terms=[2,4] env.max_new_tokens=24 policy.layers=1 policy.width=16 policy.heads=2 groups.size=4 "
-    "demonstrations.episodes_per_task=40 supervised.steps=4 supervised.warmup_steps=1 training.optimizer.lr=0.02",
+    "demonstrations.episodes_per_task=40 supervised.steps=4 supervised.warmup_steps=1 training.optimizer.lr=0.1",
 }
 #: Epochs of each of the two updates, and the version that the first one produces.
 EPOCHS, FIRST = 3, 4
@@ -277,7 +277,7 @@ def drawn(found: Collected, update: int) -> list[Trajectory]:
     out = []
     for i, t in enumerate(found.updates[update]):
         steps = t.steps - (i % 2 if t.steps > 1 else 0)
-        rewards = rng.normal(size=t.rewards[:steps].shape) * t.valid[:steps]
+        rewards = (20.0 if i == 0 and t.steps > 1 else 1.0) * rng.normal(size=t.rewards[:steps].shape) * t.valid[:steps]
         if t.steps == 1:  # a message is rewarded at its end
             last = int(t.valid[0].sum()) - 1
             rewards = np.where(np.arange(rewards.shape[1]) == last, rewards, 0.0)
@@ -288,13 +288,15 @@ def drawn(found: Collected, update: int) -> list[Trajectory]:
                 forward_inputs={name: x[:steps] for name, x in t.forward_inputs.items()},
                 actions=t.actions[:steps],
                 logprob=(
-                    t.logprob[:steps] + (0.8 if t.steps == 1 else 0.2) * rng.normal(size=t.logprob[:steps].shape)
+                    t.logprob[:steps] + (0.8 if t.steps == 1 else 0.3) * rng.normal(size=t.logprob[:steps].shape)
                 ).astype(np.float32),
                 value=(t.value[:steps] + 0.3 * rng.normal(size=t.value[:steps].shape)).astype(np.float32),
                 rewards=rewards.astype(np.float32),
                 valid=t.valid[:steps],
                 version=rng.integers(0, FIRST + update, steps),
                 newer=None,
+                terminated=i % 2 == 0,
+                truncated=i % 2 == 1,
                 group=i // 4,
             )
         )
