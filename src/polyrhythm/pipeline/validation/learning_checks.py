@@ -132,7 +132,11 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
             f"of at most {steps:,} chunk steps together, so its gradient is mostly noise",
             f"raise training.mini_batch_samples to {-(-enough // training.require_batches)} or more",
         )
-    if algorithm.value.coef and getattr(config.policy, "value_detach", True) is False:
+    if (
+        algorithm.value.coef
+        and getattr(config.policy, "value_detach", True) is False
+        and type(config.policy).model_fields["value_detach"].default  # language models share it by default
+    ):
         yield Finding(
             "value loss",
             "note",
