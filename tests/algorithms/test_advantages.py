@@ -13,6 +13,7 @@ from polyrhythm.algorithms.advantages import (
     ADVANTAGES,
     AdvantageInput,
     Advantages,
+    WhiteningStd,
     gae,
     grpo,
     needs_bootstrap,
@@ -223,23 +224,27 @@ def test_bootstrap_kinds() -> None:
     assert not needs_bootstrap(terminated, truncated, "never").any()
 
 
-def test_normalize_whitens_valid_entries_only() -> None:
+@pytest.mark.parametrize(("kind", "fewer"), [("population", 0), ("sample", 1)])
+def test_normalize_whitens_valid_entries_only(kind: WhiteningStd, fewer: int) -> None:
     rng = torch.Generator().manual_seed(5)
     x = torch.randn(6, 4, generator=rng, dtype=torch.float64) * 3 + 7
     valid = torch.rand(6, 4, generator=rng) > 0.3
-    got = normalize(x, valid)
+    got = normalize(x, valid, std=kind)
     entries = x[valid].tolist()
     mean = sum(entries) / len(entries)
-    std = (sum((e - mean) ** 2 for e in entries) / len(entries)) ** 0.5
+    std = (sum((e - mean) ** 2 for e in entries) / (len(entries) - fewer)) ** 0.5
     wanted = torch.tensor([(e - mean) / (std + 1e-8) for e in entries], dtype=torch.float64)
     torch.testing.assert_close(got[valid], wanted)
     assert not got[~valid].any()
+    parts = x[valid].split([3, len(entries) - 3])
+    torch.testing.assert_close(torch.cat(whitened_by_ranks(list(parts), kind)), wanted)
 
 
+@pytest.mark.parametrize("kind", ["population", "sample"])
 @pytest.mark.parametrize("count", [0, 1])
-def test_normalize_of_too_few_entries_is_zero(count: int) -> None:
+def test_normalize_of_too_few_entries_is_zero(count: int, kind: WhiteningStd) -> None:
     valid = torch.tensor([True, False]) if count else torch.tensor([False, False])
-    assert normalize(torch.tensor([3.0, 4.0]), valid).tolist() == [0.0, 0.0]
+    assert normalize(torch.tensor([3.0, 4.0]), valid, std=kind).tolist() == [0.0, 0.0]
 
 
 #: Values whose float32 mean differs from them by rounding, and some that have an exact one.
@@ -292,7 +297,7 @@ def test_the_same_return_in_other_parts_gives_exactly_nothing(name: str, splits:
     assert not estimate(name, samples).advantages.any()
 
 
-def whitened_by_ranks(parts: list[Tensor]) -> list[Tensor]:
+def whitened_by_ranks(parts: list[Tensor], std: WhiteningStd = "population") -> list[Tensor]:
     """`normalize` of each rank's part; the sums meet as collectives do."""
     meeting, held = Barrier(len(parts)), [torch.zeros(())] * len(parts)
 
@@ -304,7 +309,7 @@ def whitened_by_ranks(parts: list[Tensor]) -> list[Tensor]:
             meeting.wait()
             return summed
 
-        return normalize(parts[rank], torch.ones(len(parts[rank]), dtype=torch.bool), total=total)
+        return normalize(parts[rank], torch.ones(len(parts[rank]), dtype=torch.bool), std=std, total=total)
 
     with ThreadPoolExecutor(len(parts)) as ranks:
         return list(ranks.map(whiten, range(len(parts))))
@@ -313,6 +318,7 @@ def whitened_by_ranks(parts: list[Tensor]) -> list[Tensor]:
 def test_worked_examples_of_groups() -> None:
     samples = of_scores([1.0, 0.0, 0.0, 1.0], [7, 7, 7, 7])
     assert grpo(samples).tolist() == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)
+    assert grpo(samples, epsilon=0.1)[0] == pytest.approx(0.5 / (3**-0.5 + 0.1))
     assert rloo(samples).tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
     assert reinforce_plus_plus(samples).tolist() == [1.0, 0.0, 0.0, 1.0]
 

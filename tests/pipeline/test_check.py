@@ -224,6 +224,10 @@ REFUSED = [
         r"algorithm.reward_level = action: .*set algorithm.reward_level to chunk",
     ),
     (
+        {"env": PICTURES, "policy": {"type": "pi0", "value_level": "action"}},
+        r"algorithm.reward_level = chunk: .*set algorithm.reward_level to action, or policy.value_level chunk$",
+    ),
+    (
         {"env": WHOLE, "policy": {"type": "tests.pipeline.test_check:PerActionSettings"}},
         r"algorithm.reward_level = chunk: .*set algorithm.reward_level to action",
     ),

@@ -27,7 +27,7 @@ from polyrhythm.policies.causal_lm.packing import Packing
 from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
 from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, process_logits
 from polyrhythm.policies.causal_lm.settings import CausalLmSettings
-from polyrhythm.policies.conformance import policy_checks
+from polyrhythm.policies.conformance import policy_checks, value_gradient_reach
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.training.checkpoint import save_state
 
@@ -58,6 +58,12 @@ def test_it_keeps_the_contract(settings: dict[str, float]) -> None:
     checks = policy_checks(section, observations(ENV, 6), ENV.spec(), imitates=True)
     told = {name: check() for name, check in checks.items()}
     assert [name for name, answer in told.items() if isinstance(answer, Note)] == []
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_the_value_loss_stays_out_of_the_network_if_detached(detach: bool) -> None:
+    reached = value_gradient_reach(built(value_head=True, value_detach=detach), observations(ENV, 3))
+    assert {name.partition(".")[0] for name in reached} == ({"critic"} if detach else {"critic", "network"})
 
 
 def test_a_tokens_value_is_that_of_a_prompt_which_ends_before_it() -> None:

@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "expert": {"train": "expert"},
     "head": {"train": "head"},
     "bfloat16 flow_noise": {"dtype": "bfloat16", "method": "flow_noise"},
+    "a value per action": {"value_level": "action", "value_detach": False},
 }
 
 

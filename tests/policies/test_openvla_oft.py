@@ -94,6 +94,8 @@ CASES: dict[str, dict[str, Any]] = {
     "temperature and top-k": {"temperature": 1.6, "top_k": 5},
     "official": {"variant": "official", "use_proprio": True, "greedy": "mean", "label_sigma": 0.1, "horizon": 3},
     "bfloat16, shared value": {"dtype": "bfloat16", "value_detach": False},
+    "a value per action": {"value_level": "action"},
+    "a value of its one action": {"value_level": "action", "chunk": 1},
 }
 
 

@@ -48,6 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head": {"train": "head"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 flow_noise": {"dtype": "bfloat16", "method": "flow_noise"},
+    "a value per action": {"value_level": "action", "value_detach": False},
 }
 KINDS = {"pi0": Pi0Settings, "pi05": Pi05Settings}
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
-from tests.policies.test_openvla_oft import SPEC
+from tests.policies.test_openvla_oft import SPEC, observations
 from torch import nn
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
+from polyrhythm.policies.calls import sample
 from polyrhythm.policies.vla.adapters import Adapters, save_adapters
 from polyrhythm.policies.vla.adapters import merge as merge_of
 from polyrhythm.policies.vla.architectures import architecture
@@ -130,6 +131,34 @@ def test_a_head_of_ours_loads_where_it_is_used_alone(tmp_path, caplog, head):
     assert all(torch.equal(x, own[name]) for name, x in drawn.state_dict().items() if name in own)
     assert ("network.action_head.model.fc1.weight" in own) == (head == "l1")
     assert not caplog.records
+
+
+CAMERAS = {"cameras": dict.fromkeys(("ego_view", "wrist", "third"), "image"), "embodiment": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "more"),
+    [("pi0", "pi0", {}), ("groot_n1d5", "gr00t_n1_5", CAMERAS), ("openvla_oft", "openvla_oft", {})],
+)
+def test_a_value_per_action_loads_at_its_level_alone(tmp_path, kind, folder, more):
+    """Policy and log-probs are those of one value per chunk, bit for bit."""
+
+    def made(path, level, seed):
+        section = {"type": kind, "checkpoint": str(path), "tokenizer": "words", "robot": "bounds", "chunk": 2}
+        settings = resolve("policy", section | more | {"dtype": "float32", "value_level": level})
+        assert settings.form(SPEC).value == level
+        return settings.build(SPEC, seed=seed, device="cpu", role="train")
+
+    golden = Path(__file__).parent / "golden" / folder
+    trained, chunk = made(golden, "action", 3), made(golden, "chunk", 3)
+    save_folder(Checkpoint.open(golden), architecture(kind), trained.state_dict(), tmp_path / "out")
+    again, obs = made(tmp_path / "out", "action", 4), observations()
+    act, other = sample(trained, obs), sample(again, obs)
+    assert act.value.shape == (6, 2)
+    assert torch.equal(act.value, other.value)
+    assert torch.equal(act.logprob, sample(chunk, obs).logprob)
+    with pytest.raises(ConfigError, match=r"critic\..* in polyrhythm.safetensors, .*policy\.value_level"):
+        made(tmp_path / "out", "chunk", 4)
 
 
 def test_a_tensor_of_ours_in_another_shape_is_one_sentence(tmp_path):

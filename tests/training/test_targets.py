@@ -80,7 +80,7 @@ def test_areal_and_roll_whiten_tokens(preset: str, scores: list[float], bound: f
     """Each token counts once in the mean, so long messages weigh more than short ones."""
     batch = targets(preset)
     tokens = np.array(by_token(scores))
-    wanted = np.clip((tokens - tokens.mean()) / tokens.std(), -bound, bound)
+    wanted = np.clip((tokens - tokens.mean()) / tokens.std(ddof=1), -bound, bound)
     mask = batch.valid.unsqueeze(-1)
     assert batch.advantage[mask].tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
     messages = targets(preset, reward_level="chunk").advantage[mask]

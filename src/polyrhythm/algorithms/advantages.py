@@ -27,6 +27,7 @@ from polyrhythm.algorithms.sums import Total, here, mean_and_variance
 
 Bootstrap = Literal["standard", "always", "never"]
 GroupStd = Literal["sample", "population", "none"]
+WhiteningStd = Literal["population", "sample"]
 Returns = Literal["total", "to_go"]
 
 
@@ -91,8 +92,8 @@ def v_trace(
     return Advantages(entries.put(advantage), entries.put(target))
 
 
-def grpo(samples: AdvantageInput, *, std: GroupStd = "sample") -> Tensor:
-    """A_i = (R_i − mean_g)/(std_g + 1e-6) at all entries of trajectory i: its return, normalised within its group.
+def grpo(samples: AdvantageInput, *, std: GroupStd = "sample", epsilon: float = 1e-6) -> Tensor:
+    """A_i = (R_i − mean_g)/(std_g + epsilon) at all entries of trajectory i: its return, normalised within its group.
 
     std: divided by the group's size − 1 (sample) or by its size (population), or left out (none, as in Dr. GRPO). A
     group of one, or of equal scores, gives 0. Example: scores (1, 0, 0, 1), one group → mean 0.5, std 0.577 → (0.866,
@@ -102,7 +103,7 @@ def grpo(samples: AdvantageInput, *, std: GroupStd = "sample") -> Tensor:
     centred = groups.centred(_scores(samples.rewards, samples))
     if std != "none":
         freedom = (groups.count - 1).clamp(min=1) if std == "sample" else groups.count
-        centred = centred / ((groups.sums(centred.square()) / freedom).sqrt()[groups.place] + 1e-6)
+        centred = centred / ((groups.sums(centred.square()) / freedom).sqrt()[groups.place] + epsilon)
     return _at_all_entries(centred, samples)
 
 
@@ -151,15 +152,20 @@ def needs_bootstrap(terminated: Tensor, truncated: Tensor, bootstrap: Bootstrap)
     return torch.full_like(terminated, bootstrap == "always")
 
 
-def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8, total: Total = here) -> Tensor:
+def normalize(
+    advantages: Tensor, valid: Tensor, *, std: WhiteningStd = "population", eps: float = 1e-8, total: Total = here
+) -> Tensor:
     """(A − mean)/(std + eps) over the valid entries, zero elsewhere; total: sums over all parts of an update.
 
-    std divides by the number of entries (ddof 0), so that a single entry is defined, too: it becomes 0, as equal ones
-    do. The sums are in float64: the rounding error of a mean in float32, divided by the std of equal advantages, would
-    be a whole step.
+    std: over the number n of entries (population), or over n − 1 (sample). A single entry becomes 0, as equal ones do.
+    The sums are in float64: the rounding error of a mean in float32, divided by the std of equal advantages, would be a
+    whole step. Example: (1, 3) → population (-1, 1), sample (-0.707, 0.707).
     """
     entries = advantages[valid].double()
     mean, variance = mean_and_variance(entries, total)
+    if std == "sample":
+        count = total(entries.new_tensor(len(entries)))
+        variance = variance * count / (count - 1).clamp(min=1)
     out = torch.zeros_like(advantages)
     out[valid] = torch.where(variance == 0, 0.0, (entries - mean) / (variance.sqrt() + eps)).to(out.dtype)
     return out

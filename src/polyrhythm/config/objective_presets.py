@@ -5,9 +5,8 @@ under `algorithm` lies over it. `objective=NAME` on the command line takes the p
 other overrides. The resolved configuration has the settings, and the name as `objective`. Only the loss is set:
 learning rates, epochs, group size and a policy's own settings (flow_noise's `logprob: mean` for RLinf's joint_logprob)
 stay the recipe's.
-
-Where ours still differs: whitening divides by n (theirs by n − 1), group returns by std + 1e-6 (TRL: 1e-4).
-docs/from-other-systems.md maps setting by setting.
+docs/from-other-systems.md maps setting by setting. tests/training/test_objective_presets.py compares two updates of
+each with a plain loop of the system's formulas.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ _RLINF_PPO = {
     "gae_lambda": 0.95,
     "advantage": "gae",
     "normalize_advantage": True,
+    "advantage_std": "sample",
     "normalize_rewards": False,
     "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2},
     "proximal": "behavior",
@@ -117,6 +117,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "gae_lambda": 1.0,
             "advantage": "gae",
             "normalize_advantage": True,
+            "advantage_std": "sample",
             "normalize_rewards": False,
             "bootstrap": "never",
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
@@ -150,6 +151,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
         {
             "advantage": {"type": "grpo", "std": "sample"},
             "normalize_advantage": True,
+            "advantage_std": "sample",
             "bootstrap": "never",
             "loss": {"type": "decoupled_ppo", "clip_low": 0.4, "clip_high": 0.4, "behave_weight_threshold": 5.0},
             "proximal": "recompute",
@@ -168,6 +170,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
             "gamma": 1.0,
             "advantage": {"type": "reinforce_plus_plus", "returns": "to_go"},
             "normalize_advantage": True,
+            "advantage_std": "sample",
             "advantage_clip": 2.0,
             "bootstrap": "never",
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 1.4},
@@ -183,7 +186,7 @@ OBJECTIVE_PRESETS: dict[str, tuple[str, Tree]] = {
     "trl_grpo": (
         "TRL's defaults (GRPOConfig, generation by vLLM)",
         {
-            "advantage": {"type": "grpo", "std": "sample"},
+            "advantage": {"type": "grpo", "std": "sample", "epsilon": 1.0e-4},
             "normalize_advantage": False,
             "bootstrap": "never",
             "loss": {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2},

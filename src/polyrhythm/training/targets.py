@@ -82,7 +82,8 @@ def compute_targets(
     value_mask = levels.reward_mask(packed.valid, algorithm.reward_level)
     advantage = estimate.advantages
     if algorithm.whitens:
-        advantage = advantages.normalize(advantage, value_mask, total=inputs.ranks.total)
+        std = algorithm.advantage_std
+        advantage = advantages.normalize(advantage, value_mask, std=std, total=inputs.ranks.total)
     if algorithm.advantage_clip is not None:
         advantage = advantage.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
     mask = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1])

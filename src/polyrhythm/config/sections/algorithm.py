@@ -137,6 +137,8 @@ class AlgorithmSettings(Section):
     """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
     normalize_advantage: Flag | None = None
     """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
+    advantage_std: Literal["population", "sample"] = "population"
+    """Whitening's standard deviation, over n entries or over n - 1 (RLinf, verl, ROLL, AReaL)."""
     normalize_rewards: Flag | None = None
     """Divide rewards by their discounted sum's running deviation, for advantages and values; null: gae and v_trace."""
     advantage_clip: Positive | None = None

@@ -96,6 +96,8 @@ class GrpoAdvantage(Section):
     """The estimate's name."""
     std: Literal["sample", "population", "none"] = "sample"
     """Divide by the group's standard deviation, by size - 1 or by size; none leaves it out."""
+    epsilon: Positive = 1e-6
+    """Added to the standard deviation (TRL: 1e-4)."""
 
 
 class RlooAdvantage(Section):

@@ -51,8 +51,13 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
     actual, expected = form.value, config.algorithm.reward_level
     if actual == expected or not config.algorithm.uses_value:
         return
+    setting = ""
+    if hasattr(config.policy, "value_level"):
+        setting = f"policy.value_level {expected}"
+    elif hasattr(config.policy, "value_head") and expected == "action":
+        setting = "policy.value_head true"
     if reward_level_of_objective(config):
-        other = "set policy.value_head true" if hasattr(config.policy, "value_head") else "use another policy"
+        other = f"set {setting}" if setting else "use another policy"
         raise ConfigError(
             f"objective = {config.objective}: it needs a policy with one value per {expected} "
             f"(algorithm.reward_level), and {type_of(config.policy)} gives one per {actual}; {other}, add "
@@ -60,7 +65,7 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
         )
     raise ConfigError(
         f"algorithm.reward_level = {expected}: the policy {type_of(config.policy)} gives one value per "
-        f"{actual}; set algorithm.reward_level to {actual}"
+        f"{actual}; set algorithm.reward_level to {actual}{f', or {setting}' if setting else ''}"
     )
 
 
@@ -134,7 +139,11 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
             f"of at most {steps:,} chunk steps together, so its gradient is mostly noise",
             f"raise training.mini_batch_samples to {-(-enough // training.require_batches)} or more",
         )
-    if algorithm.value.coef and getattr(config.policy, "value_detach", True) is False:
+    if (
+        algorithm.value.coef
+        and getattr(config.policy, "value_detach", True) is False
+        and type(config.policy).model_fields["value_detach"].default  # language models share it by default
+    ):
         yield Finding(
             "value loss",
             "note",

@@ -53,6 +53,7 @@ class CausalLm(AdaptedPolicy):
         super().__init__()
         self.network, self.critic = network, critic
         self.has_value = self.values_late = critic is not None
+        self.value_detach = settings.value_detach
         self.chunk, self.action_dim = env_spec.chunk, 1
         self.exact, self.tolerance = False, settings.tolerance
         self._sampling = Sampling(env_spec.action.choices, settings.temperature, settings.top_k, settings.top_p)
@@ -173,7 +174,8 @@ class CausalLm(AdaptedPolicy):
     def _values(self, features: Tensor, packed: PackedMessages, message: Tensor) -> Tensor:
         if self.critic is None:
             return torch.zeros(len(message), device=message.device)
-        flat = features.new_zeros(message.numel()).scatter(0, packed.places, self.critic(features).squeeze(-1))
+        seen = features.detach() if self.value_detach else features
+        flat = seen.new_zeros(message.numel()).scatter(0, packed.places, self.critic(seen).squeeze(-1))
         return flat.view(message.shape)
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:

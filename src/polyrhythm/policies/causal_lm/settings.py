@@ -66,6 +66,8 @@ class CausalLmSettings(BaseModel):
     value_head: bool = False
     """A value for each token, a linear function of its features, for gae and v_trace (with reward_level action). The
     trainer computes it before an update, as engines do not."""
+    value_detach: bool = False
+    """Keep the value loss out of the network (verl, ROLL and AReaL have a critic of its own)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     refresh_cache: bool = False

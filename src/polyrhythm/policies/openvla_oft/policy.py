@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.form import ValueKind
 from polyrhythm.policies.openvla_oft.network import OpenVlaOft
 from polyrhythm.policies.openvla_oft.tokens import TokenDistribution, centres, rows_of, soft_labels, token_distribution
 from polyrhythm.policies.openvla_oft.value import ValueHead
@@ -53,14 +54,22 @@ class OpenVlaOftPolicy(AdaptedPolicy):
     centres: Tensor
 
     def __init__(
-        self, network: OpenVlaOft, inputs: VlaInputs, sampling: Sampling, precision: Precision, *, value_detach: bool
+        self,
+        network: OpenVlaOft,
+        inputs: VlaInputs,
+        sampling: Sampling,
+        precision: Precision,
+        *,
+        value_detach: bool,
+        value_level: ValueKind,
     ) -> None:
         super().__init__()
         self.network, self.inputs = network, inputs
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 5e-2
         self.sampling, self.precision, self.value_detach = sampling, precision, value_detach
-        self.critic = ValueHead(network.size.llama.width, inputs.state_dim + 1)
+        actions = self.chunk if value_level == "action" else None
+        self.critic = ValueHead(network.size.llama.width, inputs.state_dim + 1, actions)
         self.register_buffer("centres", centres(network.size.vocabulary.bins), persistent=False)
 
     @property
@@ -119,8 +128,8 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         return {FEATURES: found, **beside}
 
     def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        """Hidden states of the slots [B,H·A,width] and value [B], for rollout and training alike; from `precompute` as
-        far as that is within obs."""
+        """Hidden states of the slots [B,H·A,width] and value [B] or [B,C], for rollout and training alike; from
+        `precompute` as far as that is within obs."""
         if HIDDEN in obs or FEATURES in obs:
             found = {name: x for name, x in obs.items() if name.startswith(STORED_INPUT)}
             given = {name.removeprefix(STORED_INPUT): x for name, x in found.items()}

@@ -118,7 +118,11 @@ class OpenVlaOftSettings(VlaSettings):
 
         def around(network: nn.Module, precision: Precision) -> OpenVlaOftPolicy:
             assert isinstance(network, OpenVlaOft)
-            return OpenVlaOftPolicy(network, VlaInputs(inputs), sampling, precision, value_detach=self.value_detach)
+            return OpenVlaOftPolicy(
+                *(network, VlaInputs(inputs), sampling, precision),
+                value_detach=self.value_detach,
+                value_level=self.value_level,
+            )
 
         return Blueprint(self, replace(OPENVLA_OFT, dead=dead_patterns(size)), size, source, around)
 

@@ -40,7 +40,7 @@ class Blueprint(Generic[P]):
     def form(self, answers: Mapping[str, ArraySpec]) -> PolicyForm:
         """The form. answers: one row of the policy's forward_inputs. ConfigError: the folder's tensors do not fit."""
 
-        return describe(self.outline, answers)
+        return describe(self.outline, answers, self.settings.value_level)
 
     def outline(self, role: Role) -> P:
         """The policy with weights that have shapes and dtypes alone where the caller has chosen the meta device.

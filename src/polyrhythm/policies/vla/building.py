@@ -108,8 +108,8 @@ def _ours_for(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> Iterator[t
         if state[name].shape != tensor.shape:
             raise ConfigError(
                 f"checkpoint = {checkpoint.folder}: {name} is {list(tensor.shape)} in polyrhythm.safetensors, "
-                f"{list(state[name].shape)} in this policy; use the settings that it was saved with, or "
-                "remove that file"
+                f"{list(state[name].shape)} in this policy; use the settings that it was saved with "
+                "(such as policy.value_level and chunk), or remove that file"
             )
         yield name, tensor
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoise, Kept, Method, Network, start_noise
+from polyrhythm.policies.form import ValueKind
 from polyrhythm.policies.mlp import Mlp
 from polyrhythm.policies.vla.adapting import AdaptedPolicy
 from polyrhythm.policies.vla.flow_network import STORED_INPUT, FlowNetwork, Prefix, repeated, restored, stored
@@ -58,17 +59,19 @@ class FlowInputs(Protocol):
 
 
 class FlowCritic(nn.Module):
-    """Value from the prefix's features [B,W], the state [B,S] and the progress [B]; all float32."""
+    """Value [B], or with `actions` [B,actions], from the prefix's features [B,W], the state [B,S] and the progress [B];
+    all float32."""
 
-    def __init__(self, features: int, state: int) -> None:
+    def __init__(self, features: int, state: int, actions: int | None = None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(features)
-        self.mlp = Mlp(features + state + 1, 1, _CRITIC_UNITS, 2, "silu", output_gain=0.1)
+        self.mlp = Mlp(features + state + 1, actions or 1, _CRITIC_UNITS, 2, "silu", output_gain=0.1)
+        self._per_action = actions is not None
 
     def forward(self, features: Tensor, state: Tensor, progress: Tensor) -> Tensor:
         seen = torch.cat((self.norm(features.float()), state.float(), progress.float().unsqueeze(1)), dim=1)
         value: Tensor = self.mlp(seen)
-        return value.squeeze(1)
+        return value if self._per_action else value.squeeze(1)
 
 
 class FlowPolicy(AdaptedPolicy):
@@ -89,6 +92,7 @@ class FlowPolicy(AdaptedPolicy):
         precision: Precision,
         *,
         value_detach: bool = True,
+        value_level: ValueKind = "chunk",
         sft_draws: int = 1,
     ) -> None:
         super().__init__()
@@ -96,7 +100,8 @@ class FlowPolicy(AdaptedPolicy):
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 0.2
         self.value_detach, self.sft_draws = value_detach, sft_draws
-        self.critic = FlowCritic(self.flow.feature_width, inputs.state_dim)
+        actions = self.chunk if value_level == "action" else None
+        self.critic = FlowCritic(self.flow.feature_width, inputs.state_dim, actions)
         self.learned = method if isinstance(method, FlowNoise) else None
         self.noise_head: nn.Module | None = None
         if self.learned is not None:

@@ -80,6 +80,7 @@ class FlowVlaSettings(VlaSettings):
                 self.method.build(self.steps),
                 precision,
                 value_detach=self.value_detach,
+                value_level=self.value_level,
                 sft_draws=self.sft_draws,
             )
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field
 
 from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.form import ValueKind
 from polyrhythm.policies.vla.input_form import CAMERAS
 from polyrhythm.policies.vla.statistics import BOUNDS
 from polyrhythm.policies.vla.tokenizers import WORDS
@@ -99,6 +100,8 @@ class VlaSettings(BaseModel):
     """Recompute activations in the backward pass: less memory, more time."""
     value_detach: bool = True
     """Keep the value loss out of the network."""
+    value_level: ValueKind = "chunk"
+    """What one value covers: the chunk, or each action that is executed of it (algorithm.reward_level: action)."""
 
     @property
     def training_defaults(self) -> Mapping[str, Any]:
