@@ -272,10 +272,23 @@ def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
 
 
 def _own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> Verdict:
-    """The verdict on a row's own answer."""
+    """The verdict on a row's own answer. Which message it is matters with `exact` alone."""
+    message = settings.verify.written(row.answer)
+    if settings.verify.type == "exact" and (problem := _unwritable(settings, message)):
+        return Verdict(0.0, problem)
     try:
-        return verifier.verify(settings.verify.written(row.answer), row.answer, row.columns)
+        return verifier.verify(message, row.answer, row.columns)
     except Exception as error:
         raise ConfigError(
             f"env.verify = {settings.verify.type}: at the answer of {row.source_line} it {raised(error)}; correct it"
         ) from error
+
+
+def _unwritable(settings: PromptsSettings, message: str) -> str:
+    """Why the model cannot write this message, "" if it can."""
+    tokenizer, limit = settings.text_tokenizer(), settings.max_new_tokens
+    try:
+        length = len(tokenizer.encode(message)) + 1
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return f"it has {length} tokens with its end, env.max_new_tokens is {limit}" if length > limit else ""
