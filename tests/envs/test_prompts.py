@@ -6,9 +6,12 @@ import gzip
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +116,7 @@ GOOD = b'{"question": "1+1=", "answer": "2"}\n'
         ("a.jsonl", GOOD + b'{"answer": "4"}\n', r"env.prompt = question: a.jsonl, line 2 has no such column but ans"),
         ("a.jsonl", GOOD + b'{"question": "2+2=", "answer": null}\n', r"in a.jsonl, line 2 it is empty"),
         ("a.jsonl", GOOD + b'{"question": "2+2=", "answer": " "}\n', r"in a.jsonl, line 2 it is empty"),
-        ("a.jsonl", GOOD + b'{"question": " ", "answer": "4"}\n', r"env.prompt = question: in a.jsonl, line 2 it is em"),
+        ("a.jsonl", GOOD + b'{"question": " ", "answer": "4"}\n', r"env.prompt = question: in a.jsonl, line 2 it is"),
         ("a.jsonl", GOOD + b'{"question": null, "answer": "4"}\n', r"env.prompt = .* line 2 it is empty"),
         ("a.jsonl", GOOD + b'{"question": 4, "answer": "4"}\n', r"line 2 it is of type int; a text or a list"),
         ("a.jsonl", GOOD + b'{"question": ["4"], "answer": "4"}\n', r"line 2 it is a list with '4'; each message"),
@@ -155,7 +158,7 @@ def test_a_file_that_is_not_there_is_missing(tmp_path: Path) -> None:
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(MissingError, match=r"Parquet needs the package pyarrow.*polyrhythm\[parquet\]"):
         settings(str(tmp_path / "a.parquet")).spec()
@@ -211,10 +214,8 @@ def test_an_evaluation_takes_the_held_out_rows_in_order(tmp_path: Path) -> None:
     made = settings(written(tmp_path / "a.jsonl", sums(9)), eval_files=written(tmp_path / "b.jsonl", sums(4, 50)))
     conversation = made.conversation()
     episodes = held_out(6, 7, 1, greedy=True, initial_states=made.spec().initial_states)
-    assert [conversation.begin(0, one.seed) for one in episodes] == ["50+50=", "51+51=", "52+52=", "53+53="] + [
-        "50+50=",
-        "51+51=",
-    ]
+    order = [50, 51, 52, 53, 50, 51]
+    assert [conversation.begin(0, one.seed) for one in episodes] == [f"{i}+{i}=" for i in order]
     assert len({one.seed for one in episodes}) == 6
 
 
@@ -299,7 +300,8 @@ def test_math_is_compared_by_value() -> None:
         ("72", "(" * 5_000, 0),
     ]
     found = list[float]()
-    thread = threading.Thread(target=lambda: found.extend(made.verify(said, answer, {})[0] for answer, said, _ in cases))
+    verdicts = (made.verify(said, answer, {}) for answer, said, _ in cases)
+    thread = threading.Thread(target=lambda: found.extend(verdict.reward for verdict in verdicts))
     thread.start()  # as a station's
     thread.join()
     made.close()
@@ -359,15 +361,10 @@ def test_the_process_of_a_verifier_ends_with_the_one_that_has_it(tmp_path: Path)
         "import threading; threading.Timer(0.2, lambda: os.kill(os.getpid(), 9)).start()\n"
         "print(made._process._process.pid, flush=True); made.verify('a' * 60 + 'b', 'a', {})\n"
     )
-    import subprocess
-    import sys
-
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == -9
-    try:
+    with suppress(psutil.NoSuchProcess):
         psutil.Process(int(done.stdout)).wait(30)
-    except psutil.NoSuchProcess:
-        pass
 
 
 def scored(message: str, answer: Any, row: Any) -> Any:
@@ -415,7 +412,7 @@ def test_a_verifier_that_refuses_the_datas_own_answers_is_refused(
 
 def test_exact_on_worked_solutions_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"question": f"{i}", "answer": "so " * 50 + f"#### {i}"} for i in range(20)]
-    settings(written(tmp_path / "a.jsonl", rows), held_out=0.5).check()
+    settings(written(tmp_path / "a.jsonl", rows), held_out=0.5, max_new_tokens=512).check()
     assert "a typical answer has 15" in caplog.text
 
 
@@ -425,6 +422,17 @@ def test_answers_that_no_message_can_have_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=told):
             settings(written(tmp_path / "a.jsonl", rows), held_out=0.5, max_new_tokens=9).check()
     settings(written(tmp_path / "a.jsonl", rows), held_out=0.5, verify="json").check()
+
+
+def test_a_scorer_gets_the_datas_own_answer_where_nothing_is_verified(tmp_path: Path) -> None:
+    rows = [{"question": f"{i}", "answer": {"rubric": [i]}} for i in range(20)]
+    made = settings(written(tmp_path / "a.jsonl", rows), held_out=0.5, verify="none")
+    made.check()
+    conversation = made.conversation()
+    prompt = conversation.begin(0, 4)
+    assert conversation.reply('{"rubric": [4]}').reward == 0.0
+    assert made.reference(4) == {"rubric": [int(prompt)]}
+    assert made.reference(3 | HELD_OUT) in [row["answer"] for row in rows]
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -12,8 +12,10 @@ import torch
 
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.text.prompts import Answering, PromptsSettings
+from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.specs import SampleView, Score
 from polyrhythm.training.checkpoint import load_state
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prompts" / "sums.jsonl"
@@ -34,6 +36,12 @@ class Seen(Answering):
     def begin(self, task: int, seed: int) -> str:
         begun.append(super().begin(task, seed))
         return begun[-1]
+
+
+def judge(sample: SampleView) -> Score:
+    """A reward function that needs the data's own answer."""
+    assert sample.reference == str(eval(sample.prompt.rstrip("=")))
+    return Score(reward=0.5 * len(sample.reference), success=True)
 
 
 def recipe(**env: Any) -> dict[str, Any]:
@@ -99,3 +107,22 @@ def test_a_run_cut_within_an_epoch_goes_on_with_the_same_rows(tmp_path: Path) ->
     assert set(Counter(rows[0][: 4 * epoch]).values()) == {4}, "each row once, in a group of four"
     first, second = (load_state(tmp_path / name / "run" / "policy.pt")["policy"] for name in ("whole", "cut"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_whose_data_changed_is_not_resumed(tmp_path: Path) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text(EXAMPLE.read_text())
+    content = recipe(files=str(data), max_new_tokens=2)
+    run(tmp_path, content, "training.versions=1")
+    data.write_text(EXAMPLE.read_text().replace('"answer": "9"', '"answer": "8"'))
+    with pytest.raises(RunFolderError, match=r"env: its data are not those that the run in .* was trained on; restore"):
+        run(tmp_path, content, "training.versions=2", f"resume={tmp_path / 'run'}")
+    data.write_text(EXAMPLE.read_text())
+    assert run(tmp_path, content, "training.versions=2", f"resume={tmp_path / 'run'}")["ledger"]["trained"] == 32
+
+
+def test_a_reward_function_gets_the_datas_own_answer(tmp_path: Path) -> None:
+    content = recipe(verify="none", max_new_tokens=4) | {"scoring": {"function": f"{__name__}:judge"}}
+    summary = run(tmp_path, content | {"evaluation": {"episodes": 2}})
+    assert summary["ledger"]["trained"] == 32
+    assert (summary["after"]["rate"], summary["after"]["mean_return"]) == (1.0, 0.5)

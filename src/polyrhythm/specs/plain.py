@@ -29,6 +29,7 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "initial_states": spec.initial_states,
         "chunk": spec.chunk,
         "training_states": spec.training_states,
+        "data": spec.data,
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain

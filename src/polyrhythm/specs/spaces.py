@@ -124,7 +124,7 @@ class EnvSpec:
     training_states: of a data set, how many initial states each task has in training (an episode of seed s begins in
     number s mod that many), where evaluations have `initial_states` others: an environment tells the two apart by
     `HELD_OUT` in the seed. Training takes all of them once an epoch, in an order of its own in each. 0: training has no
-    epochs.
+    epochs. data: a digest of what they are, which a resumed run and joined simulators have to share; "" without them.
     Raises ValueError if invalid.
     """
 
@@ -139,6 +139,7 @@ class EnvSpec:
     initial_states: int = 0
     chunk: int = 0
     training_states: int = 0
+    data: str = ""
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:

@@ -86,6 +86,17 @@ class Exact(VerifierSettings):
         return len({text.casefold() if self.casefold else text for text in texts}) == 1
 
 
+class Unverified(VerifierSettings):
+    """Every message has reward 0, for a scorer to judge (`scoring.function`): it gets the answer as `reference`."""
+
+    structured: ClassVar = True
+
+    type: Literal["none"] = "none"
+
+    def open(self) -> Verifier:
+        return Direct(lambda *_: 0.0)
+
+
 class Regex(VerifierSettings):
     """What the pattern finds in the message is what it finds in the answer, or the answer itself."""
 
@@ -225,7 +236,9 @@ def _by_name(value: Any) -> Any:
     return value
 
 
-AnyVerifier = Annotated[Exact | Regex | Math | Json | Function, Field(discriminator="type"), BeforeValidator(_by_name)]
+AnyVerifier = Annotated[
+    Exact | Regex | Math | Json | Function | Unverified, Field(discriminator="type"), BeforeValidator(_by_name)
+]
 
 
 class Direct:

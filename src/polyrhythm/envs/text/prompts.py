@@ -8,6 +8,8 @@ prompt is on both sides.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import zlib
 from collections.abc import Iterable, Sequence
@@ -16,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -58,7 +60,7 @@ class PromptsSettings(TextSettings):
     template: str = "{prompt}"
     """The text that the model is shown, with the prompt in place of {prompt}; other braces are as they are."""
     verify: AnyVerifier = Exact()
-    """exact, regex, math, json, each with settings of its own, or module:function."""
+    """exact, regex, math, json, each with settings of its own, module:function, or none, for a scorer."""
     min_verified: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Share of the data's own answers that the verifier has to accept before the start."""
     success: float = 1.0
@@ -82,7 +84,8 @@ class PromptsSettings(TextSettings):
 
     def spec(self) -> EnvSpec:
         data = self.data()
-        return replace(super().spec(), training_states=len(data.training), initial_states=len(data.held_out))
+        states = {"training_states": len(data.training), "initial_states": len(data.held_out)}
+        return replace(super().spec(), **states, data=data.digest)
 
     def conversation(self) -> Answering:
         return Answering(self)
@@ -94,13 +97,18 @@ class PromptsSettings(TextSettings):
         for note in data.notes:
             log.warning("%s", note)
         super().check()
-        _try_verifier(self, [*data.training, *data.held_out])
+        if self.verify.type != "none":
+            _try_verifier(self, [*data.training, *data.held_out])
         words = "env.files: %d prompts for training, %d for evaluations, %d set aside"
         log.info(words, len(data.training), len(data.held_out), data.set_aside)
 
     def data(self) -> PromptData:
         """The rows, read once per process as long as the files do not change. ConfigError: they cannot be used."""
         return _load(self, tuple(map(_stamp, (*self.files, *self.eval_files))))
+
+    def reference(self, seed: int) -> Any:
+        """See `envs.base.References`."""
+        return self.data().row(seed).answer
 
     def shown(self, row: PromptRow) -> str:
         """The text of a row's prompt. ConfigError: it is a conversation of several messages."""
@@ -150,12 +158,13 @@ class Answering:
 
 class PromptData(NamedTuple):
     """Rows of training and of evaluations; set_aside: how many are on neither side, for their length or characters;
-    notes: what a user should know of that."""
+    notes: what a user should know of that; digest: of prompts and answers of training, in order."""
 
     training: tuple[PromptRow, ...]
     held_out: tuple[PromptRow, ...]
     set_aside: int
     notes: tuple[str, ...]
+    digest: str
 
     def row(self, seed: int) -> PromptRow:
         """The row of an episode with this seed."""
@@ -199,7 +208,9 @@ def _load(settings: PromptsSettings, stamps: Sequence[tuple[int, int]]) -> Promp
         raise ConfigError(shown.problem("all prompts of one side, training or evaluations,"))
     if shown.set_aside:
         notes.append(shown.problem(f"{shown.set_aside} of {shown.seen} prompts"))
-    return PromptData(tuple(training), tuple(held_out), shown.set_aside, tuple(notes))
+    content = json.dumps([row[:2] for row in training], sort_keys=True, default=str)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return PromptData(tuple(training), tuple(held_out), shown.set_aside, tuple(notes), digest)
 
 
 def _hash(row: PromptRow) -> int:
