@@ -84,8 +84,8 @@ class PromptsSettings(TextSettings):
 
     def spec(self) -> EnvSpec:
         data = self.data()
-        states = {"training_states": len(data.training), "initial_states": len(data.held_out)}
-        return replace(super().spec(), **states, data=data.digest)
+        training, held_out = len(data.training), len(data.held_out)
+        return replace(super().spec(), training_states=training, initial_states=held_out, data=data.digest)
 
     def conversation(self) -> Answering:
         return Answering(self)
