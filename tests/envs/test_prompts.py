@@ -186,6 +186,8 @@ def test_what_evaluation_files_have_is_left_out_of_training(tmp_path: Path) -> N
     assert [row.answer for row in data.training] == [str(2 * i) for i in range(18)]
     assert [row.answer for row in data.held_out] == [str(2 * i) for i in range(18, 23)]
     assert data.notes == ("env.eval_files: 2 of 20 rows of env.files have their prompts; left out there",)
+    said = [{"prompt": [{"role": "user", "content": f"{i}+{i}=\n"}], "answer": "1"} for i in (3, 99)]
+    assert len(settings(file, eval_files=written(tmp_path / "d.jsonl", said)).data().training) == 19
     with pytest.raises(ConfigError, match=r"of 20 rows none is left for training"):
         settings(file, eval_files=file).spec()
     with pytest.raises(ConfigError, match=r"of 2 rows none is left for evaluations"):

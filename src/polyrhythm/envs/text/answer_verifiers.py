@@ -132,7 +132,7 @@ class Math(VerifierSettings):
     """math-verify finds the message's answer, in \\boxed{} or its last formula or number, equal to the row's."""
 
     type: Literal["math"] = "math"
-    limit_s: Seconds = 5.0
+    limit_s: Seconds = 2.0
     """Seconds of CPU time of a comparison; the message counts as wrong after that."""
 
     def open(self) -> Verifier:

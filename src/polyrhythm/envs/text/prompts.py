@@ -104,7 +104,8 @@ class PromptsSettings(TextSettings):
 
     def data(self) -> PromptData:
         """The rows, read once per process as long as the files do not change. ConfigError: they cannot be used."""
-        return _load(self, tuple(map(_stamp, (*self.files, *self.eval_files))))
+        stamps = tuple(map(_stamp, (*self.files, *self.eval_files)))
+        return _load(type(self), self.model_dump_json(), stamps)
 
     def reference(self, seed: int) -> Any:
         """See `envs.base.References`."""
@@ -182,20 +183,21 @@ def _stamp(file: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4)
-def _load(settings: PromptsSettings, stamps: Sequence[tuple[int, int]]) -> PromptData:  # noqa: ARG001 - part of the key
+def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, int]]) -> PromptData:  # noqa: ARG001 - part of the key
+    settings = kind.model_validate_json(given)
     columns, structured = (settings.prompt, settings.answer), settings.verify.structured
     rows = read_prompts("env.files", settings.files, *columns, structured=structured)
     notes = list[str]()
     if settings.eval_files:
         held_out = read_prompts("env.eval_files", settings.eval_files, *columns, structured=structured)
-        known = {row.prompt for row in held_out}
-        training = [row for row in rows if row.prompt not in known]
+        known = {_identity(row) for row in held_out}
+        training = [row for row in rows if _identity(row) not in known]
         if both := len(rows) - len(training):
             notes.append(f"env.eval_files: {both} of {len(rows)} rows of env.files have their prompts; left out there")
     else:
         limit = (settings.held_out or _HELD_OUT) * 2**32
-        held_out = [row for row in rows if _hash(row) < limit]
-        training = [row for row in rows if _hash(row) >= limit]
+        held_out = [row for row in rows if zlib.crc32(_identity(row)) < limit]
+        training = [row for row in rows if zlib.crc32(_identity(row)) >= limit]
     for side, found in (("training", training), ("evaluations", held_out)):
         if not found:
             raise ConfigError(
@@ -213,9 +215,10 @@ def _load(settings: PromptsSettings, stamps: Sequence[tuple[int, int]]) -> Promp
     return PromptData(tuple(training), tuple(held_out), shown.set_aside, tuple(notes), digest)
 
 
-def _hash(row: PromptRow) -> int:
-    text = row.prompt if isinstance(row.prompt, str) else "\n".join(map(" ".join, row.prompt))
-    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
+def _identity(row: PromptRow) -> bytes:
+    """By which prompts are the same: what is said, without spaces around it."""
+    texts = [row.prompt] if isinstance(row.prompt, str) else [message.content for message in row.prompt]
+    return "\n".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")
 
 
 class _Shown:
