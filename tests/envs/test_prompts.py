@@ -231,7 +231,7 @@ def test_prompts_that_cannot_be_shown_are_counted_and_set_aside(
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 1
     assert "3 of 24 prompts are set aside" in warned[0]
-    assert "max_prompt_tokens = 40, the longest has 5000000" in warned[0]
+    assert "max_prompt_tokens = 40, the longest has 5000000; raise it" in warned[0]
     assert "a.jsonl, line 22" in warned[0]
     assert made.spec().training_states == 20
     batch = made.build(1)
@@ -240,7 +240,7 @@ def test_prompts_that_cannot_be_shown_are_counted_and_set_aside(
     metrics = batch.step([0], actions).metrics
     assert metrics["prompts_set_aside"].tolist() == [3.0]
     assert metrics["verifier_failed"].tolist() == [0.0]
-    with pytest.raises(ConfigError, match=r"all prompts of one side.*max_prompt_tokens = 3, the longest has 6"):
+    with pytest.raises(ConfigError, match=r"all prompts of one side.*max_prompt_tokens = 3, the longest has 6; raise"):
         settings(written(tmp_path / "c.jsonl", sums(9, 10)), held_out=0.5, max_prompt_tokens=3).spec()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from polyrhythm.config.load import load_config
+from polyrhythm.config.load import load_config, validate
 from polyrhythm.envs.text.prompts import Answering, PromptsSettings
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.train import train
@@ -126,3 +126,11 @@ def test_a_reward_function_gets_the_datas_own_answer(tmp_path: Path) -> None:
     summary = run(tmp_path, content | {"evaluation": {"episodes": 2}})
     assert summary["ledger"]["trained"] == 32
     assert (summary["after"]["rate"], summary["after"]["mean_return"]) == (1.0, 0.5)
+
+
+def test_more_episodes_than_prompts_held_out_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    states = PromptsSettings(**recipe()["env"]).spec().initial_states
+    for episodes, warned in ((states, 0), (states + 1, 1)):
+        caplog.clear()
+        validate_run(validate(recipe() | {"evaluation": {"episodes": episodes}}))
+        assert len([one for one in caplog.records if f"hold out {states}, which" in one.message]) == warned

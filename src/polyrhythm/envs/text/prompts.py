@@ -251,9 +251,9 @@ class _Shown:
         """Why `count` prompts are set aside."""
         limit, reasons = self._settings.max_prompt_tokens, []
         if self._longest:
-            reasons.append(f"some have more than env.max_prompt_tokens = {limit}, the longest has {self._longest}")
+            reasons.append(f"some exceed env.max_prompt_tokens = {limit}, the longest has {self._longest}; raise it")
         if self._without_id:
-            reasons.append(f"some cannot be encoded ({self._without_id:.300})")
+            reasons.append(f"some cannot be encoded ({self._without_id:.300}); use another tokenizer")
         return f"env.files: {count} are set aside: {', and '.join(reasons)}"
 
 
