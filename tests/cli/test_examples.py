@@ -125,6 +125,7 @@ def test_the_examples_refuse_a_key_that_is_not_theirs(
     [
         ("own_env/point.yaml", True),
         ("own_text_env/initials.yaml", True),
+        ("prompts/sums.yaml", True),
         ("own_vector_env/rail.yaml", True),
         ("own_policy/bounded.yaml", False),
         ("own_loss/objective.yaml", True),

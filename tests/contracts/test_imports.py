@@ -95,6 +95,8 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "mani_skill",
                 "sapien",
                 "metaworld",
+                "math_verify",
+                "pyarrow",
                 "reasoning_gym",
                 "gem",
                 "verifiers",

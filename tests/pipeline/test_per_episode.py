@@ -15,6 +15,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out, mean_metrics
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.specs.hashing import HELD_OUT
 
 EPISODES = 10
 _REACH = {"type": "metaworld", "tasks": ["reach-v3", "door-close-v3"], "observation": "state", "max_steps": 30}
@@ -88,7 +89,7 @@ def test_fixed_initial_states_are_taken_once_each() -> None:
     episodes = held_out(500, 0, 10, greedy=True, initial_states=50)
     assert {(e.task, e.seed % 50) for e in episodes} == {(task, state) for task in range(10) for state in range(50)}
     assert len({e.seed for e in episodes}) == 500, "outcomes are found by seed"
-    assert all(0 <= e.seed < 2**63 for e in episodes)
+    assert all(HELD_OUT <= e.seed < 2**63 for e in episodes), "an environment knows an evaluation by its seed"
     assert [(e.task, e.seed % 50) for e in episodes[:12]] == [*((task, 0) for task in range(10)), (0, 1), (1, 1)]
     again = held_out(1001, 1, 10, greedy=True, initial_states=50)
     assert [e.seed % 50 for e in again[:500]] == [e.seed % 50 for e in episodes], "whatever the evaluation's seed"

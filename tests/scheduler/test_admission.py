@@ -3,7 +3,7 @@
 import pytest
 
 from polyrhythm.scheduler.records import Ticket
-from polyrhythm.scheduler.samples.admission import Admission, mix
+from polyrhythm.scheduler.samples.admission import Admission, mix, shuffled
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.settings import SchedulerSettings
@@ -145,3 +145,26 @@ def test_mix_is_a_63_bit_hash_that_depends_on_every_part() -> None:
     assert all(0 <= value < 1 << 63 for value in values)
     assert mix(1, 2) != mix(2, 1)
     assert mix(1, -2, 3) == hashing.mix(1, -2, 3)
+
+
+@pytest.mark.parametrize("count", [*range(1, 40), 64, 65, 1000])
+def test_an_epochs_order_has_each_state_once(count: int) -> None:
+    orders = [[shuffled(place, count, key) for place in range(count)] for key in range(4)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert count < 6 or len(set(map(tuple, orders))) == 4
+    for order in orders:
+        stay = sum(place == state for place, state in enumerate(order))
+        assert count < 64 or stay < count / 8, "it is shuffled: of a random order one stays on average"
+
+
+def test_groups_take_the_states_of_their_task_once_an_epoch() -> None:
+    settings = SchedulerSettings(batch_size=4, tasks=3, training_states=7, seed=5)
+    starts = [Admission(settings).start_of(group) for group in range(3 * 7 * 2)]
+    for epoch in (starts[:21], starts[21:]):
+        assert sorted((task, seed % 7) for task, seed in epoch) == [(t, s) for t in range(3) for s in range(7)]
+    assert [task for task, _ in starts] == [group % 3 for group in range(42)]
+    assert len({seed for _, seed in starts}) == 42
+    plain = Admission(SchedulerSettings(batch_size=4, tasks=3, seed=5))
+    for (_, seed), group in zip(starts, range(42), strict=True):
+        assert seed == hashing.seed_in_state(plain.start_of(group)[1], seed % 7, 7)
+        assert not seed & hashing.HELD_OUT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,8 @@ def spec(**changes: Any) -> EnvSpec:
         (lambda: spec(metrics={f"x{i}": "last" for i in range(33)}), "at most 32 metrics, got 33"),
         (lambda: spec(max_steps=0), "max_steps is 1 or more, got 0"),
         (lambda: spec(initial_states=-1), "initial_states is 0 or more, got -1"),
+        (lambda: spec(initial_states=1, training_states=-1), "training_states is 0 or more, .* got -1"),
+        (lambda: spec(training_states=2), "and 0 without initial_states; got 2"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_value(make: Callable[[], object], told: str) -> None:
@@ -59,8 +62,9 @@ def test_what_cannot_be_is_refused_with_its_value(make: Callable[[], object], to
 
 def test_a_spec_comes_back_from_plain_data_with_its_metrics() -> None:
     said = spec(metrics={"energy": "sum"}, step_rows=False, reports_success=False, initial_states=50)
+    said = replace(said, training_states=9, data="digest")
     assert from_plain(as_plain(said)) == said
-    added = ("metrics", "reports_success", "initial_states")
+    added = ("metrics", "reports_success", "initial_states", "training_states", "data")
     old = {key: value for key, value in as_plain(said).items() if key not in added}
     assert from_plain({**old, "splits": True}) == spec(step_rows=False)
 

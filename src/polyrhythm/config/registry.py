@@ -28,6 +28,7 @@ TABLE: dict[Kind, dict[str, str]] = {
         "chains": "polyrhythm.envs.text.chains:ChainsSettings",
         "frozen_lake": "polyrhythm.envs.text.frozen_lake:FrozenLakeSettings",
         "sokoban": "polyrhythm.envs.text.sokoban:SokobanSettings",
+        "prompts": "polyrhythm.envs.text.prompts:PromptsSettings",
         "verifiers": "polyrhythm.envs.text.verifiers_tasks:VerifiersSettings",
         "gem": "polyrhythm.envs.text.gem_env:GemSettings",
         "reasoning_gym": "polyrhythm.envs.text.reasoning_gym_tasks:ReasoningGymSettings",

@@ -198,6 +198,15 @@ class Transcribes(Protocol):
 
 
 @runtime_checkable
+class References(Protocol):
+    """An environment's settings whose data have an answer to each prompt, for reward functions."""
+
+    def reference(self, seed: int) -> Any:
+        """The answer that the data have to the prompt of an episode with this seed."""
+        ...
+
+
+@runtime_checkable
 class Expert(Protocol):
     """An env batch with a scripted expert, for demonstrations."""
 

@@ -151,6 +151,7 @@ def scheduler_settings(
         routing=rollout.routing,
         queue_key=rollout.queue_key,
         tasks=len(spec.tasks),
+        training_states=spec.training_states,
         seed=config.seed,
         episode_deadline_s=rollout.episode_deadline_s,
         max_attempts=rollout.max_attempts,

@@ -68,7 +68,8 @@ class SchedulerSettings:
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
-    tasks: number of tasks, dealt round robin over groups; segments: simulators cut episodes, which excludes groups.
+    tasks: number of tasks, dealt round robin over groups; training_states: of each task, dealt in shuffled epochs over
+    its groups, 0 for none; segments: simulators cut episodes, which excludes groups.
     episode_deadline_s: a ticket that runs longer is cancelled and re-issued; after max_attempts tries it is dropped
     and replaced.
     quarantine_after: failures of one task and seed after which it is set aside (`quarantine`); 0 for never.
@@ -101,6 +102,7 @@ class SchedulerSettings:
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     queue_key: str = ""
     tasks: int = 1
+    training_states: int = 0
     seed: int = 0
     episode_deadline_s: float = math.inf
     max_attempts: int = 3
@@ -141,6 +143,7 @@ class SchedulerSettings:
                 "row counts of at least 1, smallest first",
             ),
             ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
+            ("training_states", self.training_states, self.training_states >= 0, "at least 0"),
             ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
             ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),
             ("quarantine_after", self.quarantine_after, self.quarantine_after >= 0, "at least 0"),

@@ -46,6 +46,13 @@ def split_seed(seed: int, *, held_out: bool) -> int:
     return seed | HELD_OUT if held_out else seed & ~HELD_OUT
 
 
+def seed_in_state(seed: int, state: int, states: int) -> int:
+    """A seed on the same side (`HELD_OUT`) whose episode begins in number `state` of an environment's fixed initial
+    states, counted round: it is `state` modulo `states`."""
+    high = seed | 1 << 61  # so that what is taken off leaves the side as it is
+    return high - (high - state) % states
+
+
 def library_seed(seed: int) -> int:
     """An episode's seed in 0..2^31-1, as libraries take it: numpy's `RandomState` has 32 bits, much C code 31.
 

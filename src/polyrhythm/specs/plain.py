@@ -28,6 +28,8 @@ def as_plain(spec: EnvSpec) -> dict[str, Any]:
         "reports_success": spec.reports_success,
         "initial_states": spec.initial_states,
         "chunk": spec.chunk,
+        "training_states": spec.training_states,
+        "data": spec.data,
     }
     plain: dict[str, Any] = json.loads(json.dumps(content, default=int))  # sizes may be numpy integers
     return plain

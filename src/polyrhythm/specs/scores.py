@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,8 @@ class SampleView:
     prompt, messages, text: of a text environment (`Transcript`), else empty; reply: the last message. terminated: false
     where the episode was cut, such as a message longer than `env.max_new_tokens`. success, episode_return: the
     environment's own; success is false where it reports none.
-    trajectory: all of it; its arrays cannot be written, and are valid until the function returns.
+    trajectory: all of it; its arrays cannot be written, and are valid until the function returns. reference: the answer
+    that the environment's data have to the prompt; None without data.
     """
 
     task: str
@@ -48,6 +49,7 @@ class SampleView:
     success: bool
     episode_return: float
     trajectory: Trajectory
+    reference: Any = None
 
     @property
     def reply(self) -> str:

@@ -121,6 +121,10 @@ class EnvSpec:
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
     initial_states: how many fixed initial states each task has; an episode of seed s begins in number s mod that many.
     An evaluation takes each of them in turn. 0: initial states are drawn from the seed.
+    training_states: of a data set, how many initial states each task has in training (an episode of seed s begins in
+    number s mod that many), where evaluations have `initial_states` others: an environment tells the two apart by
+    `HELD_OUT` in the seed. Training takes all of them once an epoch, in an order of its own in each. 0: training has no
+    epochs. data: a digest of what they are, which a resumed run and joined simulators have to share; "" without them.
     Raises ValueError if invalid.
     """
 
@@ -134,6 +138,8 @@ class EnvSpec:
     reports_success: bool | None = None
     initial_states: int = 0
     chunk: int = 0
+    training_states: int = 0
+    data: str = ""
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:
@@ -147,6 +153,11 @@ class EnvSpec:
             raise ValueError(f"an environment's max_steps is 1 or more, got {self.max_steps}")
         if self.initial_states < 0:
             raise ValueError(f"an environment's initial_states is 0 or more, got {self.initial_states}")
+        if self.training_states < 0 or (self.training_states and not self.initial_states):
+            raise ValueError(
+                f"an environment's training_states is 0 or more, and 0 without initial_states; got "
+                f"{self.training_states}"
+            )
         if self.chunk < 0 or (self.chunk and not self.step_rows):
             raise ValueError(f"an environment's chunk is 0 or more, and 0 without step_rows; got {self.chunk}")
         if self.action.stops and not self.chunk:

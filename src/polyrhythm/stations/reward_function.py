@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import definition_place, raised
-from polyrhythm.envs.base import Transcribes
+from polyrhythm.envs.base import References, Transcribes
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript
 from polyrhythm.specs.finite import as_number
@@ -101,6 +101,7 @@ def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, ev
         success=trajectory.success,
         episode_return=trajectory.episode_return,
         trajectory=trajectory,
+        reference=env.reference(seed) if isinstance(env, References) else None,
     )
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +26,7 @@ from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tok
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
 from polyrhythm.specs.hashing import HELD_OUT
+from polyrhythm.specs.spaces import Aggregate
 
 if TYPE_CHECKING:
     from polyrhythm.envs.text.batch import TextBatch
@@ -44,12 +46,13 @@ Count = Annotated[int, Field(ge=1)]
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What a message leads to. text: the environment's answer, shown before the next message; done: the task ended;
-    success: the task's own measure."""
+    success: the task's own measure; metrics: values of `TextSettings.metrics`, of which any may be missing."""
 
     text: str = ""
     reward: float = 0.0
     done: bool = True
     success: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Conversation(Protocol):
@@ -131,6 +134,8 @@ class TextSettings(BaseModel):
     stops: ClassVar[tuple[str, ...]] = ()
     #: Names and descriptions of the tasks; () for one task, of the environment's type.
     tasks: ClassVar[tuple[tuple[str, str], ...]] = ()
+    #: Metrics of its own (`Reply.metrics`), and how the values of an episode are aggregated.
+    metrics: ClassVar[Mapping[str, Aggregate]] = MappingProxyType({})
 
     def conversation(self) -> Conversation:
         """A new row."""
@@ -150,7 +155,7 @@ class TextSettings(BaseModel):
             action=ActionSpec("discrete", 1, choices=tokenizer.size, stops=self._stop_ids(tokenizer)),
             tasks=tuple(Task(*task) for task in self.tasks) or (Task(name, name),),
             max_steps=self.max_turns,
-            metrics={"message_tokens": "sum", "turns": "sum", "cut": "max"},
+            metrics={"message_tokens": "sum", "turns": "sum", "cut": "max", **self.metrics},
             reports_success=True,
             chunk=self.max_new_tokens,
         )

@@ -129,6 +129,7 @@ class TextBatch:
         whole, lengths = self._measured(ids)
         reward = np.zeros(n, np.float32)
         terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
+        own = {name: np.full(n, np.nan) for name in self._settings.metrics}
         said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
         self._prepare(said)
         errors = {row: error for row in said if (error := self._prepared.take(row)) is not None}
@@ -142,6 +143,8 @@ class TextBatch:
                 shown = [] if reply.done else self._encoded(reply.text)
                 self._said[row] += (message.copy(), reply.text if reply.done else np.array(shown, np.int64))
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
+                for name, value in reply.metrics.items():
+                    own[name][i] = value
                 if not reply.done:
                     said_ids = [*message.tolist(), *shown]
                     fits = whole[i] and self._append(row, said_ids)
@@ -157,6 +160,7 @@ class TextBatch:
             "message_tokens": lengths.astype(np.float64),
             "turns": np.ones(n),
             "cut": (~whole).astype(np.float64),
+            **own,
         }
         executed = np.arange(chunk) < lengths[:, None]
         result = StepResult(reward, terminated, truncated, success, metrics, executed)

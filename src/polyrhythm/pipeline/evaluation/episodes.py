@@ -12,7 +12,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec, Task
-from polyrhythm.specs.hashing import mix, split_seed
+from polyrhythm.specs.hashing import mix, seed_in_state, split_seed
 
 #: Hash domain that separates held-out seeds from those of training (domains 1 and 2) and of demonstrations.
 _DOMAIN = 4
@@ -41,12 +41,9 @@ def held_out(
 
 
 def _beginning_in(seed: int, state: int, initial_states: int) -> int:
-    """The seed, on the side of evaluations; or one made from it that begins in fixed state number `state`, counted
-    round."""
-    if not initial_states:
-        return split_seed(seed, held_out=True)
-    lower = seed >> 1  # so that the sum stays below 2^63
-    return lower - lower % initial_states + state % initial_states
+    """The seed, on the side of evaluations; with fixed states one that begins in number `state`, counted round."""
+    held_out = split_seed(seed, held_out=True)
+    return seed_in_state(held_out, state, initial_states) if initial_states else held_out
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def record_dataset(
         _remove_unlisted(folder, journal)
         done = {(task, index) for task, index, _, _ in journal.outcomes}
         planned = [(task, index) for task in range(len(env.spec.tasks)) for index in range(settings.episodes_per_task)]
-        missing = [plan_episode(settings, task, index) for task, index in planned if (task, index) not in done]
+        states = env.spec.training_states
+        missing = [plan_episode(settings, task, index, states) for task, index in planned if (task, index) not in done]
         writer = DatasetWriter(folder, env.spec, journal, source.what["fps"])
         on_progress(len(planned) - len(missing), len(planned))
         for first in range(0, len(missing), env.rows):

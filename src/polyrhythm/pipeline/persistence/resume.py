@@ -100,6 +100,11 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
             f"training.versions = {config.training.versions}: the run in {folder} has trained "
             f"{counted(version, 'version')} already; set it to {version} to end there, or higher to go on"
         )
+    if saved is not None and saved.counts.get("data", checked.spec.data) != checked.spec.data:
+        raise RunFolderError(
+            f"env: its data are not those that the run in {folder} was trained on; restore them, or begin another run "
+            "with init_from"
+        )
     if saved is not None:
         give_weights(checked.policy, saved.policy, saved.trainer.parent)
     elif extended or not trained:

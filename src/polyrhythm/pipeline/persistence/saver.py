@@ -136,6 +136,7 @@ class RunCheckpointer(Observer):
             "wall_s": wall_s,
             "busy_s": busy,
             "hosts": self._hosts.as_dict(),
+            "data": self._pipeline.spec.data,
         }
 
     def summary(self) -> dict[str, Any]:

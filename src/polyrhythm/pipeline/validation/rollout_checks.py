@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from polyrhythm.config.schema import RunConfig
@@ -18,6 +19,8 @@ from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.reward_function import load_reward
 from polyrhythm.stations.simulator.env_host import refuse_segments
+
+log = logging.getLogger(__name__)
 
 
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
@@ -38,6 +41,13 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
         )
     with errors_of("rollout"):
         _try_key(config.rollout.queue_key)
+    episodes, states = config.evaluation.episodes, spec.initial_states * len(spec.tasks)
+    if spec.training_states and episodes > states:
+        log.warning(
+            "evaluation.episodes = %d: the data hold out %d, which are then counted more than once, and intervals are "
+            "too narrow; set it to %d",
+            *(episodes, states, states),
+        )
 
 
 def load_reward_function(config: RunConfig) -> None:

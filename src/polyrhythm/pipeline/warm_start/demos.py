@@ -124,7 +124,7 @@ def demonstrate(
     if not isinstance(env, Expert):
         raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
     episodes = [
-        plan_episode(settings, task, index)
+        plan_episode(settings, task, index, env.spec.training_states)
         for task in range(len(env.spec.tasks))
         for index in range(settings.episodes_per_task)
     ]

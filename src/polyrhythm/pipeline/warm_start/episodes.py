@@ -21,7 +21,7 @@ from polyrhythm.envs.base import EnvBatch, Expert, RowsFailed
 from polyrhythm.errors import RunHalted
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec, split_seed
 from polyrhythm.specs.finite import first_not_finite
-from polyrhythm.specs.hashing import mix
+from polyrhythm.specs.hashing import mix, seed_in_state
 from polyrhythm.stations.simulator.chunk import ChunkResult, step_chunk, step_whole, whole_batch
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.slot import StepSettings
@@ -91,9 +91,11 @@ def describe_dropped(episodes: list[DemoEpisode], spec: EnvSpec) -> str:
     return f"{len(dropped)} episodes were dropped, the first since {first.lost} ({where})"
 
 
-def plan_episode(settings: DemonstrationSettings, task: int, index: int) -> DemoEpisode:
-    """Episode `index` of a task: its seed and noise are a hash of (seed, task, index), whoever else plays beside it."""
+def plan_episode(settings: DemonstrationSettings, task: int, index: int, training_states: int = 0) -> DemoEpisode:
+    """Episode `index` of a task: its seed and noise are a hash of (seed, task, index), whoever else plays beside it. It
+    begins in the one of `EnvSpec.training_states` whose turn it is."""
     seed = split_seed(mix(settings.seed, _DOMAIN, task, index), held_out=False)
+    seed = seed_in_state(seed, index, training_states) if training_states else seed
     noisy = settings.noise_std > 0 and index % settings.noise_every == settings.noise_every - 1
     noise = np.random.default_rng(mix(seed, 1)) if noisy else None
     return DemoEpisode(task, index, seed, noise, keep_failed=settings.keep_failed)

@@ -44,6 +44,21 @@ def mix(*parts: int) -> int:
     return h & (_MASK >> 1)
 
 
+def shuffled(place: int, count: int, key: int) -> int:
+    """What stands at this place of 0..count-1 in the order that the key gives: a Feistel network of six rounds, applied
+    until its result is below `count` (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    So an epoch's order is known at any place without memory."""
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    low = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & low
+        for step in range(6):
+            left, right = right, left ^ (mix(key, step, right) & low)
+        place = left << half | right
+        if place < count:
+            return place
+
+
 @dataclass(slots=True)
 class Admission:
     """consumed: samples lent to the trainer (and not come back); outstanding: version → samples admitted, not consumed.
@@ -127,8 +142,15 @@ class Admission:
         return ticket
 
     def start_of(self, group: int) -> tuple[int, int]:
-        """Task and seed of the group of this number, which need not exist yet."""
-        return group % self.settings.tasks, mix(self.settings.seed, 1, group) & _TRAINING
+        """Task and seed of the group of this number, which need not exist yet. With `training_states` the groups of a
+        task take each of them once an epoch: the seed is the state's number modulo their count."""
+        settings = self.settings
+        task, seed = group % settings.tasks, mix(settings.seed, 1, group) & _TRAINING
+        if states := settings.training_states:
+            epoch, place = divmod(group // settings.tasks, states)
+            seed |= 1 << 61  # as `specs.hashing.seed_in_state`
+            seed -= (seed - shuffled(place, states, mix(settings.seed, 6, task, epoch))) % states
+        return task, seed
 
     def _ticket(self, group: Group, version: int) -> Ticket:
         task, seed = self.start_of(group.number)

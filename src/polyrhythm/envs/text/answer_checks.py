@@ -1,0 +1,104 @@
+"""Comparisons of a message with an answer that may take for ever, and the loop of the process that makes them.
+
+Run as a program it imports nothing of this package. Lines on stdin: first {kind, options, limit_s, memory_mib}, then
+[message, answer]; on stdout: first "ready", then true, false, or the text of an error for each. The kernel ends the
+process (SIGPROF) once a comparison has used `limit_s` seconds of CPU time, wherever it hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+#: Around the answer at the end of a worked solution of GSM8K.
+_GSM8K = "####"
+
+
+def bare_answer(answer: str) -> str:
+    """The answer at the end of a worked solution with `#### 72`; any other as it is."""
+    return answer.rpartition(_GSM8K)[2].strip()
+
+
+def regex_equal(message: str, answer: str, *, pattern: str, casefold: bool) -> bool:
+    """Whether the last match of the pattern in the message is that in the answer, or, if it has none, the answer.
+    What matched is the pattern's first group, or all of it."""
+    found = _last_match(pattern, message)
+    expected = _last_match(pattern, answer)
+    texts = [text.strip() for text in (found, answer if expected is None else expected) if text is not None]
+    return len({text.casefold() if casefold else text for text in texts}) == 1 and len(texts) == 2
+
+
+def _last_match(pattern: str, text: str) -> str | None:
+    found: str | None = None
+    for match in re.finditer(pattern, text):
+        found = match[1] if match.re.groups else match[0]
+    return found
+
+
+def math_equal(message: str, answer: str) -> bool:
+    """Whether math-verify finds the message's answer (in \\boxed{}, else its last formula or number) equal to the
+    answer."""
+    from math_verify import parse, verify
+
+    found = parse(message, parsing_timeout=None)
+    return bool(found) and bool(verify(_parsed(answer), found, timeout_seconds=None))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(answer: str) -> Any:
+    """The answer as math-verify reads it. ValueError: it cannot."""
+    from math_verify import parse
+
+    text = bare_answer(answer)
+    forms = (text,) if "\\boxed" in text or "$" in text else (f"\\boxed{{{text}}}", text)
+    found = next((made for form in forms if (made := parse(form, parsing_timeout=None))), None)
+    if found is None:
+        raise ValueError(f"math-verify finds no expression in {answer[:80]!r}")
+    return found
+
+
+def comparison(kind: str, options: dict[str, Any]) -> Callable[[str, str], bool]:
+    """The comparison of this kind."""
+    if kind == "regex":
+        return partial(regex_equal, **options)
+    import math_verify  # noqa: F401 - takes a second, which no comparison is to have
+
+    return math_equal
+
+
+def main() -> None:
+    """Compare until stdin ends."""
+    logging.disable(logging.CRITICAL)  # of math-verify, at each message that it cannot read
+    start = json.loads(sys.stdin.readline())
+    equal, limit_s = comparison(start["kind"], start["options"]), start["limit_s"]
+    memory = start["memory_mib"] << 20
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, meant for the run, which ends this process by EOF
+    _write("ready")
+    for line in sys.stdin:
+        message, answer = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        try:
+            found: bool | str = equal(message, answer)
+        except (Exception, MemoryError) as error:  # noqa: BLE001 - of a library, at what a model wrote
+            found = f"{type(error).__name__}: {error}"[:300]
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(found)
+
+
+def _write(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Reads prompts and answers from files: JSON lines, JSON, CSV and Parquet, with the columns of verl and TRL.
+
+Every row is read and checked before anything else starts; an error names the file, the line and the remedy.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyrhythm.errors import ConfigError, MissingError, install_command
+
+#: Columns that are taken where the settings name none: of TRL, and of data sets in its layout.
+_PROMPTS = ("prompt", "question", "problem")
+_ANSWERS = ("answer", "solution", "ground_truth")
+#: Where verl has the answer.
+_VERL_ANSWER = "reward_model.ground_truth"
+#: Columns that an error lists.
+_LISTED = 20
+
+Row = Mapping[str, Any]
+
+
+class Message(NamedTuple):
+    """One message of a prompt that is a conversation."""
+
+    role: str
+    content: str
+
+
+class PromptRow(NamedTuple):
+    """One prompt. prompt: a text, or the messages of a conversation; source_line: file and line, for errors."""
+
+    prompt: str | tuple[Message, ...]
+    answer: Any
+    columns: Row
+    source_line: str
+
+
+def read_prompts(setting: str, files: Sequence[str], prompt: str, answer: str, *, structured: bool) -> list[PromptRow]:
+    """All rows of the files, in order. setting: that names the files; prompt, answer: names of columns, dotted within
+    nested ones, or "" to recognise them; structured: whether an answer may be other than a text or a number.
+
+    MissingError: a file, or the package that reads it, is not there; ConfigError: it has no rows, or one is unusable.
+    """
+    found = []
+    for file in files:
+        path = Path(file).expanduser()
+        what = f"{setting} = {file}"
+        rows = list(_rows(path, what))
+        if not rows:
+            raise ConfigError(f"{what}: it has no rows; name a file with prompts")
+        first = rows[0][1]
+        columns = prompt or _recognised("prompt", first, _PROMPTS, what), answer or _answer_column(first, what)
+        for source_line, row in rows:
+            texts = _prompt_of(_value(row, columns[0], "env.prompt", source_line), columns[0], source_line)
+            value = _value(row, columns[1], "env.answer", source_line)
+            _check_answer(value, columns[1], source_line, structured=structured)
+            found.append(PromptRow(texts, value, row, source_line))
+    return found
+
+
+def _answer_column(row: Row, what: str) -> str:
+    if isinstance(row.get("reward_model"), Mapping) and "ground_truth" in row["reward_model"]:
+        return _VERL_ANSWER
+    return _recognised("answer", row, _ANSWERS, what)
+
+
+def _recognised(name: str, row: Row, known: Sequence[str], what: str) -> str:
+    for column in known:
+        if column in row:
+            return column
+    raise ConfigError(
+        f"{what}: no column for env.{name} is recognised ({', '.join(known)}); set env.{name} to one of its columns: "
+        f"{_listed(row)}"
+    )
+
+
+def _listed(row: Row) -> str:
+    names = [str(name) for name in row]
+    return ", ".join(names[:_LISTED]) + ", …" * (len(names) > _LISTED)
+
+
+def _value(row: Row, column: str, setting: str, source_line: str) -> Any:
+    """The value of a column; `a.b` is b within a, unless there is a column of that name."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise ConfigError(
+                f"{setting} = {column}: {source_line} has no such column but {_listed(row)}; name one that all rows "
+                "have"
+            )
+        value = value[part]
+    return value
+
+
+def _prompt_of(value: Any, column: str, source_line: str) -> str | tuple[Message, ...]:
+    what = f"env.prompt = {column}: in {source_line} it is"
+    if isinstance(value, str):
+        if not value.strip():
+            raise ConfigError(f"{what} empty; give it a text, or delete the row")
+        return value
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{what} {_kind(value)}; a text or a list of messages is needed")
+    messages = []
+    for entry in value:
+        role, content = (entry.get("role"), entry.get("content")) if isinstance(entry, Mapping) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise ConfigError(f"{what} a list with {entry!r:.80}; each message has a role and a content, both texts")
+        messages.append(Message(role, content))
+    return tuple(messages)
+
+
+def _check_answer(value: Any, column: str, source_line: str, *, structured: bool) -> None:
+    what = f"env.answer = {column}: in {source_line} it is"
+    if value is None or value == "" or (isinstance(value, str) and not value.strip()):
+        raise ConfigError(f"{what} empty; give it an answer, or delete the row")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{what} {value}; give it an answer, or delete the row")
+    if not structured and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+        raise ConfigError(f"{what} {_kind(value)}; this verifier compares texts and numbers (json: all others)")
+
+
+def _kind(value: Any) -> str:
+    return "empty" if value is None else f"of type {type(value).__name__}"
+
+
+def _rows(path: Path, what: str) -> Iterator[tuple[str, Row]]:
+    """Each row, with file and line."""
+    packed = path.suffix.lower() == ".gz"
+    reader = _READERS.get((path.with_suffix("") if packed else path).suffix.lower())
+    if reader is None or (packed and reader is _parquet):
+        raise ConfigError(
+            f"{what}: its name does not say what it is; it ends in one of {', '.join(_READERS)}, or .gz after that"
+        )
+    if path.is_dir():
+        raise ConfigError(f"{what}: it is a folder; name its files")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise MissingError(f"{what}: there is no such file (from {Path.cwd()}); correct the path") from error
+    except OSError as error:
+        raise ConfigError(f"{what}: it cannot be read ({error.strerror or error}); correct that") from error
+    if packed:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError) as error:
+            raise ConfigError(f"{what}: it is not a whole gzip file ({error}); get it again") from error
+    if not content:
+        raise ConfigError(f"{what}: it is empty; name a file with prompts")
+    return iter(reader(content, what, path))
+
+
+def _text(content: bytes, what: str) -> str:
+    """The text of a file, without the mark that Windows begins it with."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{what}, line {line}: it is not UTF-8 ({error.reason}); convert the file") from error
+
+
+def _parsed(text: str, what: str) -> Any:
+    """JSON without numbers that are not finite."""
+
+    def refuse(name: str) -> Any:
+        raise ConfigError(f"{what}: it has {name}, which is no JSON; give a number, or delete the row")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{what}: it is not JSON ({error}); correct or delete it") from error
+
+
+def _row(value: Any, what: str) -> Row:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what}: it is {_kind(value)}, not an object with columns; correct or delete it")
+    return value
+
+
+def _json_lines(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(_text(content, what).split("\n"), 1):
+        if line.strip():
+            where = f"{what}, line {number}"
+            yield f"{path.name}, line {number}", _row(_parsed(line, where), where)
+
+
+def _json(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+    rows = _parsed(_text(content, what), what)
+    if not isinstance(rows, list):
+        raise ConfigError(f"{what}: it is {_kind(rows)}, not a list of rows; name a .jsonl file for one row a line")
+    for number, row in enumerate(rows, 1):
+        yield f"{path.name}, row {number}", _row(row, f"{what}, row {number}")
+
+
+def _csv(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+    reader = csv.reader(io.StringIO(_text(content, what), newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        if len(set(header)) != len(header) or not all(header):
+            raise ConfigError(f"{what}, line 1: columns without a name, or with one twice; name each once")
+        for entries in reader:
+            if not entries:
+                continue
+            if len(entries) != len(header):
+                raise ConfigError(
+                    f"{what}, line {reader.line_num}: it has {len(entries)} entries, the first line has {len(header)}; "
+                    "correct it, or put texts with commas and line ends in quotes"
+                )
+            yield f"{path.name}, line {reader.line_num}", dict(zip(header, entries, strict=True))
+    except csv.Error as error:
+        raise ConfigError(f"{what}, line {reader.line_num}: it is not CSV ({error}); correct it") from error
+
+
+def _parquet(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingError(
+            f"{what}: Parquet needs the package pyarrow, which is not installed; run: {install_command('parquet')}"
+        ) from error
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{what}: it is not a Parquet file ({str(error).splitlines()[0]}); get it again") from error
+    for number, row in enumerate(table.to_pylist(), 1):
+        yield f"{path.name}, row {number}", row
+
+
+_READERS: dict[str, Callable[[bytes, str, Path], Iterable[tuple[str, Row]]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

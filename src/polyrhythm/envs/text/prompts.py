@@ -1,0 +1,308 @@
+"""Prompts and answers from files: each prompt is answered in one message, which a verifier compares with the answer.
+
+The rows of training are the environment's `training_states`, those held out its `initial_states`: the scheduler's seed
+of an episode says the row (seed mod rows), so that each epoch of training has every row once, in an order that follows
+from the run's seed and the number of the group alone, and evaluations take the held-out rows in order. Invariant: no
+prompt is on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from polyrhythm.conformance import raised
+from polyrhythm.envs.text.answer_verifiers import AnyVerifier, Exact, Verdict, Verifier
+from polyrhythm.envs.text.base import Count, Reply, TextSettings
+from polyrhythm.envs.text.prompt_files import PromptRow, read_prompts
+from polyrhythm.envs.text.tokenizers import begin
+from polyrhythm.errors import ConfigError
+from polyrhythm.specs import EnvSpec
+from polyrhythm.specs.hashing import HELD_OUT
+
+log = logging.getLogger(__name__)
+
+#: Share of the prompts that is held out where there are no files of them.
+_HELD_OUT = 0.05
+#: Rows on whose own answers the verifier is tried before the start.
+_TRIED = 256
+#: Characters of a typical answer above which `exact` is warned of.
+_LONG = 100
+
+Files = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+
+
+class PromptsSettings(TextSettings):
+    """Prompts of files, answered in one message: the reward is 1 if the verifier accepts it, else 0."""
+
+    type: Literal["prompts"] = "prompts"
+    files: Annotated[Files, Field(min_length=1)]
+    """Files of rows: .jsonl, .json, .csv (these also with .gz) or .parquet."""
+    eval_files: Files = ()
+    """Files of the prompts of evaluations; a prompt that occurs in them is not trained on."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Without eval_files: share of the prompts that only evaluations have, by a hash of the prompt; null for 0.05."""
+    prompt: str = ""
+    """Column of the prompt, a text or a list of messages, `a.b` within nested ones; empty: recognised."""
+    answer: str = ""
+    """Column of the answer; empty: recognised."""
+    template: str = "{prompt}"
+    """The text that the model is shown, with the prompt in place of {prompt}; other braces are as they are."""
+    verify: AnyVerifier = Exact()
+    """exact, regex, math, json, each with settings of its own, module:function, or none, for a scorer."""
+    min_verified: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Share of the data's own answers that the verifier has to accept before the start."""
+    success: float = 1.0
+    """Least reward of an answer that succeeded."""
+    max_new_tokens: Count = 512
+    """Most tokens of a message; longer ones are cut, which ends the episode."""
+    max_prompt_tokens: Count = 512
+    """Most tokens of a prompt. Longer ones are set aside when the files are read."""
+
+    metrics: ClassVar = MappingProxyType({"verifier_failed": "max", "prompts_set_aside": "max"})
+
+    @model_validator(mode="after")
+    def _fits(self) -> PromptsSettings:
+        if self.max_turns > 1:
+            raise ValueError(f"max_turns = {self.max_turns}: a prompt is answered in one message; set it to 1")
+        if self.eval_files and self.held_out is not None:
+            raise ValueError(f"held_out = {self.held_out}: eval_files are what is held out; give one of the two")
+        if "{prompt}" not in self.template:
+            raise ValueError(f"template = {self.template!r}: it has no {{prompt}}; write where the prompt goes")
+        return self
+
+    def spec(self) -> EnvSpec:
+        data = self.data()
+        training, held_out = len(data.training), len(data.held_out)
+        return replace(super().spec(), training_states=training, initial_states=held_out, data=data.digest)
+
+    def conversation(self) -> Answering:
+        return Answering(self)
+
+    def check(self) -> None:
+        """As for every text environment; then the verifier is tried on the data's own answers. ConfigError: it accepts
+        too few."""
+        data = self.data()
+        for note in data.notes:
+            log.warning("%s", note)
+        super().check()
+        if self.verify.type != "none":
+            _try_verifier(self, [*data.training, *data.held_out])
+        words = "env.files: %d prompts for training, %d for evaluations, %d set aside"
+        log.info(words, len(data.training), len(data.held_out), data.set_aside)
+
+    def data(self) -> PromptData:
+        """The rows, read once per process as long as the files do not change. ConfigError: they cannot be used."""
+        stamps = tuple(map(_stamp, (*self.files, *self.eval_files)))
+        return _load(type(self), self.model_dump_json(), stamps)
+
+    def reference(self, seed: int) -> Any:
+        """See `envs.base.References`."""
+        return self.data().row(seed).answer
+
+    def shown(self, row: PromptRow) -> str:
+        """The text of a row's prompt. ConfigError: it is a conversation of several messages."""
+        if isinstance(row.prompt, str):
+            return self.template.replace("{prompt}", row.prompt)
+        if [message.role for message in row.prompt] == ["user"]:
+            return self.template.replace("{prompt}", row.prompt[0].content)
+        roles = ", ".join(message.role for message in row.prompt)
+        raise ConfigError(
+            f"env.prompt: {row.source_line} is a conversation ({roles}), which needs a chat template; give "
+            "prompts that are a text, or one message of the user"
+        )
+
+
+class Answering:
+    """One prompt at a time."""
+
+    def __init__(self, settings: PromptsSettings) -> None:
+        self._settings, self._verifier = settings, settings.verify.open()
+        self._data = settings.data()
+        self._row: PromptRow | None = None
+        self._warned = False
+
+    def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
+        self._row = self._data.row(seed)
+        return self._settings.shown(self._row)
+
+    def reply(self, message: str) -> Reply:
+        assert self._row is not None
+        verdict = self._verifier.verify(message, self._row.answer, self._row.columns)
+        if verdict.failure and not self._warned:
+            self._warned = True
+            words = "env.verify cannot compare %.80r with the answer of %s (%s), so it counts as wrong; the metric "
+            words += "verifier_failed counts others like it"
+            log.warning(words, message, self._row.source_line, verdict.failure)
+        metrics = {"verifier_failed": float(bool(verdict.failure)), "prompts_set_aside": float(self._data.set_aside)}
+        return Reply(reward=verdict.reward, success=verdict.reward >= self._settings.success, metrics=metrics)
+
+    def expert(self) -> str:
+        """The data's own answer."""
+        assert self._row is not None
+        return self._settings.verify.written(self._row.answer)
+
+    def close(self) -> None:
+        self._verifier.close()
+
+
+class PromptData(NamedTuple):
+    """Rows of training and of evaluations; set_aside: how many are on neither side, for their length or characters;
+    notes: what a user should know of that; digest: of prompts and answers of training, in order."""
+
+    training: tuple[PromptRow, ...]
+    held_out: tuple[PromptRow, ...]
+    set_aside: int
+    notes: tuple[str, ...]
+    digest: str
+
+    def row(self, seed: int) -> PromptRow:
+        """The row of an episode with this seed."""
+        rows = self.held_out if seed & HELD_OUT else self.training
+        return rows[seed % len(rows)]
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    """What changes with a file's content; zeros if there is none."""
+    try:
+        status = Path(file).expanduser().stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, int]]) -> PromptData:  # noqa: ARG001 - part of the key
+    settings = kind.model_validate_json(given)
+    columns, structured = (settings.prompt, settings.answer), settings.verify.structured
+    rows = read_prompts("env.files", settings.files, *columns, structured=structured)
+    notes = list[str]()
+    if settings.eval_files:
+        held_out = read_prompts("env.eval_files", settings.eval_files, *columns, structured=structured)
+        known = {_identity(row) for row in held_out}
+        training = [row for row in rows if _identity(row) not in known]
+        if both := len(rows) - len(training):
+            notes.append(f"env.eval_files: {both} of {len(rows)} rows of env.files have their prompts; left out there")
+    else:
+        limit = (settings.held_out or _HELD_OUT) * 2**32
+        held_out = [row for row in rows if zlib.crc32(_identity(row)) < limit]
+        training = [row for row in rows if zlib.crc32(_identity(row)) >= limit]
+    for side, found in (("training", training), ("evaluations", held_out)):
+        if not found:
+            raise ConfigError(
+                f"env.files: of {len(rows)} rows none is left for {side}; give more, or other env.eval_files or "
+                "env.held_out"
+            )
+    shown = _Shown(settings)
+    training, held_out = shown.kept(training), shown.kept(held_out)
+    if not training or not held_out:
+        raise ConfigError(shown.problem("all prompts of one side, training or evaluations,"))
+    if shown.set_aside:
+        notes.append(shown.problem(f"{shown.set_aside} of {shown.seen} prompts"))
+    content = json.dumps([row[:2] for row in training], sort_keys=True, default=str)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return PromptData(tuple(training), tuple(held_out), shown.set_aside, tuple(notes), digest)
+
+
+def _identity(row: PromptRow) -> bytes:
+    """By which prompts are the same: what is said, without spaces around it."""
+    texts = [row.prompt] if isinstance(row.prompt, str) else [message.content for message in row.prompt]
+    return "\n".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")
+
+
+class _Shown:
+    """Which prompts can be shown to the model whole."""
+
+    def __init__(self, settings: PromptsSettings) -> None:
+        self._settings, self._tokenizer = settings, settings.text_tokenizer()
+        self.seen = self.set_aside = self._longest = 0
+        self._without_id = ""
+
+    def kept(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
+        return [row for row in rows if self._fits(row)]
+
+    def _fits(self, row: PromptRow) -> bool:
+        self.seen += 1
+        try:
+            length = len(begin(self._tokenizer, self._settings.shown(row)))
+        except ConfigError:
+            raise
+        except (ValueError, TypeError) as error:  # the latter: of half a surrogate pair
+            self._without_id = self._without_id or f"{row.source_line}: {error}"
+        else:
+            if 0 < length <= self._settings.max_prompt_tokens:
+                return True
+            self._longest = max(self._longest, length)
+        self.set_aside += 1
+        return False
+
+    def problem(self, count: str) -> str:
+        """Why `count` prompts are set aside."""
+        limit, reasons = self._settings.max_prompt_tokens, []
+        if self._longest:
+            reasons.append(f"some exceed env.max_prompt_tokens = {limit}, the longest has {self._longest}; raise it")
+        if self._without_id:
+            reasons.append(f"some cannot be encoded ({self._without_id:.300}); use another tokenizer")
+        return f"env.files: {count} are set aside: {', and '.join(reasons)}"
+
+
+def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
+    """Have the verifier judge the data's own answers. ConfigError: it accepts fewer than `min_verified` of them."""
+    tried = rows[:: max(1, len(rows) // _TRIED)][:_TRIED]
+    verifier = settings.verify.open()
+    try:
+        judged = [(row, _own(settings, verifier, row)) for row in tried]
+    finally:
+        verifier.close()
+    if wrong := [(row, verdict) for row, verdict in judged if verdict.reward < settings.success]:
+        row, verdict = wrong[0]
+        why = f" ({verdict.failure})" if verdict.failure else ""
+        said = (
+            f"env.verify = {settings.verify.type}: it does not accept {len(wrong)} of {len(tried)} of the data's own "
+            f"answers, such as that of {row.source_line}, {row.answer!r:.80}, in the message "
+            f"{settings.verify.written(row.answer)!r:.80}{why}"
+        )
+        if len(wrong) > (1 - settings.min_verified) * len(tried):
+            raise ConfigError(f"{said}; use another verifier or env.answer, or lower env.min_verified")
+        log.warning("%s; such rows can earn no reward", said)
+    typical = median(len(settings.verify.written(row.answer)) for row in tried)
+    if settings.verify.type == "exact" and typical > _LONG:
+        log.warning(
+            "env.verify = exact: a typical answer has %d characters, all of which a message has to repeat; for worked "
+            "solutions use math, or regex with a pattern",
+            typical,
+        )
+
+
+def _own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> Verdict:
+    """The verdict on a row's own answer. Which message it is matters with `exact` alone."""
+    message = settings.verify.written(row.answer)
+    if settings.verify.type == "exact" and (problem := _unwritable(settings, message)):
+        return Verdict(0.0, problem)
+    try:
+        return verifier.verify(message, row.answer, row.columns)
+    except Exception as error:
+        raise ConfigError(
+            f"env.verify = {settings.verify.type}: at the answer of {row.source_line} it {raised(error)}; correct it"
+        ) from error
+
+
+def _unwritable(settings: PromptsSettings, message: str) -> str:
+    """Why the model cannot write this message, "" if it can."""
+    tokenizer, limit = settings.text_tokenizer(), settings.max_new_tokens
+    try:
+        length = len(tokenizer.encode(message)) + 1
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return f"it has {length} tokens with its end, env.max_new_tokens is {limit}" if length > limit else ""
