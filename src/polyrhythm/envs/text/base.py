@@ -16,11 +16,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed
+from polyrhythm.envs.text.chat import Chat, ChatSettings, open_chat
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
@@ -117,6 +118,9 @@ class TextSettings(BaseModel):
 
     tokenizer: str = CHARACTERS
     """characters: one token for each character of `alphabet`; or a local folder with a tokenizer.json."""
+    chat: Literal["auto", "none"] | ChatSettings = "none"
+    """How turns are written: none, as plain text; auto, by the chat template of the tokenizer's folder, if it has one;
+    or by a template with these settings."""
     max_new_tokens: Count = 128
     """Most tokens of a message; longer ones are cut, which ends the episode."""
     max_prompt_tokens: Count = 256
@@ -168,13 +172,18 @@ class TextSettings(BaseModel):
         tokenizer, shown, length = self.text_tokenizer(), trajectory.obs["tokens"], trajectory.obs["length"]
         decode, first = tokenizer.decode, len(tokenizer.start)
         before = [decode(shown[step, first : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
-        actions = trajectory.actions[:, :, 0]
-        messages = tuple(decode(ids[valid].tolist()) for ids, valid in zip(actions, trajectory.valid, strict=True))
+        actions, chat = trajectory.actions[:, :, 0], self.open_chat()
+        lead = "" if chat is None else chat.lead
+        messages = tuple(
+            decode(ids[valid].tolist()).removeprefix(lead) for ids, valid in zip(actions, trajectory.valid, strict=True)
+        )
         return Transcript(before[0], messages, before[1] + messages[-1])
 
     def check(self) -> None:
         """Raise MissingError if the tokenizer's package is not installed, ConfigError if most of the first prompts
-        cannot be shown whole; warn if some cannot."""
+        cannot be shown whole, or the chat template would change earlier turns; warn if some cannot."""
+        if (chat := self.open_chat()) is not None:
+            chat.check(self.max_turns)
         batch = self.build(1)
         starts = [(t, s) for t in range(min(len(batch.spec.tasks), _TRIED_TASKS)) for s in range(_TRIED_PROMPTS)]
         refused = list[str]()
@@ -194,6 +203,14 @@ class TextSettings(BaseModel):
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded once per process."""
+        chat = self.open_chat()
+        return self._plain_tokenizer() if chat is None else chat.tokenizer
+
+    def open_chat(self) -> Chat | None:
+        """The chat template with its tokenizer, opened once per process; None for plain text."""
+        return None if self.chat == "none" else open_chat(self.tokenizer, self.chat, self._plain_tokenizer())
+
+    def _plain_tokenizer(self) -> Tokenizer:
         if self.tokenizer == CHARACTERS:
             return character_tokenizer(self.alphabet)
         return folder_tokenizer(self.tokenizer)

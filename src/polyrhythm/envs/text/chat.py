@@ -1,0 +1,164 @@
+"""Conversations as a model's chat template writes them, token by token longer.
+
+Invariant: a turn's tokens are those of the turn before, the message as it was sampled, and what the template writes
+after it: the end of the message if it lacks its own, the environment's reply, and the beginning of the next message.
+So no token changes when a turn is added, and a message is never tokenized again.
+
+What the template writes after a message is read off a rendering of all turns in which a stand-in is the message: a
+template may strip a text, or look for marks in it, and nothing is searched in what a model wrote.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from polyrhythm.envs.text.chat_template import (
+    ChatTemplate,
+    Message,
+    TemplateFault,
+    find_template,
+    special_tokens,
+)
+from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer
+from polyrhythm.errors import ConfigError
+
+#: In place of a message; of characters that no template looks for or strips.
+_STAND_IN = "\ue000message\ue001"
+#: A message with reasoning, in the form in which templates write one.
+_REASONED = "<think>\nfirst\n</think>\n\nsecond"
+#: Characters of a text that an error shows.
+_SHOWN = 40
+
+
+class ChatSettings(BaseModel):
+    """How turns are written: by a chat template, as transformers' apply_chat_template does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    template: str = ""
+    """Its file, or its name among those of the tokenizer's folder; empty for the folder's default one."""
+    system: str = ""
+    """What the system says at the beginning; empty for nothing."""
+    reply_role: Annotated[str, Field(min_length=1)] = "user"
+    """Role of the environment's replies, such as tool."""
+    variables: Mapping[str, Any] = {}
+    """What the template reads besides, such as {enable_thinking: false}."""
+    date: datetime.date | None = None
+    """The date that a template gets which writes today's."""
+    earlier: Literal["refuse", "keep"] = "refuse"
+    """What to do with a template that would write earlier turns otherwise once one is added, such as without their
+    reasoning: refuse it, or keep them as they were sampled."""
+
+
+class Chat:
+    """A template with a tokenizer. tokenizer: its messages end first of all as the template ends them; lead: spaces
+    that the template writes before a message, and a model therefore begins with."""
+
+    def __init__(self, what: str, settings: ChatSettings, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self.what, self.settings, self._template = what, settings, template
+        self.tokenizer, self.lead = copy.copy(tokenizer), ""
+        self.tokenizer.start = ()  # the template writes it
+        opening = self.opening("a")
+        before, whole = self.render(opening), self.render([*opening, _turn("assistant", _STAND_IN)], ask=False)
+        lead, _, after = whole.removeprefix(before).partition(_STAND_IN)
+        if lead.isspace():
+            self.lead = lead
+        ids = [] if tokenizer.lacking(after) else tokenizer.encode(after)
+        if ids and ids[0] in tokenizer.marks:
+            self.tokenizer.ends = tuple(dict.fromkeys((ids[0], *tokenizer.ends)))
+
+    def opening(self, prompt: str) -> list[Message]:
+        """The turns before the first message."""
+        system = self.settings.system
+        return [*([_turn("system", system)] if system else []), _turn("user", prompt)]
+
+    def render(self, turns: list[Message], *, ask: bool = True) -> str:
+        """TemplateFault: the template refuses these turns, or fails."""
+        try:
+            return self._template.render(turns, ask=ask)
+        except TemplateFault as fault:
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise TemplateFault(f"{self.what}: turns of {roles}: {fault}") from fault
+
+    def check(self, turns: int) -> None:
+        """Try a conversation of so many turns, at most three. ConfigError: the template refuses it, or would change
+        earlier turns."""
+        try:
+            for message in (_STAND_IN, _REASONED):
+                talk = ChatTurns(self, "a")
+                for _ in range(min(turns, 3) - 1):
+                    talk.reply("b", message)
+        except TemplateFault as fault:
+            raise ConfigError(str(fault)) from fault
+
+
+class ChatTurns:
+    """One conversation. shown: the newest of what the model is shown of it, where the next message begins."""
+
+    def __init__(self, chat: Chat, prompt: str) -> None:
+        self._chat, self._turns = chat, chat.opening(prompt)
+        self._text = self.shown = chat.render(self._turns)  # with stand-ins for messages
+
+    def reply(self, text: str, message: str = _STAND_IN) -> str:
+        """What follows the newest message, its end included, when the environment replies this; then the next one
+        begins. message: what stands in for it. TemplateFault: the template changes what was before, or fails."""
+        chat = self._chat
+        self._turns += [_turn("assistant", message), _turn(chat.settings.reply_role, text)]
+        found, before = chat.render(self._turns), self._text + chat.lead + message
+        if not found.startswith(before) and chat.settings.earlier == "refuse":
+            raise TemplateFault(f"{chat.what}: {_change(before, found, message)}")
+        self._text, self.shown = found, found.rpartition(message)[2]
+        return self.shown
+
+
+def open_chat(tokenizer_setting: str, chat: ChatSettings | Literal["auto"], tokenizer: Tokenizer) -> Chat | None:
+    """The chat of a tokenizer, made once per process; None: it is `auto`, and the folder has no template."""
+    return _opened(tokenizer_setting, chat if chat == "auto" else chat.model_dump_json(), tokenizer)
+
+
+@lru_cache(maxsize=8)
+def _opened(tokenizer_setting: str, chat: str, tokenizer: Tokenizer) -> Chat | None:
+    settings = ChatSettings() if chat == "auto" else ChatSettings.model_validate_json(chat)
+    folder = None if tokenizer_setting == CHARACTERS else Path(tokenizer_setting).expanduser()
+    named = f"env.chat.template = {settings.template}"
+    try:
+        found = find_template(folder, settings.template)
+    except TemplateFault as fault:
+        raise ConfigError(f"{named}: {fault}; name one of these, or a file") from fault
+    if found is None:
+        if chat == "auto":
+            return None
+        raise ConfigError(
+            f"env.chat: {tokenizer.origin} has no chat template; name a file in env.chat.template, or set env.chat to none"
+        )
+    what = named if settings.template else f"env.chat = {'auto' if chat == 'auto' else 'the template'} ({found.origin})"
+    try:
+        template = ChatTemplate(found.text, {**special_tokens(folder), **settings.variables}, settings.date)
+        return Chat(what, settings, template, tokenizer)
+    except TemplateFault as fault:
+        told = str(fault) if str(fault).startswith(what) else f"{what}: {fault}"
+        raise ConfigError(f"{told}; correct env.chat, or set it to none for plain text") from fault
+
+
+def _turn(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _change(before: str, found: str, message: str) -> str:
+    """What a template does to earlier turns, and the way out."""
+    ways = (
+        "set env.max_turns to 1, name a template that leaves them as they are in env.chat.template, or set "
+        "env.chat.earlier to keep, for turns as they were sampled"
+    )
+    if message == _REASONED:
+        return f"it writes earlier messages without what stands between <think> and </think>; {ways}"
+    first = next((i for i, pair in enumerate(zip(before, found, strict=False)) if pair[0] != pair[1]), len(found))
+    old, new = (text[first : first + _SHOWN].replace(_STAND_IN, "…") for text in (before, found))
+    return f"once a turn is added it writes {new!r} where {old!r} stood before; {ways}"
