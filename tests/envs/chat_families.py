@@ -72,8 +72,8 @@ FAMILIES = {
         ends=(1,),
     ),
     "gemma": Family(
-        """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn here') }}{% endif %}
-{% for turn in messages %}
+        """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
+{{ raise_exception('no system turn here') }}{% endif %}{% for turn in messages %}
 {% if (turn['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('user and model alternate') }}{% endif %}
 {{ '<start_of_turn>' + ('model' if turn['role'] == 'assistant' else turn['role']) }}
 {{ turn['content'] | trim + '<end_of_turn>' }}
@@ -155,7 +155,7 @@ def write_family(folder: Path, name: str, *, layout: str = "tokenizer_config", t
     tokenizer.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for key, texts in _NAMED.items():
-        config |= {key: text for text in texts if text in family.marks}
+        config |= dict.fromkeys([key], next((text for text in texts if text in family.marks), None))
     text = family.template if template is None else template
     if layout == "tokenizer_config":
         config["chat_template"] = text

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed
-from polyrhythm.envs.text.chat import Chat, ChatSettings, open_chat
+from polyrhythm.envs.text.chat import Chat, ChatSettings, has_template, open_chat
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
@@ -182,8 +182,12 @@ class TextSettings(BaseModel):
     def check(self) -> None:
         """Raise MissingError if the tokenizer's package is not installed, ConfigError if most of the first prompts
         cannot be shown whole, or the chat template would change earlier turns; warn if some cannot."""
-        if (chat := self.open_chat()) is not None:
+        chat = self.open_chat()
+        if chat is not None:
             chat.check(self.max_turns)
+        elif "chat" not in self.model_fields_set and has_template(self.tokenizer):
+            told = "env.tokenizer = %s: it has a chat template, which is not applied; set env.chat to auto, or to none"
+            log.warning(told, self.tokenizer)
         batch = self.build(1)
         starts = [(t, s) for t in range(min(len(batch.spec.tasks), _TRIED_TASKS)) for s in range(_TRIED_PROMPTS)]
         refused = list[str]()

@@ -11,7 +11,7 @@ template may strip a text, or look for marks in it, and nothing is searched in w
 from __future__ import annotations
 
 import copy
-import datetime
+import datetime as dt
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -50,7 +50,7 @@ class ChatSettings(BaseModel):
     """Role of the environment's replies, such as tool."""
     variables: Mapping[str, Any] = {}
     """What the template reads besides, such as {enable_thinking: false}."""
-    date: datetime.date | None = None
+    date: dt.date | None = None
     """The date that a template gets which writes today's."""
     earlier: Literal["refuse", "keep"] = "refuse"
     """What to do with a template that would write earlier turns otherwise once one is added, such as without their
@@ -118,6 +118,19 @@ class ChatTurns:
         return self.shown
 
 
+def has_template(tokenizer_setting: str) -> bool:
+    """Whether the tokenizer's folder has a chat template."""
+    folder = _folder(tokenizer_setting)
+    try:
+        return find_template(folder, "") is not None
+    except TemplateFault:
+        return False
+
+
+def _folder(tokenizer_setting: str) -> Path | None:
+    return None if tokenizer_setting == CHARACTERS else Path(tokenizer_setting).expanduser()
+
+
 def open_chat(tokenizer_setting: str, chat: ChatSettings | Literal["auto"], tokenizer: Tokenizer) -> Chat | None:
     """The chat of a tokenizer, made once per process; None: it is `auto`, and the folder has no template."""
     return _opened(tokenizer_setting, chat if chat == "auto" else chat.model_dump_json(), tokenizer)
@@ -126,7 +139,7 @@ def open_chat(tokenizer_setting: str, chat: ChatSettings | Literal["auto"], toke
 @lru_cache(maxsize=8)
 def _opened(tokenizer_setting: str, chat: str, tokenizer: Tokenizer) -> Chat | None:
     settings = ChatSettings() if chat == "auto" else ChatSettings.model_validate_json(chat)
-    folder = None if tokenizer_setting == CHARACTERS else Path(tokenizer_setting).expanduser()
+    folder = _folder(tokenizer_setting)
     named = f"env.chat.template = {settings.template}"
     try:
         found = find_template(folder, settings.template)
@@ -136,9 +149,10 @@ def _opened(tokenizer_setting: str, chat: str, tokenizer: Tokenizer) -> Chat | N
         if chat == "auto":
             return None
         raise ConfigError(
-            f"env.chat: {tokenizer.origin} has no chat template; name a file in env.chat.template, or set env.chat to none"
+            f"env.chat: {tokenizer.origin} has no chat template; name a file in env.chat.template, or set env.chat to "
+            "none"
         )
-    what = named if settings.template else f"env.chat = {'auto' if chat == 'auto' else 'the template'} ({found.origin})"
+    what = named if settings.template else f"env.chat{' = auto' if chat == 'auto' else ''} ({found.origin})"
     try:
         template = ChatTemplate(found.text, {**special_tokens(folder), **settings.variables}, settings.date)
         return Chat(what, settings, template, tokenizer)

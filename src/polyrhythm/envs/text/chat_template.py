@@ -29,7 +29,7 @@ from polyrhythm.specs.model_folder import read_object
 Message = Mapping[str, str]
 
 #: Bytes of a template, characters that one rendering makes, and its seconds of processor time.
-_TEMPLATE_BYTES, _CHARACTERS, _SECONDS = 2**20, 2**24, 2.0
+_TEMPLATE_BYTES, _CHARACTERS, _SECONDS = 2**20, 2**24, 1.0
 _CONFIG = "tokenizer_config.json"
 
 
@@ -108,7 +108,7 @@ class ChatTemplate:
             "raise_exception": _raise,
             "strftime_now": _clock(today),
             "namespace": _Plain,
-            "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+            "dict": _dict,
         }
         environment.globals.pop("lipsum")
         environment.filters |= {"tojson": _as_json, "_counted": _counted, "_measured": _measured}
@@ -212,6 +212,10 @@ class _Plain(Namespace):
         if name.startswith("_"):
             raise SecurityError(f"a namespace has no {name} here")
         super().__setitem__(name, value)
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
 
 
 def _raise(message: str) -> None:
