@@ -133,7 +133,8 @@ def _folder(tokenizer_setting: str) -> Path | None:
 
 def open_chat(tokenizer_setting: str, chat: ChatSettings | Literal["auto"], tokenizer: Tokenizer) -> Chat | None:
     """The chat of a tokenizer, made once per process; None: it is `auto`, and the folder has no template."""
-    return _opened(tokenizer_setting, chat if chat == "auto" else chat.model_dump_json(), tokenizer)
+    key: Any = tokenizer
+    return _opened(tokenizer_setting, chat if chat == "auto" else chat.model_dump_json(), key)
 
 
 @lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from datetime import time as clock
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -86,7 +86,9 @@ def _text(file: Path) -> str:
 def special_tokens(folder: Path | None) -> dict[str, str]:
     """What a template may read of the tokenizer: `bos_token`, `eos_token` and the like."""
     found: dict[str, str] = {}
-    for file in () if folder is None else ("special_tokens_map.json", _CONFIG):
+    if folder is None:
+        return found
+    for file in ("special_tokens_map.json", _CONFIG):
         content = read_object(folder / file)
         extra = content.get("extra_special_tokens")
         for name, value in {**content, **(extra if isinstance(extra, dict) else {})}.items():
@@ -165,7 +167,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         _limits.get().check()
-        return super().call(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().call(*args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         size = max(len(part) if isinstance(part, str | list | tuple) else 0 for part in (left, right))
@@ -238,5 +240,5 @@ def _clock(today: date | None) -> Callable[[str], str]:
 
 
 def _words(error: BaseException) -> str:
-    line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+    line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
     return f"{str(error).strip() or type(error).__name__:.200}{line}"
