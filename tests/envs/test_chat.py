@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.envs.chat_families import FAMILIES, GOLDEN, SAID, by_transformers, write_family
+from tests.envs.chat_families import FAMILIES, GOLDEN, SAID, by_transformers, turns_of, write_family
 
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.text import Reply, TextSettings
@@ -88,6 +88,28 @@ def test_the_begin_of_text_token_stands_once(tmp_path: Path, name: str) -> None:
     starts = [i for i in tokenizer.marks if tokenizer.decode([i]) in named]
     assert [TOKENS[name][2].count(i) for i in starts] == [1] * len(starts)
     assert (len(starts) == 1) == bool(FAMILIES[name].start or name == "mistral")
+
+
+class TurnsSettings(ScriptedSettings):
+    def conversation(self) -> Any:
+        class WithSystem(Scripted):
+            def begin(self, task: int, seed: int) -> Any:
+                super().begin(task, seed)
+                return turns_of("llama3", 1)
+
+        return WithSystem(HEARD)
+
+
+def test_a_prompt_may_have_several_turns(tmp_path: Path) -> None:
+    """Its own system turn goes before that of the settings; without a template each has lines of its own."""
+    folder, own = write_family(tmp_path, "llama3"), FAMILIES["llama3"].settings
+    batches = [
+        TurnsSettings(tokenizer=str(folder), chat=chat).build(1) for chat in ({**own, "system": "Be long."}, "none")
+    ]
+    for batch in batches:
+        batch.reset([0], [0], [0])
+    assert seen(batches[0]) == TOKENS["llama3"][0]
+    assert batches[1].transcript(0) == f"{own['system']}\n{SAID[0]}\n"
 
 
 @pytest.mark.parametrize("layout", ["jinja", "named", "processor"])

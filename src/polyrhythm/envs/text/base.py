@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed
-from polyrhythm.envs.text.chat import Chat, ChatSettings, has_template, open_chat
+from polyrhythm.envs.text.chat import Chat, ChatSettings, Prompt, has_template, open_chat
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
@@ -56,8 +56,10 @@ class Reply:
 class Conversation(Protocol):
     """One row of a text environment; it is begun again for every episode."""
 
-    def begin(self, task: int, seed: int) -> str:
-        """The prompt. Equal (task, seed) gives an equal prompt; `draw_apart` keeps those of evaluations apart."""
+    def begin(self, task: int, seed: int) -> Prompt:
+        """The prompt: a text, or turns such as {"role": "system", "content": "…"}, which a chat template writes, and
+        whose contents stand on lines of their own without one. Equal (task, seed) gives an equal prompt; `draw_apart`
+        keeps those of evaluations apart."""
         ...
 
     def reply(self, message: str) -> Reply:

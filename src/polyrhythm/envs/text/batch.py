@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import definition_place
 from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
-from polyrhythm.envs.text.chat import ChatTurns
+from polyrhythm.envs.text.chat import ChatTurns, Prompt
 from polyrhythm.envs.text.prepared import PreparedMessages
 from polyrhythm.envs.text.tokenizers import begin, encodable, encode_after
 from polyrhythm.errors import PolyrhythmError
@@ -63,14 +63,15 @@ class TextBatch:
         if errors:
             raise RowsFailed(errors)
 
-    def _begun(self, row: int, prompt: str, what: str) -> list[int]:
+    def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
         """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
         limit = self._settings.max_prompt_tokens
         try:
             if self._chat is not None and prompt:
                 self._chats[row] = ChatTurns(self._chat, prompt)
                 prompt = self._chats[row].shown
-            ids = begin(self._tokenizer, prompt)
+            text = prompt if isinstance(prompt, str) else "".join(f"{turn['content']}\n" for turn in prompt)
+            ids = begin(self._tokenizer, text)
         except ValueError as error:
             raise EpisodeRefused(f"{what} cannot be encoded: {error}") from error
         if not ids:

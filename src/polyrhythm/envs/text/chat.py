@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +29,8 @@ from polyrhythm.envs.text.chat_template import (
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer
 from polyrhythm.errors import ConfigError
 
+#: The environment's first word: a user's text, or several turns.
+Prompt = str | Sequence[Message]
 #: In place of a message; of characters that no template looks for or strips.
 _STAND_IN = "\ue000message\ue001"
 #: A message with reasoning, in the form in which templates write one.
@@ -45,7 +47,7 @@ class ChatSettings(BaseModel):
     template: str = ""
     """Its file, or its name among those of the tokenizer's folder; empty for the folder's default one."""
     system: str = ""
-    """What the system says at the beginning; empty for nothing."""
+    """What the system says at the beginning, where the environment's prompt has no such turn; empty for nothing."""
     reply_role: Annotated[str, Field(min_length=1)] = "user"
     """Role of the environment's replies, such as tool."""
     variables: Mapping[str, Any] = {}
@@ -74,10 +76,11 @@ class Chat:
         if ids and ids[0] in tokenizer.marks:
             self.tokenizer.ends = tuple(dict.fromkeys((ids[0], *tokenizer.ends)))
 
-    def opening(self, prompt: str) -> list[Message]:
+    def opening(self, prompt: Prompt) -> list[Message]:
         """The turns before the first message."""
+        turns = [_turn("user", prompt)] if isinstance(prompt, str) else list(prompt)
         system = self.settings.system
-        return [*([_turn("system", system)] if system else []), _turn("user", prompt)]
+        return [_turn("system", system), *turns] if system and turns[0]["role"] != "system" else turns
 
     def render(self, turns: list[Message], *, ask: bool = True) -> str:
         """TemplateFault: the template refuses these turns, or fails."""
@@ -91,7 +94,7 @@ class Chat:
         """Try a conversation of so many turns, at most three. ConfigError: the template refuses it, or would change
         earlier turns."""
         try:
-            for message in (_STAND_IN, _REASONED):
+            for message in (_STAND_IN, *([_REASONED] if self.settings.earlier == "refuse" else [])):
                 talk = ChatTurns(self, "a")
                 for _ in range(min(turns, 3) - 1):
                     talk.reply("b", message)
@@ -102,7 +105,7 @@ class Chat:
 class ChatTurns:
     """One conversation. shown: the newest of what the model is shown of it, where the next message begins."""
 
-    def __init__(self, chat: Chat, prompt: str) -> None:
+    def __init__(self, chat: Chat, prompt: Prompt) -> None:
         self._chat, self._turns = chat, chat.opening(prompt)
         self._text = self.shown = chat.render(self._turns)  # with stand-ins for messages
 
@@ -114,6 +117,8 @@ class ChatTurns:
         found, before = chat.render(self._turns), self._text + chat.lead + message
         if not found.startswith(before) and chat.settings.earlier == "refuse":
             raise TemplateFault(f"{chat.what}: {_change(before, found, message)}")
+        if message not in found:
+            raise TemplateFault(f"{chat.what}: it leaves out what the assistant says; use another template")
         self._text, self.shown = found, found.rpartition(message)[2]
         return self.shown
 

@@ -1,8 +1,8 @@
 """Chat templates of models' folders: where they are kept, and rendering as `apply_chat_template` of transformers does.
 
 A template is a program in Jinja that came with a model, so it is not trusted: it runs in Jinja's sandbox, reads plain
-data alone, and has limits of time and size. transformers itself is not imported, which would cost each simulator
-process hundreds of megabytes; tests compare the tokens with its.
+data alone, and has limits of time and size. transformers itself is not imported, as simulators do without it; tests
+compare the tokens with its.
 """
 
 from __future__ import annotations
