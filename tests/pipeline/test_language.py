@@ -97,11 +97,23 @@ CHAT = (
 )
 
 
-def test_an_agent_speaks_by_a_chat_template(tmp_path: Path) -> None:
+def released(folder: Path) -> Path:
+    """A model of random weights in a released one's layout, with a chat template."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=270, max_position_embeddings=512, **sizes)).save_pretrained(folder)
+    return write_family(folder, "chatml")
+
+
+@pytest.mark.parametrize("checkpoint", [True, False], ids=["folder", "random"])
+def test_an_agent_speaks_by_a_chat_template(tmp_path: Path, checkpoint: bool) -> None:
     """Demonstrations, training and evaluations alike; each log-prob is that of the tokens that were sampled."""
-    model = write_family(tmp_path / "model", "chatml")
+    torch.manual_seed(0)
+    model = released(tmp_path / "model") if checkpoint else write_family(tmp_path / "model", "chatml")
     (tmp_path / "run").mkdir()
-    summary, updates = run(tmp_path / "run", *CHAT, f"env.tokenizer={model}", "env.chat=auto", "training.versions=2")
+    own = (f"env.tokenizer={model}", "env.chat=auto", *([f"policy.checkpoint={model}"] if checkpoint else []))
+    summary, updates = run(tmp_path / "run", *CHAT, *own, "training.versions=2")
     assert summary["ledger"]["trained"] == 16
     assert all(abs(line["train/actor/mismatch_kl"]) < 1e-9 for line in updates)
     entries = read_conversations(tmp_path / "run")
