@@ -17,6 +17,7 @@ from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.text import Reply, TextSettings
 from polyrhythm.envs.text.chat_template import ChatTemplate, TemplateFault
 from polyrhythm.errors import ConfigError
+from polyrhythm.specs import Trajectory
 
 TOKENS: dict[str, list[list[int]]] = {k: v for k, v in json.loads(GOLDEN.read_text()).items() if k != "transformers"}
 
@@ -71,13 +72,36 @@ def test_turns_have_the_tokens_of_transformers(tmp_path: Path, name: str) -> Non
     batch = env.build(1)
     batch.reset([0], [0], [0])
     HEARD.clear()
-    shown = []
+    shown, actions = [], []
     for _ in range(3):
         shown.append(seen(batch))
-        batch.step([0], batch.expert_actions([0]))
+        actions.append(batch.expert_actions([0]))
+        batch.step([0], actions[-1])
     assert shown == TOKENS[name]
     assert list(HEARD) == [SAID[1], SAID[3], "#2"], "without ends, and spaces that belong to the template"
     assert shown == [by_transformers(tmp_path, name, turns) for turns in (1, 2, 3)], "as the installed one does"
+    found = env.transcribe(sample(env, shown, np.concatenate(actions)))
+    assert (found.prompt, found.messages) == (SAID[0], (SAID[1], SAID[3], "#2")), "a reward function gets the texts"
+
+
+def sample(env: TextSettings, shown: list[list[int]], actions: Any) -> Trajectory:
+    """The trajectory of these prompts and messages."""
+    tokens = np.zeros((3, env.max_prompt_tokens), np.int32)
+    for turn, ids in enumerate(shown):
+        tokens[turn, : len(ids)] = ids
+    ends = np.isin(actions[:, :, 0], env.spec().action.stops).argmax(1)
+    return Trajectory(
+        obs={"tokens": tokens, "length": np.array(list(map(len, shown)))},
+        actions=actions,
+        valid=np.arange(actions.shape[1]) <= ends[:, None],
+        forward_inputs={},
+        terminated=True,
+        truncated=False,
+        success=False,
+        env_steps=3,
+        **{name: np.zeros((3, 12)) for name in ("logprob", "value", "rewards", "version")},
+        **dict.fromkeys(("ticket", "group", "task"), 0),
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)

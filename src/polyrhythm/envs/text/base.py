@@ -170,16 +170,17 @@ class TextSettings(BaseModel):
         return made(self, conversations)
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
-        """A finished sample as text, without end-of-text tokens and what the tokenizer begins with."""
+        """A finished sample as text, without end-of-text tokens and what the tokenizer begins with; the prompt and the
+        messages without what a chat template writes around them."""
         tokenizer, shown, length = self.text_tokenizer(), trajectory.obs["tokens"], trajectory.obs["length"]
         decode, first = tokenizer.decode, len(tokenizer.start)
         before = [decode(shown[step, first : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
         actions, chat = trajectory.actions[:, :, 0], self.open_chat()
-        lead = "" if chat is None else chat.lead
+        lead, prompt = ("", before[0]) if chat is None else (chat.lead, chat.asked(before[0]))
         messages = tuple(
             decode(ids[valid].tolist()).removeprefix(lead) for ids, valid in zip(actions, trajectory.valid, strict=True)
         )
-        return Transcript(before[0], messages, before[1] + messages[-1])
+        return Transcript(prompt, messages, before[1] + messages[-1])
 
     def check(self) -> None:
         """Raise MissingError if the tokenizer's package is not installed, ConfigError if most of the first prompts

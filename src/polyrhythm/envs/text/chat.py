@@ -31,8 +31,8 @@ from polyrhythm.errors import ConfigError
 
 #: The environment's first word: a user's text, or several turns.
 Prompt = str | Sequence[Message]
-#: In place of a message; of characters that no template looks for or strips.
-_STAND_IN = "\ue000message\ue001"
+#: In place of a message and of a prompt; of characters that no template looks for or strips.
+_STAND_IN, _PROMPT = "\ue000message\ue001", "\ue000prompt\ue001"
 #: A message with reasoning, in the form in which templates write one.
 _REASONED = "<think>\nfirst\n</think>\n\nsecond"
 #: Characters of a text that an error shows.
@@ -67,7 +67,7 @@ class Chat:
         self.what, self.settings, self._template = what, settings, template
         self.tokenizer, self.lead = copy.copy(tokenizer), ""
         self.tokenizer.start = ()  # the template writes it
-        opening = self.opening("a")
+        opening = self.opening(_PROMPT)
         before, whole = self.render(opening), self.render([*opening, _turn("assistant", _STAND_IN)], ask=False)
         lead, _, after = whole.removeprefix(before).partition(_STAND_IN)
         if lead.isspace():
@@ -75,12 +75,24 @@ class Chat:
         ids = [] if tokenizer.lacking(after) else tokenizer.encode(after)
         if ids and ids[0] in tokenizer.marks:
             self.tokenizer.ends = tuple(dict.fromkeys((ids[0], *tokenizer.ends)))
+        head, _, tail = before.partition(_PROMPT)
+        self._around = self._decoded(head), self._decoded(tail)
 
     def opening(self, prompt: Prompt) -> list[Message]:
         """The turns before the first message."""
         turns = [_turn("user", prompt)] if isinstance(prompt, str) else list(prompt)
         system = self.settings.system
         return [_turn("system", system), *turns] if system and turns[0]["role"] != "system" else turns
+
+    def asked(self, prompt: str) -> str:
+        """The user's text in a decoded prompt, without what the template writes around it; all of it where the prompt
+        has other turns."""
+        head, tail = self._around
+        whole = prompt.startswith(head) and prompt.endswith(tail)
+        return prompt[len(head) : len(prompt) - len(tail)] if whole else prompt
+
+    def _decoded(self, text: str) -> str:
+        return "" if self.tokenizer.lacking(text) else self.tokenizer.decode(self.tokenizer.encode(text))
 
     def render(self, turns: list[Message], *, ask: bool = True) -> str:
         """TemplateFault: the template refuses these turns, or fails."""
