@@ -90,8 +90,9 @@ def test_samples_of_a_state_differ_in_noise_alone() -> None:
 
 def test_a_run_measures_mean_and_pass_at_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     easy = ("env.terms=[2,2]", "policy.width=32", "supervised.steps=100", "supervised.lr=1.0e-2")
-    many = (*easy, "evaluation.samples=4", "training.versions=1", "evaluation.conversations=2")
-    summary, _ = run(tmp_path, *SINGLE, "launcher=inline", *many)
+    many = (*easy, "evaluation.samples=4", "training.versions=2", "evaluation.conversations=2")
+    beside = ("evaluation.every=1", "evaluation.every_episodes=4", "evaluation.weights=pause")
+    summary, _ = run(tmp_path, *SINGLE, "launcher=inline", *many, *beside)
     after, greedy = summary["after_sampled"], summary["after"]
     assert (after["episodes"], greedy["episodes"]) == (32, 8)
     assert "at" not in greedy
@@ -111,7 +112,9 @@ def test_a_run_measures_mean_and_pass_at_k(tmp_path: Path, capsys: pytest.Captur
     assert after["low"] == after["at"]["mean@4"]["low"] <= wilson(after["successes"], 32).low
 
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    (line,) = (line for line in lines if line["step"] == 1 and "evaluation/sampled/rate" in line)
+    during, line = (one for one in lines if one["step"] and "evaluation/sampled/rate" in one)
+    assert (during["step"], line["step"]) == (1, 2)
+    assert {name for name in line if "_at_" in name} == {name for name in during if "_at_" in name}
     for name, one in after["at"].items():
         key = f"evaluation/sampled/{name.replace('@', '_at_')}"
         assert [line[key], line[f"{key}_low"], line[f"{key}_high"]] == [one["rate"], one["low"], one["high"]]
