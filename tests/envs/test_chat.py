@@ -214,6 +214,24 @@ def test_a_message_that_is_cut_ends_the_episode_and_nothing_is_written_after_it(
     assert seen(batch) == TOKENS["chatml"][0]
 
 
+def test_a_template_may_write_no_end_of_a_message(tmp_path: Path) -> None:
+    """The tokenizer's own end stays, and the next turn follows it; one token per character goes too."""
+    file = tmp_path / "plain.jinja"
+    file.write_text(
+        "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    env = ScriptedSettings(chat={"template": str(file)})
+    env.check()
+    assert env.spec().action.stops == (0,)
+    batch = env.build(1)
+    batch.reset([0], [0], [0])
+    batch.step([0], batch.expert_actions([0]))
+    encode = env.text_tokenizer().encode
+    first, second = f"user: {SAID[0]}\nassistant: {SAID[1]}", f"\nuser: {SAID[2]}\nassistant: "
+    assert seen(batch) == [*encode(first), 0, *encode(second)]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_token_of_earlier_turns_changes(tmp_path: Path, name: str) -> None:
     """Whatever tokens a model samples: halves of characters, marks of turns, spaces at the end."""

@@ -22,6 +22,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.evaluation.standalone import Conditions, evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.scheduler.records import SampleEvaluated
 
 
 def counted(successes: list[bool], k: int) -> Fraction:
@@ -168,6 +169,19 @@ def test_where_no_success_is_reported_there_is_none_of_samples(tmp_path: Path) -
     found = evaluate(file, 3, greedy=False, conditions=Conditions(samples=2))
     assert len({one["return"] for one in found["per_episode"]}) > 3
     assert "at" not in found
+
+
+def test_variants_and_samples_of_a_state_are_not_independent() -> None:
+    """The interval of a kind of variants is that of their initial states."""
+    from polyrhythm.pipeline.evaluation.standalone import _tally_kind
+
+    variants = [
+        [SampleEvaluated("e", 0, 0, False, seed % 2 == 0, 0.0, 0, seed=seed) for seed in range(20) for _ in range(4)]
+        for _ in range(3)
+    ]
+    found = _tally_kind(variants)
+    assert (found["episodes"], found["rate"]) == (240, 0.5)
+    assert (found["low"], found["high"]) == pytest.approx(wilson(10, 20)[3:])
 
 
 def test_samples_without_sampling_are_refused() -> None:

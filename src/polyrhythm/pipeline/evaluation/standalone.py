@@ -131,12 +131,12 @@ def evaluate(
 
 
 def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
-    """The result over variants that play the same episodes. They are not independent, so the interval is that of the
-    mean rate over as many episodes as one variant has."""
+    """The result over variants that play the same episodes. They are not independent, nor are samples of one initial
+    state, so the interval is that of the mean rate over as many episodes as one variant has initial states."""
     pooled = tally_all([result for results in variants for result in results])
     if pooled["rate"] is None:
         return pooled
-    distinct = max(len(results) for results in variants)
+    distinct = max(len({(result.task, result.seed) for result in results}) for results in variants)
     interval = wilson(round(pooled["rate"] * distinct), distinct)
     return {**pooled, "low": interval.low, "high": interval.high}
 
