@@ -232,6 +232,18 @@ def test_a_template_may_write_no_end_of_a_message(tmp_path: Path) -> None:
     assert seen(batch) == [*encode(first), 0, *encode(second)]
 
 
+def test_a_space_before_the_end_of_a_message_is_left_out(tmp_path: Path) -> None:
+    """As Llama 2 has one: the end that was sampled is not written again behind it."""
+    template = FAMILIES["mistral"].template.replace("| trim + eos_token", "| trim + ' ' + eos_token")
+    env = settings(write_family(tmp_path, "mistral", template=template), "mistral")
+    env.check()
+    batch = env.build(1)
+    batch.reset([0], [0], [0])
+    for turn in range(3):
+        assert seen(batch) == TOKENS["mistral"][turn]
+        batch.step([0], batch.expert_actions([0]))
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_token_of_earlier_turns_changes(tmp_path: Path, name: str) -> None:
     """Whatever tokens a model samples: halves of characters, marks of turns, spaces at the end."""

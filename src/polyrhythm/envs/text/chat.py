@@ -47,33 +47,36 @@ class ChatSettings(BaseModel):
     template: str = ""
     """Its file, or its name among those of the tokenizer's folder; empty for the folder's default one."""
     system: str = ""
-    """What the system says at the beginning, where the environment's prompt has no such turn; empty for nothing."""
+    """The system turn at the beginning, unless the environment's prompt has one; empty for none."""
     reply_role: Annotated[str, Field(min_length=1)] = "user"
     """Role of the environment's replies, such as tool."""
     variables: Mapping[str, Any] = {}
-    """What the template reads besides, such as {enable_thinking: false}."""
+    """Further variables of the template, such as {enable_thinking: false}."""
     date: dt.date | None = None
     """The date that a template gets which writes today's."""
     earlier: Literal["refuse", "keep"] = "refuse"
-    """What to do with a template that would write earlier turns otherwise once one is added, such as without their
-    reasoning: refuse it, or keep them as they were sampled."""
+    """Whether a template that would write earlier turns otherwise once one is added, such as without their reasoning,
+    is refused, or they are kept as they were sampled."""
 
 
 class Chat:
     """A template with a tokenizer. tokenizer: its messages end first of all as the template ends them; lead: spaces
-    that the template writes before a message, and a model therefore begins with."""
+    that the template writes before a message, and a model therefore begins with; gap: spaces that it writes between a
+    message and its end, which are left out, since the end was sampled without them."""
 
     def __init__(self, what: str, settings: ChatSettings, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self.what, self.settings, self._template = what, settings, template
-        self.tokenizer, self.lead = copy.copy(tokenizer), ""
+        self.tokenizer, self.lead, self.gap = copy.copy(tokenizer), "", ""
         self.tokenizer.start = ()  # the template writes it
         opening = self.opening(_PROMPT)
         before, whole = self.render(opening), self.render([*opening, _turn("assistant", _STAND_IN)], ask=False)
         lead, _, after = whole.removeprefix(before).partition(_STAND_IN)
         if lead.isspace():
             self.lead = lead
-        ids = [] if tokenizer.lacking(after) else tokenizer.encode(after)
+        end = after.lstrip(" ")
+        ids = [] if tokenizer.lacking(end) else tokenizer.encode(end)
         if ids and ids[0] in tokenizer.marks:
+            self.gap = after[: len(after) - len(end)]
             self.tokenizer.ends = tuple(dict.fromkeys((ids[0], *tokenizer.ends)))
         head, _, tail = before.partition(_PROMPT)
         self._around = self._decoded(head), self._decoded(tail)
@@ -122,8 +125,8 @@ class ChatTurns:
         self._text = self.shown = chat.render(self._turns)  # with stand-ins for messages
 
     def reply(self, text: str, message: str = _STAND_IN) -> str:
-        """What follows the newest message, its end included, when the environment replies this; then the next one
-        begins. message: what stands in for it. TemplateFault: the template changes what was before, or fails."""
+        """The text that follows the newest message, its end included, up to where the next one begins, for this reply
+        of the environment. message: its stand-in. TemplateFault: the template changes what was before, or fails."""
         chat = self._chat
         self._turns += [_turn("assistant", message), _turn(chat.settings.reply_role, text)]
         found, before = chat.render(self._turns), self._text + chat.lead + message
@@ -131,7 +134,7 @@ class ChatTurns:
             raise TemplateFault(f"{chat.what}: {_change(before, found, message)}")
         if message not in found:
             raise TemplateFault(f"{chat.what}: it leaves out what the assistant says; use another template")
-        self._text, self.shown = found, found.rpartition(message)[2]
+        self._text, self.shown = found, found.rpartition(message)[2].removeprefix(chat.gap)
         return self.shown
 
 
@@ -184,7 +187,7 @@ def _turn(role: str, content: str) -> Message:
 
 
 def _change(before: str, found: str, message: str) -> str:
-    """What a template does to earlier turns, and the way out."""
+    """Names the change of earlier turns, and the way out."""
     ways = (
         "set env.max_turns to 1, name a template that leaves them as they are in env.chat.template, or set "
         "env.chat.earlier to keep, for turns as they were sampled"

@@ -84,7 +84,7 @@ def _text(file: Path) -> str:
 
 
 def special_tokens(folder: Path | None) -> dict[str, str]:
-    """What a template may read of the tokenizer: `bos_token`, `eos_token` and the like."""
+    """Texts of special tokens by the names that templates read: `bos_token`, `eos_token` and the like."""
     found: dict[str, str] = {}
     if folder is None:
         return found
@@ -142,7 +142,7 @@ class ChatTemplate:
 
 
 class _Limits:
-    """What is left to one rendering."""
+    """Counts down the time and characters of one rendering."""
 
     def __init__(self) -> None:
         self._end, self._characters = time.thread_time() + _SECONDS, _CHARACTERS
@@ -198,7 +198,7 @@ def _measured(part: Any) -> Any:
 
 
 class _Generation(Extension):
-    """`{% generation %}` around what the assistant says: for masks of training, which are made otherwise here."""
+    """Reads `{% generation %}`, which marks assistant turns for training masks: masks are made otherwise here."""
 
     tags = {"generation"}  # noqa: RUF012 - of jinja2
 
