@@ -116,6 +116,7 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     episodes: int | None = None,
     seed: int | None = None,
     greedy: bool | None = None,
+    samples: int | None = None,
     swap_instructions: bool = False,
     variants: Sequence[str] = (),
     video: str | Path | None = None,
@@ -126,7 +127,8 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
 
     episodes, seed: default to the run's own evaluation; greedy: act without noise (default, unless overrides have a
-    setting of sampling); swap_instructions: show each task another's instruction, so that a policy that follows
+    setting of sampling, or samples); samples: sampled episodes of each initial state, for mean@n and pass@k (`at`);
+    swap_instructions: show each task another's instruction, so that a policy that follows
     instructions fails; variants: of the environment, by name, or `all`, in which the same episodes are played too;
     video: a .gif or .mp4 file to write with
     the first `video_episodes` episodes; conversations: so many of the first episodes of a text environment have what
@@ -137,10 +139,12 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     """
     if conversations is not None and conversations < 0:
         raise ConfigError(f"conversations = {conversations}: it must be at least 0")
+    if samples is not None and samples < 1:
+        raise ConfigError(f"samples = {samples}: it must be at least 1")
     if video_episodes < 1:
         raise ConfigError(f"video_episodes = {video_episodes}: it must be at least 1")
     shown = None if video is None else evaluating.Video(Path(video), video_episodes)
-    conditions = evaluating.Conditions(swap_instructions, tuple(variants), conversations)
+    conditions = evaluating.Conditions(swap_instructions, tuple(variants), conversations, samples)
     words = _words(overrides)
     found = evaluating.evaluate(_path(run), episodes, seed, greedy, conditions, video=shown, overrides=words)
     return EvaluationResult.of("evaluation", found)

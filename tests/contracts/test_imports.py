@@ -91,6 +91,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
                 "pydantic",
                 "msgspec",
                 "gymnasium",
+                "jinja2",
                 "libero",
                 "mani_skill",
                 "sapien",

@@ -15,8 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from tests.envs.chat_families import write_family
 
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.text.answer_verifiers import Exact, Json, Math, Regex, VerifierSettings
@@ -166,8 +168,34 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 
 def test_a_conversation_of_several_messages_needs_a_chat_template(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], "answer": "2"}
-    with pytest.raises(ConfigError, match=r"a.jsonl, line 1 is a conversation \(system, user\), which needs a chat"):
+    with pytest.raises(
+        ConfigError, match=r"a.jsonl, line 1 is a conversation \(system, user\), which needs a chat .*set env.chat"
+    ):
         settings(written(tmp_path / "a.jsonl", [row] * 3), eval_files=written(tmp_path / "b.jsonl", sums(1))).spec()
+
+
+def test_a_conversation_is_written_and_measured_by_the_chat_template(tmp_path: Path) -> None:
+    folder = write_family(tmp_path, "chatml")
+    said = [
+        [{"role": "system", "content": "b"}, {"role": "user", "content": text}] for text in ("1+1=", "2+2", "3" * 99)
+    ]
+    rows = [{"prompt": turns, "answer": "2"} for turns in said]
+    given = {"tokenizer": str(folder), "chat": "auto", "max_prompt_tokens": 60}
+    files = {"eval_files": written(tmp_path / "b.jsonl", rows[1:2])}
+    made = settings(written(tmp_path / "a.jsonl", rows), **files, **given)
+    batch = made.build(1)
+    batch.reset([0], [0], [0])
+    begun = "<|im_start|>system\nb\n<|im_start|>user\n1+1=\n<|im_start|>assistant\n"
+    assert batch.transcript(0) == begun, "shown without ends"
+    assert (made.spec().training_states, made.data().set_aside) == (1, 1)
+    out = {name: np.zeros((1, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
+    batch.observe([0], out)
+    fits = settings(
+        written(tmp_path / "c.jsonl", rows[:1]), **files, **{**given, "max_prompt_tokens": int(out["length"][0])}
+    )
+    assert fits.spec().training_states == 1
+    with pytest.raises(ConfigError, match=r"max_prompt_tokens = 9"):
+        settings(written(tmp_path / "c.jsonl", rows[:1]), **files, **{**given, "max_prompt_tokens": 9}).spec()
 
 
 def test_no_prompt_is_on_both_sides(tmp_path: Path) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.envs.chat_families import write_family
+from tests.envs.test_chat import REWRITES
 
+from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, validate
 from polyrhythm.errors import ConfigError
+from polyrhythm.observe.conversations import read_conversations
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
@@ -85,6 +89,56 @@ def test_several_turns_with_a_tool(tmp_path: Path) -> None:
     assert all(line.get("env/sample_chunk_steps", 1) <= 4 for line in updates)
     result = evaluate(tmp_path)
     assert {name: result[name] for name in summary["after"]} == summary["after"]
+
+
+CHAT = (
+    *(*AGENT, "env.max_new_tokens=12", "env.max_prompt_tokens=400", "launcher=inline", "preset=lockstep"),
+    *("policy.width=32", "supervised.steps=100", "supervised.lr=1.0e-2"),
+)
+
+
+def released(folder: Path) -> Path:
+    """A model of random weights in a released one's layout, with a chat template."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=270, max_position_embeddings=512, **sizes)).save_pretrained(folder)
+    return write_family(folder, "chatml")
+
+
+@pytest.mark.parametrize("checkpoint", [True, False], ids=["folder", "random"])
+def test_an_agent_speaks_by_a_chat_template(tmp_path: Path, checkpoint: bool) -> None:
+    """Demonstrations, training and evaluations alike; each log-prob is that of the tokens that were sampled."""
+    torch.manual_seed(0)
+    model = released(tmp_path / "model") if checkpoint else write_family(tmp_path / "model", "chatml")
+    (tmp_path / "run").mkdir()
+    own = (f"env.tokenizer={model}", "env.chat=auto", *([f"policy.checkpoint={model}"] if checkpoint else []))
+    summary, updates = run(tmp_path / "run", *CHAT, *own, "training.versions=2")
+    assert summary["ledger"]["trained"] == 16
+    assert all(abs(line["train/actor/mismatch_kl"]) < 1e-9 for line in updates)
+    entries = read_conversations(tmp_path / "run")
+    assert any(len(entry["turns"]) > 1 for entry in entries), "the tool was called"
+    for entry in entries:
+        assert entry["prompt"].startswith("<|im_start|>system\nBe brief.\n<|im_start|>user\n")
+        assert entry["prompt"].endswith("=\n<|im_start|>assistant\n"), "the end of a turn is left out, as others are"
+        for turn in entry["turns"][:-1]:
+            reply = re.fullmatch(r"\n<\|im_start\|>user\n(-?\d+|\?);\n<\|im_start\|>assistant\n", turn["reply"])
+            assert reply is not None, turn
+    result = evaluate(tmp_path / "run")
+    assert {name: result[name] for name in summary["after"]} == summary["after"]
+
+
+def test_a_template_that_drops_reasoning_is_refused_before_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_family(tmp_path / "model", "chatml", template=REWRITES["reasoning"][0])
+    monkeypatch.chdir(tmp_path)
+    own = (*SMALL, *CHAT[1:], f"env.tokenizer={model}", "env.chat=auto")
+    for command in (["train"], ["train", "--check"], ["check"], ["sft"], ["demos", "--out", "said.npz"]):
+        assert main([*command, CHAT[0], *own]) > 0
+        said = capsys.readouterr()
+        assert "earlier messages without what stands between <think> and </think>" in said.out + said.err, command
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("recipe", [SINGLE, AGENT], ids=["lm", "agent"])

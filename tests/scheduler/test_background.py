@@ -8,6 +8,7 @@ from tests.scheduler.test_detach import cut
 
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.specs.hashing import mix
 
 
 class Beside(Script):
@@ -168,7 +169,7 @@ def test_the_version_stays_while_training_takes_newer_ones_and_the_next_evaluati
     script.applied(1)
     assert script.conductor.versions.applied == 1
     assert script.end(-1) == [
-        r.SampleEvaluated("first", 0, 0, True, True, 1.0, 0, seed=0, env_steps=1),
+        r.SampleEvaluated("first", 0, 0, True, True, 1.0, 0, seed=0, env_steps=1, noise=mix(0, 3)),
         r.ReleasePayloads(("",)),
     ]
     said = script.end(-2)

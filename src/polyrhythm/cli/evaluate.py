@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sampled",
     )
     parser.add_argument(
-        "--episodes", type=count, metavar="N", help="episodes over all tasks (default: the run's evaluation, else 128)"
+        "--episodes",
+        type=count,
+        metavar="N",
+        help="initial states over all tasks (default: the run's evaluation, else 128)",
     )
     parser.add_argument("--seed", type=whole, metavar="S", help="seed of the held-out episodes (default: the run's)")
     mode = parser.add_mutually_exclusive_group()
@@ -43,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--greedy", action="store_const", const=True, help=greedy)
     sampled = "sample actions, as in training"
     mode.add_argument("--sampled", action="store_const", const=False, dest="greedy", help=sampled)
+    parser.add_argument(
+        "--samples",
+        type=count,
+        metavar="N",
+        help="sample each initial state N times, for mean@N and pass@k (default: 1, with --sampled the run's "
+        "evaluation.samples)",
+    )
     parser.add_argument(
         "--swap-instructions",
         action="store_true",
@@ -91,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.episodes,
             arguments.seed,
             arguments.greedy,
-            Conditions(arguments.swap_instructions, variants, arguments.conversations),
+            Conditions(arguments.swap_instructions, variants, arguments.conversations, arguments.samples),
             live,
             Video(arguments.video, filmed or 9) if arguments.video else None,
             arguments.policy,

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyrhythm.observe.intervals import counted, percent
+from polyrhythm.observe.intervals import at_in_words, counted, percent
 from polyrhythm.readable import visible
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
@@ -22,13 +22,13 @@ def result(found: Mapping[str, Any]) -> str:
         return f"{earned}{episodes}; the environment does not report success"
     low, high = (f"{100 * found[key]:.0f}" for key in ("low", "high"))
     earned = "" if mean is None else f", mean return {mean:.4g}"
-    return f"{percent(found['rate'])}% [{low}, {high}], {found['successes']} of {episodes}{earned}"
+    return f"{percent(found['rate'])}% [{low}, {high}], {found['successes']} of {episodes}{at_in_words(found)}{earned}"
 
 
 def lines(found: Mapping[str, Any]) -> str:
     """One `name: value` line per entry, success rates last. If it is a success rate itself, that comes first."""
     first = [result(found)] if _is_rate(found) else []
-    printed = _RATE | {"mean_return"} if first else set()
+    printed = _RATE | {"mean_return", "at"} if first else set()
     rest = [
         f"{name}: {_value(value)}"
         for name, value in sorted(found.items(), key=lambda item: _is_rate(item[1]))

@@ -1,9 +1,10 @@
-"""Computes Wilson confidence intervals of success rates, and formats results of episodes."""
+"""Computes confidence intervals of success rates, mean@n and pass@k, and formats results of episodes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 
@@ -25,13 +26,55 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
     """
     if episodes < 1 or not 0 <= successes <= episodes:
         raise ValueError(f"{successes} successes of {episodes} episodes; give 1 or more episodes and 0 to that many")
-    rate, square = successes / episodes, z * z
+    rate = successes / episodes
+    return Interval(successes, episodes, rate, *_bounds(rate, episodes, z))
+
+
+def _bounds(rate: float, episodes: float, z: float = 1.959963984540054) -> tuple[float, float]:
+    square = z * z
     centre = (rate + square / (2 * episodes)) / (1 + square / episodes)
     spread = math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
     half = z / (1 + square / episodes) * spread
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == episodes else centre + half
-    return Interval(successes, episodes, rate, low, high)
+    return (0.0 if rate == 0 else centre - half), (1.0 if rate == 1 else centre + half)
+
+
+def pass_at(k: int, samples: int, successes: int) -> float:
+    """Probability that one of k samples, drawn from these without replacement, is a success: 1 - C(n-c,k) / C(n,k), the
+    unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374)."""
+    return 1 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def of_samples(successes: Sequence[Sequence[bool]]) -> dict[str, dict[str, float]]:
+    """mean@n, and pass@k for k = 1, 2, 4, … up to n: each with rate, low, high, and the `starts` that count. successes:
+    of the samples of each initial state; n: the most of one. States with fewer than k samples, since some were dropped,
+    are left out of pass@k."""
+    counts = [(len(own), sum(own)) for own in successes]
+    most = max(n for n, _ in counts)
+    shares = {f"mean@{most}": [c / n for n, c in counts]}
+    for power in range(most.bit_length()):
+        k = 2**power
+        shares[f"pass@{k}"] = [pass_at(k, n, c) for n, c in counts if n >= k]
+    return {name: _mean_share(own, sum(n for n, _ in counts)) for name, own in shares.items()}
+
+
+def _mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
+    """The mean of the shares of independent states, with Wilson's 95% interval for as many episodes as would be as
+    exact: rate · (1 - rate) / (variance of the mean), at least one and at most all of them for each state."""
+    rate, effective = fmean(shares), float(len(shares))
+    if 0 < rate < 1 and len(shares) > 1:
+        spread = variance(shares) / len(shares)
+        effective = max(effective, min(rate * (1 - rate) / spread, episodes) if spread else episodes)
+    low, high = _bounds(rate, effective)
+    return {"rate": rate, "low": low, "high": high, "starts": len(shares)}
+
+
+def at_in_words(found: Mapping[str, Any]) -> str:
+    """`, pass@4 62% [58, 66]` for each of `at` but pass@1, which is the mean; "" if there are none."""
+    own = {name: value for name, value in found.get("at", {}).items() if name != "pass@1"}
+    return "".join(
+        f", {name} {percent(one['rate'])}% [{100 * one['low']:.0f}, {100 * one['high']:.0f}]"
+        for name, one in own.items()
+    )
 
 
 def success_rate(successes: Sequence[bool | None]) -> dict[str, Any]:
@@ -43,9 +86,11 @@ def success_rate(successes: Sequence[bool | None]) -> dict[str, Any]:
     return found
 
 
-def success_in_words(successes: int, episodes: int, of: str = "") -> str:
-    """`success in 5 of 64 (8% [3, 17])`: count, rate and interval in per cent. of: words before the 64."""
+def success_in_words(successes: int, episodes: int, of: str = "", bounds: tuple[float, float] | None = None) -> str:
+    """`success in 5 of 64 (8% [3, 17])`: count, rate and interval in per cent. of: words before the 64; bounds: of the
+    interval, where it is not Wilson's of these counts."""
     rate, low, high = wilson(successes, episodes)[2:]
+    low, high = bounds or (low, high)
     return f"success in {successes} of {of}{episodes} ({percent(rate)}% [{100 * low:.0f}, {100 * high:.0f}])"
 
 

@@ -27,7 +27,8 @@ class EvaluationResult:
     name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation;
     version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`: these four
     are None if no episode reported success; mean_return; metrics: means of the environment's own metrics; tasks,
-    suites: the same by task and by suite, if there are several; variants, kinds: by variant of the environment that was
+    suites: the same by task and by suite, if there are several; at: mean@n and pass@k, each with rate, low, high and
+    starts, if initial states have several samples; variants, kinds: by variant of the environment that was
     asked for, and by kind of variant; dropped: episodes that failed and are missing; greedy: without noise; sampling:
     the settings by which the tokens of a language model were drawn otherwise (of `evaluate`); env: the environment's
     settings that differed from the run's; video: its file,
@@ -53,6 +54,7 @@ class EvaluationResult:
     dropped: int = 0
     conversations: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     sampling: Mapping[str, float] = field(default_factory=dict)
+    at: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     env: Sequence[str] = ()
 
     @classmethod

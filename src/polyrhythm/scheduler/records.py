@@ -170,13 +170,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode of an evaluation. shown: its result has what was said in it, if the environment has texts."""
+    """One episode of an evaluation. shown: its result has what was said in it, if the environment has texts; sample:
+    its number among those of the same initial state, from which its noise differs."""
 
     task: int
     instruction: int
     seed: int
     greedy: bool
     shown: bool = False
+    sample: int = 0
 
 
 # ---------------------------------------------------------------- events: station or operator → conductor
@@ -637,7 +639,7 @@ class ReleasePayloads:
 @dataclass(frozen=True, slots=True)
 class SampleEvaluated:
     """One evaluation episode is complete (its payload is released by the conductor). seed: of its initial state;
-    env_steps: primitive ones; success, texts: as in `SampleFinished`."""
+    noise: stream of its sampling noise; env_steps: primitive ones; success, texts: as in `SampleFinished`."""
 
     name: str
     task: int
@@ -650,6 +652,7 @@ class SampleEvaluated:
     seed: int = -1
     env_steps: int = 0
     texts: tuple[str, ...] = ()
+    noise: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class EvaluationSettings(Section):
     """Evaluate the policy acting without noise."""
     sampled: Flag = False
     """Evaluate sampled actions too."""
+    samples: Count = 1
+    """Sampled episodes of each initial state, which differ in noise alone; above 1 for mean@samples and pass@k."""
     swapped: Flag = False
     """After training, also give each task another's instruction (greedy): a policy that follows it then fails."""
     conversations: Whole = 4
@@ -148,6 +150,8 @@ class EvaluationSettings(Section):
             raise InvalidSetting(
                 "max_wait_s", self.max_wait_s, f"it is for priority last, not {self.priority}; leave it out"
             )
+        if self.samples > 1 and not self.sampled:
+            raise InvalidSetting("samples", self.samples, "it is for sampled actions; set sampled to true, or use 1")
         if self.every and not (self.greedy or self.sampled):
             raise InvalidSetting("every", self.every, "neither greedy nor sampled is true; set one, or every to 0")
         return self

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed
+from polyrhythm.envs.text.chat import Chat, ChatSettings, Prompt, has_template, open_chat
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
@@ -58,8 +59,10 @@ class Reply:
 class Conversation(Protocol):
     """One row of a text environment; it is begun again for every episode."""
 
-    def begin(self, task: int, seed: int) -> str:
-        """The prompt. Equal (task, seed) gives an equal prompt; `draw_apart` keeps those of evaluations apart."""
+    def begin(self, task: int, seed: int) -> Prompt:
+        """The prompt: a text, or turns such as {"role": "system", "content": "…"}, which a chat template writes, and
+        whose contents stand on lines of their own without one. Equal (task, seed) gives an equal prompt; `draw_apart`
+        keeps those of evaluations apart."""
         ...
 
     def reply(self, message: str) -> Reply:
@@ -120,6 +123,9 @@ class TextSettings(BaseModel):
 
     tokenizer: str = CHARACTERS
     """characters: one token for each character of `alphabet`; or a local folder with a tokenizer.json."""
+    chat: Literal["auto", "none"] | ChatSettings = "none"
+    """How turns are written: none, as plain text; auto, by the chat template of the tokenizer's folder, if it has one;
+    or by a template with these settings."""
     max_new_tokens: Count = 128
     """Most tokens of a message; longer ones are cut, which ends the episode."""
     max_prompt_tokens: Count = 256
@@ -169,17 +175,27 @@ class TextSettings(BaseModel):
         return made(self, conversations)
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
-        """A finished sample as text, without end-of-text tokens and what the tokenizer begins with."""
+        """A finished sample as text, without end-of-text tokens and what the tokenizer begins with; the prompt and the
+        messages without what a chat template writes around them."""
         tokenizer, shown, length = self.text_tokenizer(), trajectory.obs["tokens"], trajectory.obs["length"]
         decode, first = tokenizer.decode, len(tokenizer.start)
         before = [decode(shown[step, first : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
-        actions = trajectory.actions[:, :, 0]
-        messages = tuple(decode(ids[valid].tolist()) for ids, valid in zip(actions, trajectory.valid, strict=True))
-        return Transcript(before[0], messages, before[1] + messages[-1])
+        actions, chat = trajectory.actions[:, :, 0], self.open_chat()
+        lead, prompt = ("", before[0]) if chat is None else (chat.lead, chat.asked(before[0]))
+        messages = tuple(
+            decode(ids[valid].tolist()).removeprefix(lead) for ids, valid in zip(actions, trajectory.valid, strict=True)
+        )
+        return Transcript(prompt, messages, before[1] + messages[-1])
 
     def check(self) -> None:
         """Raise MissingError if the tokenizer's package is not installed, ConfigError if most of the first prompts
-        cannot be shown whole; warn if some cannot."""
+        cannot be shown whole, or the chat template would change earlier turns; warn if some cannot."""
+        chat = self.open_chat()
+        if chat is not None:
+            chat.check(self.max_turns)
+        elif "chat" not in self.model_fields_set and has_template(self.tokenizer):
+            told = "env.tokenizer = %s: it has a chat template, which is not applied; set env.chat to auto, or to none"
+            log.warning(told, self.tokenizer)
         batch = self.build(1)
         starts = [(t, s) for t in range(min(len(batch.spec.tasks), _TRIED_TASKS)) for s in range(_TRIED_PROMPTS)]
         refused = list[str]()
@@ -199,6 +215,14 @@ class TextSettings(BaseModel):
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded once per process."""
+        chat = self.open_chat()
+        return self._plain_tokenizer() if chat is None else chat.tokenizer
+
+    def open_chat(self) -> Chat | None:
+        """The chat template with its tokenizer, opened once per process; None for plain text."""
+        return None if self.chat == "none" else open_chat(self.tokenizer, self.chat, self._plain_tokenizer())
+
+    def _plain_tokenizer(self) -> Tokenizer:
         if self.tokenizer == CHARACTERS:
             return character_tokenizer(self.alphabet)
         return folder_tokenizer(self.tokenizer)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import definition_place
 from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.envs.text.chat import ChatTurns, Prompt
 from polyrhythm.envs.text.prepared import PreparedMessages
-from polyrhythm.envs.text.tokenizers import begin, encodable
+from polyrhythm.envs.text.tokenizers import begin, encodable, encode_after
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs.finite import as_number
 
@@ -32,6 +33,8 @@ class TextBatch:
     def __init__(self, settings: TextSettings, conversations: Sequence[Conversation]) -> None:
         self.spec, self.rows = settings.spec(), len(conversations)
         self._settings, self._tokenizer = settings, settings.text_tokenizer()
+        self._chat = settings.open_chat()
+        self._chats: dict[int, ChatTurns] = {}  # by row, with a chat template
         self._conversations = conversations
         self._prepared = PreparedMessages(conversations)
         self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
@@ -47,7 +50,7 @@ class TextBatch:
             self._prepared.forget(row)
             try:
                 prompt = self._conversations[row].begin(int(task), int(seed))
-                ids = self._begun(prompt, f"the prompt of task {self.spec.tasks[task].name}, seed {seed},")
+                ids = self._begun(row, prompt, f"the prompt of task {self.spec.tasks[task].name}, seed {seed},")
             except PolyrhythmError:
                 raise
             except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
@@ -60,11 +63,15 @@ class TextBatch:
         if errors:
             raise RowsFailed(errors)
 
-    def _begun(self, prompt: str, what: str) -> list[int]:
+    def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
         """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
         limit = self._settings.max_prompt_tokens
         try:
-            ids = begin(self._tokenizer, prompt)
+            if self._chat is not None and prompt:
+                self._chats[row] = ChatTurns(self._chat, prompt)
+                prompt = self._chats[row].shown
+            text = prompt if isinstance(prompt, str) else "".join(f"{turn['content']}\n" for turn in prompt)
+            ids = begin(self._tokenizer, text)
         except ValueError as error:
             raise EpisodeRefused(f"{what} cannot be encoded: {error}") from error
         if not ids:
@@ -140,7 +147,7 @@ class TextBatch:
                 continue
             try:
                 reply = self._replied(row, message) if whole[i] else Reply(done=False)
-                shown = [] if reply.done else self._encoded(reply.text)
+                shown = [] if reply.done or not whole[i] else self._shown(row, message, reply.text)
                 self._said[row] += (message.copy(), reply.text if reply.done else np.array(shown, np.int64))
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
                 for name, value in reply.metrics.items():
@@ -172,16 +179,28 @@ class TextBatch:
         """Tell conversations that prepare their messages, and were not told yet."""
         for row, message in said.items():
             if self._prepared.expects(row):
-                self._prepared.tell(row, self._tokenizer.decode(message.tolist()))
+                self._prepared.tell(row, self._text(message))
+
+    def _text(self, message: NDArray[Any]) -> str:
+        """A message as text, without the spaces that a chat template writes before one."""
+        text = self._tokenizer.decode(message.tolist())
+        return text if self._chat is None else text.removeprefix(self._chat.lead)
 
     def _replied(self, row: int, message: NDArray[Any]) -> Reply:
         conversation = self._conversations[row]
-        reply = conversation.reply(self._tokenizer.decode(message.tolist()))
+        reply = conversation.reply(self._text(message))
         if not isinstance(reply, Reply) or not math.isfinite(as_number(reply.reward)):
             found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
             where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
         return reply
+
+    def _shown(self, row: int, message: NDArray[Any], reply: str) -> list[int]:
+        """Ids of a reply. By a chat template: what it writes after the message, whose end it does not repeat."""
+        if self._chat is None:
+            return self._encoded(reply)
+        ids = self._encoded(self._chats[row].reply(reply))
+        return ids[1:] if ids[:1] == [message[-1]] else ids
 
     def _encoded(self, reply: str) -> list[int]:
         """Ids of a reply, with what has none replaced: it may be what the policy had a tool print, which is no fault of
@@ -234,7 +253,7 @@ class TextBatchWithExpert(TextBatch):
             assert isinstance(conversation, Demonstrates)
             message = conversation.expert()
             try:
-                ids = self._demonstrated(message)
+                ids = self._demonstrated(row, message)
             except EpisodeRefused as error:
                 refused[row] = error
             else:
@@ -243,9 +262,10 @@ class TextBatchWithExpert(TextBatch):
             raise RowsFailed(refused, found)
         return found
 
-    def _demonstrated(self, message: str) -> list[int]:
+    def _demonstrated(self, row: int, message: str) -> list[int]:
+        before, lead = ("", "") if self._chat is None else (self._chats[row].shown, self._chat.lead)
         try:
-            ids = self._tokenizer.encode(message)
+            ids = encode_after(self._tokenizer, before, lead + message)
         except ValueError as error:
             raise EpisodeRefused(f"the expert's message cannot be encoded: {error}") from error
         ids += [] if ids and ids[-1] in self.spec.action.stops else [self._tokenizer.ends[0]]

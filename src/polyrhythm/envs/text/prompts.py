@@ -25,6 +25,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from polyrhythm.conformance import raised
 from polyrhythm.envs.text.answer_verifiers import AnyVerifier, Exact, Verdict, Verifier
 from polyrhythm.envs.text.base import Count, Reply, TextSettings
+from polyrhythm.envs.text.chat import ChatTurns, Prompt
 from polyrhythm.envs.text.prompt_files import PromptRow, read_prompts
 from polyrhythm.envs.text.tokenizers import begin
 from polyrhythm.errors import ConfigError
@@ -111,16 +112,19 @@ class PromptsSettings(TextSettings):
         """See `envs.base.References`."""
         return self.data().row(seed).answer
 
-    def shown(self, row: PromptRow) -> str:
-        """The text of a row's prompt. ConfigError: it is a conversation of several messages."""
+    def shown(self, row: PromptRow) -> Prompt:
+        """What a row's conversation begins with: a text, or turns for the chat template. ConfigError: it has several
+        turns and there is no template."""
         if isinstance(row.prompt, str):
             return self.template.replace("{prompt}", row.prompt)
         if [message.role for message in row.prompt] == ["user"]:
             return self.template.replace("{prompt}", row.prompt[0].content)
+        if self.open_chat() is not None:
+            return [message._asdict() for message in row.prompt]
         roles = ", ".join(message.role for message in row.prompt)
         raise ConfigError(
-            f"env.prompt: {row.source_line} is a conversation ({roles}), which needs a chat template; give "
-            "prompts that are a text, or one message of the user"
+            f"env.prompt: {row.source_line} is a conversation ({roles}), which needs a chat template; set env.chat to "
+            "auto, or give prompts that are a text"
         )
 
 
@@ -133,7 +137,7 @@ class Answering:
         self._row: PromptRow | None = None
         self._warned = False
 
-    def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
+    def begin(self, task: int, seed: int) -> Prompt:  # noqa: ARG002 - there is one
         self._row = self._data.row(seed)
         return self._settings.shown(self._row)
 
@@ -226,6 +230,7 @@ class _Shown:
 
     def __init__(self, settings: PromptsSettings) -> None:
         self._settings, self._tokenizer = settings, settings.text_tokenizer()
+        self._chat = settings.open_chat()
         self.seen = self.set_aside = self._longest = 0
         self._without_id = ""
 
@@ -235,7 +240,9 @@ class _Shown:
     def _fits(self, row: PromptRow) -> bool:
         self.seen += 1
         try:
-            length = len(begin(self._tokenizer, self._settings.shown(row)))
+            shown = self._settings.shown(row)
+            text = shown if self._chat is None else ChatTurns(self._chat, shown).shown
+            length = len(begin(self._tokenizer, str(text)))
         except ConfigError:
             raise
         except (ValueError, TypeError) as error:  # the latter: of half a surrogate pair

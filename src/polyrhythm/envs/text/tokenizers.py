@@ -35,11 +35,13 @@ Span = tuple[int, int]
 
 class Tokenizer(Protocol):
     """Text to ids and back. size: ids are in 0..size-1; ends: end-of-text ids, the first one preferred; start: ids that
-    every conversation begins with, such as the begin-of-text token; origin: its name in messages."""
+    every conversation begins with, such as the begin-of-text token; marks: ids of special and other added tokens;
+    origin: its name in messages."""
 
     size: int
     ends: tuple[int, ...]
     start: tuple[int, ...]
+    marks: frozenset[int]
     origin: str
 
     def lacking(self, text: str) -> list[Span]:
@@ -60,6 +62,7 @@ class CharacterTokenizer:
 
     ends: tuple[int, ...] = (0,)
     start: tuple[int, ...] = ()
+    marks: frozenset[int] = frozenset(ends)
 
     def __init__(self, alphabet: str) -> None:
         if len(set(alphabet)) != len(alphabet) or not alphabet:
@@ -109,7 +112,7 @@ class FolderTokenizer:
         self.start = _start_ids(folder, self._tokenizer)
         self._unknown = _unknown_token(folder, self._tokenizer)
         self._drops = self._unknown is None and type(self._tokenizer.model).__name__ == "BPE"
-        self._added = frozenset(self._tokenizer.get_added_tokens_decoder())
+        self.marks = frozenset(self._tokenizer.get_added_tokens_decoder())
         self._covered: dict[str, bool] = {}  # by character: whether all of it becomes tokens
 
     def lacking(self, text: str) -> list[Span]:
@@ -134,7 +137,7 @@ class FolderTokenizer:
         if self._drops:
             spans = self._not_covered(text)
             added = zip(ids, found.offsets, strict=True) if spans else ()
-            whole = {place for i, span in added if i in self._added for place in range(*span)}
+            whole = {place for i, span in added if i in self.marks for place in range(*span)}
             return ids, [span for span in spans if span[0] not in whole]
         if self._unknown is None or self._unknown[1] not in ids:
             return ids, []
@@ -158,6 +161,16 @@ def begin(tokenizer: Tokenizer, prompt: str) -> list[int]:
     brings it. ValueError: parts of it have no id."""
     start, ids = list(tokenizer.start), tokenizer.encode(prompt)
     return ids if ids[: len(start)] == start else start + ids
+
+
+def encode_after(tokenizer: Tokenizer, before: str, text: str) -> list[int]:
+    """Ids of a text as they are behind another one, unless tokens would cross the seam: then those of the text alone.
+    ValueError: parts of it have no id."""
+    ids = tokenizer.encode(text)
+    if not before or tokenizer.lacking(before):
+        return ids
+    first, whole = tokenizer.encode(before), tokenizer.encode(before + text)
+    return whole[len(first) :] if whole[: len(first)] == first else ids
 
 
 def encodable(tokenizer: Tokenizer, text: str) -> str:

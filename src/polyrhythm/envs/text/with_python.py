@@ -7,6 +7,7 @@ from typing import Any
 
 from polyrhythm.envs.sandbox.tool import Call, Outcome, PythonTool, SandboxSettings, close_tool, open_tool
 from polyrhythm.envs.text.base import Awaited, Conversation, Demonstrates, Reply, enclosed
+from polyrhythm.envs.text.chat import Prompt
 
 #: Around code in a message.
 _MARKS = "<python>", "</python>"
@@ -62,7 +63,7 @@ class WithPython:
     def __init__(self, inner: Conversation, settings: SandboxSettings) -> None:
         self._inner, self._runner = inner, PythonRunner(settings)
 
-    def begin(self, task: int, seed: int) -> str:
+    def begin(self, task: int, seed: int) -> Prompt:
         self._runner.drop()
         return self._inner.begin(task, seed)
 

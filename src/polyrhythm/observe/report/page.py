@@ -78,7 +78,8 @@ def page(runs: Sequence[Run]) -> str:
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
     parts.append(_section("Settings that differ", tables.settings(runs)))
     parts.append(_section("Warnings", *(_named(run, tables.setbacks(run), runs) for run in runs)))
-    details = "" if several else tables.by_task(runs[0]) + tables.by_metric(runs[0])
+    parts_of_one = (tables.by_task, tables.by_samples, tables.by_metric)
+    details = "" if several else "".join(part(runs[0]) for part in parts_of_one)
     parts.append(_section("Results", tables.results(runs), details))
     if not several:
         parts.append(_section("Prompts and answers", conversations(runs[0])))

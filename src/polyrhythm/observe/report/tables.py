@@ -38,8 +38,12 @@ def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
     """`73% [66, 79], 117 of 160`, with no-break spaces in the interval; a dash where no success was reported."""
     if result["rate"] is None:
         return "–"
-    text = f"{100 * result['rate']:.0f}%&[{100 * result['low']:.0f},&{100 * result['high']:.0f}]".replace("&", "\u00a0")
-    return f"{text}, {result['successes']} of {_episodes(result)}" if counts else text
+    return f"{share(result)}, {result['successes']} of {_episodes(result)}" if counts else share(result)
+
+
+def share(one: Mapping[str, Any]) -> str:
+    """`73% [66, 79]`, with no-break spaces."""
+    return f"{100 * one['rate']:.0f}%&[{100 * one['low']:.0f},&{100 * one['high']:.0f}]".replace("&", "\u00a0")
 
 
 def results(runs: Sequence[Run]) -> str:
@@ -111,6 +115,17 @@ def by_task(run: Run) -> str:
         for task in tasks
     ]
     return table(["task", *(RESULTS[name] for name in names)], rows, "Success by task.") if rows else ""
+
+
+def by_samples(run: Run) -> str:
+    """mean@n and pass@k of evaluations with several samples of each initial state."""
+    found = {name: run.summary[name]["at"] for name in RESULTS if "at" in (run.summary.get(name) or {})}
+    rows = [
+        [name, *(share(own[name]) if name in own else "–" for own in found.values())]
+        for name in dict.fromkeys(name for own in found.values() for name in own)
+    ]
+    caption = "Success in the mean of n samples of an initial state, and in at least one of k, with 95% intervals."
+    return table(["samples", *(RESULTS[name] for name in found)], rows, caption) if rows else ""
 
 
 def by_metric(run: Run) -> str:

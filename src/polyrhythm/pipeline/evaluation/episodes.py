@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, zip_longest
 from statistics import fmean
 from typing import Any
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.observe.intervals import success_rate
+from polyrhythm.observe.intervals import of_samples, success_rate
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
+from polyrhythm.scheduler.rollout.evaluation import noise_stream
 from polyrhythm.specs import EnvSpec, Task
 from polyrhythm.specs.hashing import mix, seed_in_state, split_seed
 
@@ -19,14 +20,22 @@ _DOMAIN = 4
 
 
 def held_out(
-    count: int, seed: int, tasks: int, *, greedy: bool, swap: bool = False, initial_states: int = 0, shown: int = 0
+    count: int,
+    seed: int,
+    tasks: int,
+    *,
+    greedy: bool,
+    swap: bool = False,
+    initial_states: int = 0,
+    shown: int = 0,
+    samples: int = 1,
 ) -> list[Episode]:
-    """`count` episodes distributed over the tasks, the same ones for the same seed.
+    """`count` initial states distributed over the tasks, the same ones for the same seed, each in `samples` episodes.
 
     The initial state of episode i is a hash of (seed, i) in a separate domain: training never sees it. With
     `initial_states` fixed ones (`EnvSpec.initial_states`) each task takes them in turn, as benchmarks prescribe: tasks
     × initial_states episodes are each of them once. swap: show each task the next one's instruction; a policy that
-    follows instructions then fails. shown: of the first ones, that say what was said in them.
+    follows instructions then fails. shown: of the first ones, that say what was said in their first sample.
     """
     return [
         Episode(
@@ -34,9 +43,11 @@ def held_out(
             instruction=(index + swap) % tasks,
             seed=_beginning_in(mix(seed, _DOMAIN, index), index // tasks, initial_states),
             greedy=greedy,
-            shown=index < shown,
+            shown=index < shown and sample == 0,
+            sample=sample,
         )
         for index in range(count)
+        for sample in range(samples)
     ]
 
 
@@ -48,8 +59,9 @@ def _beginning_in(seed: int, state: int, initial_states: int) -> int:
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:
     """successes, episodes, rate, low, high (Wilson 95%), mean_return, those of success None if no episode reported it
-    (else one that reports none did not succeed); `metrics`: means of the environment's own
-    metrics, if any; `tasks`, `suites`: the same by task name and by `Task.suite`, if there are several; `dropped`: how
+    (else one that reports none did not succeed); `metrics`: means of the environment's own metrics, if any; `at`:
+    mean@n and pass@k (`observe.intervals.of_samples`), if initial states have several samples: low and high are then
+    those of mean@n; `tasks`, `suites`: the same by task name and by `Task.suite`, if there are several; `dropped`: how
     many of the `requested` episodes failed and are missing, if any.
 
     Raises RunHalted if every episode was dropped, or a return is not finite.
@@ -63,15 +75,15 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: 
             f"an evaluation episode of {tasks[odd.task].name} has return {odd.episode_return}: the environment's "
             "reward is NaN or infinite; check what its step returns"
         )
-    total = tally_all(listed)
+    total = _with_samples(listed)
     if requested > len(listed):
         total["dropped"] = requested - len(listed)
     if len(tasks) > 1:
         by_task = {task.name: [r for r in listed if r.task == index] for index, task in enumerate(tasks)}
-        total["tasks"] = {name: tally_all(part) for name, part in by_task.items() if part}
+        total["tasks"] = {name: _with_samples(part) for name, part in by_task.items() if part}
     if len(suites := dict.fromkeys(task.suite for task in tasks)) > 1:
         by_suite = {suite: [r for r in listed if tasks[r.task].suite == suite] for suite in suites}
-        total["suites"] = {suite or "others": tally_all(part) for suite, part in by_suite.items() if part}
+        total["suites"] = {suite or "others": _with_samples(part) for suite, part in by_suite.items() if part}
     return total
 
 
@@ -79,12 +91,13 @@ def per_episode(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated], tasks: Sequence[Task]
 ) -> list[dict[str, Any]]:
     """One entry for each episode that ended, in the order of `episodes`, which are of one mode: index in the held-out
-    list, seed, task, greedy, success (None if it reported none), return, steps (primitive env steps). A dropped
-    episode's index is missing."""
-    found = {result.seed: result for result in results}
+    list of initial states, sample of that state, seed, task, greedy, success (None if it reported none), return, steps
+    (primitive env steps). A dropped episode is missing."""
+    found = {result.noise: result for result in results}
     return [
         {
             "index": index,
+            "sample": episode.sample,
             "seed": episode.seed,
             "task": tasks[episode.task].name,
             "greedy": episode.greedy,
@@ -92,9 +105,14 @@ def per_episode(
             "return": result.episode_return,
             "steps": result.env_steps,
         }
-        for index, episode in enumerate(episodes)
-        if (result := found.get(episode.seed)) is not None
+        for index, episode in _numbered(episodes)
+        if (result := found.get(noise_stream(episode))) is not None
     ]
+
+
+def _numbered(episodes: Sequence[Episode]) -> Iterator[tuple[int, Episode]]:
+    """Each with the place of its initial state in the list."""
+    return zip((place - 1 for place in accumulate(not episode.sample for episode in episodes)), episodes, strict=True)
 
 
 def conversations(
@@ -103,7 +121,7 @@ def conversations(
     """What was said in the episodes that are shown, in the order of `episodes`, which are of one mode: index, task and
     seed as in `per_episode`; prompt; turns, each with the policy's message and the environment's reply to it; success
     (None if it reported none), return, and the environment's own metrics."""
-    found = {result.seed: result for result in results if result.texts}
+    found = {result.noise: result for result in results if result.texts}
     return [
         {
             "index": index,
@@ -118,9 +136,22 @@ def conversations(
             "return": result.episode_return,
             "metrics": dict(result.metrics),
         }
-        for index, episode in enumerate(episodes)
-        if (result := found.get(episode.seed)) is not None
+        for index, episode in _numbered(episodes)
+        if (result := found.get(noise_stream(episode))) is not None
     ]
+
+
+def _with_samples(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
+    """`tally_all`, with mean@n and pass@k where initial states have several samples."""
+    found = tally_all(results)
+    by_start: dict[tuple[int, int], list[bool]] = {}
+    for result in results:
+        by_start.setdefault((result.task, result.seed), []).append(bool(result.success))
+    if found["rate"] is None or len(by_start) == len(results):
+        return found
+    at = of_samples(list(by_start.values()))
+    mean = next(iter(at.values()))
+    return {**found, "low": mean["low"], "high": mean["high"], "at": at}
 
 
 def tally_all(results: Sequence[SampleEvaluated]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.conversations import write_conversations
-from polyrhythm.observe.intervals import counted, success_in_words
+from polyrhythm.observe.intervals import at_in_words, counted, success_in_words
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
@@ -90,8 +90,9 @@ class EvaluationManager:
 
     def after_s(self) -> float:
         """Estimated seconds of the evaluation after training, from the one before."""
-        before, after = self._modes("before"), self._modes("after")
-        return self._progress.wall_s.get("evaluation_before", 0.0) * len(after) / max(1, len(before))
+        count = self._config.evaluation.episodes
+        before, after = (len(self._episodes(count, self._modes(name))) for name in ("before", "after"))
+        return self._progress.wall_s.get("evaluation_before", 0.0) * after / max(1, before)
 
     def best(self) -> dict[str, Any]:
         """{best: the evaluation of the policy in best.pt}; empty if there is none."""
@@ -130,35 +131,46 @@ class EvaluationManager:
         return {key: (greedy, swap) for key, greedy, swap, requested in candidates if requested}
 
     def _episodes(self, count: int, modes: Mapping[str, Mode]) -> list[Episode]:
-        """`count` held-out episodes in each mode."""
+        """`count` held-out initial states in each mode."""
         return [episode for mode in modes.values() for episode in self._of_mode(count, mode)]
 
     def _of_mode(self, count: int, mode: Mode) -> list[Episode]:
         settings, (greedy, swap) = self._config.evaluation, mode
         tasks, states = len(self._spec.tasks), self._spec.initial_states
-        shown = settings.conversations
-        return held_out(count, settings.seed, tasks, greedy=greedy, swap=swap, initial_states=states, shown=shown)
+        return held_out(
+            *(count, settings.seed, tasks),
+            greedy=greedy,
+            swap=swap,
+            initial_states=states,
+            shown=settings.conversations,
+            samples=1 if greedy else settings.samples,
+        )
 
     def _record(
         self, modes: Mapping[str, Mode], results: Sequence[SampleEvaluated], episodes: int
     ) -> dict[str, dict[str, Any]]:
-        """Tallies of an evaluation by the names of `modes`, of `episodes` requested in each; also sent to metrics,
-        callbacks and log, with what was said to the run's folder and callbacks."""
+        """Tallies of an evaluation by the names of `modes`, of `episodes` initial states requested in each; also sent
+        to metrics, callbacks and log, with what was said to the run's folder and callbacks."""
         tallies = {}
         for key, (greedy, swap) in modes.items():
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]
-            total = tallies[key] = tally(own, self._spec.tasks, episodes)
+            wanted = self._of_mode(episodes, (greedy, swap))
+            total = tallies[key] = tally(own, self._spec.tasks, len(wanted))
             mode, version = _MODE_NAMES[greedy, swap], results[0].version
-            said = conversations(self._of_mode(episodes, (greedy, swap)), own, self._spec)
+            said = conversations(wanted, own, self._spec)
             write_conversations(self._folder, ({"evaluation": key, "version": version, **one} for one in said))
             more = {"version": version, "greedy": greedy, "conversations": said}
             self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, **more}))
             values = {f"evaluation/{mode}/{part}": total[part] for part in _MEASURED}
             values |= {f"evaluation/{mode}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
+            for name, one in total.get("at", {}).items():
+                named = f"evaluation/{mode}/{name.replace('@', '_at_')}"
+                values |= {named: one["rate"], f"{named}_low": one["low"], f"{named}_high": one["high"]}
             self._metrics.log(version, values, self._progress.summary()["total"])
             mean_return = f"return {total['mean_return']:.4g}"
             if total["rate"] is not None:
-                result = f"{success_in_words(total['successes'], total['episodes'])}, {mean_return}"
+                words = success_in_words(total["successes"], total["episodes"], bounds=(total["low"], total["high"]))
+                result = f"{words}{at_in_words(total)}, {mean_return}"
             else:
                 result = f"{mean_return} over {counted(total['episodes'], 'episode')}"
             log.info("%s, version %d: %s", key, version, result)

@@ -49,10 +49,14 @@ def changed_env(overrides: Sequence[str]) -> dict[str, Any]:
     return {"env": env} if env else {}
 
 
-def acts_greedily(greedy: bool | None, overrides: Sequence[str]) -> bool:
-    """Whether the policy acts without noise. greedy: as asked; None: without, unless a setting of sampling is given.
-    ConfigError: one is given that then means nothing."""
+def acts_greedily(greedy: bool | None, overrides: Sequence[str], samples: int | None) -> bool:
+    """Whether the policy acts without noise. greedy: as asked; None: without, unless a setting of sampling, or several
+    samples, are given. ConfigError: one is given that then means nothing."""
     given = [text for text in overrides if text.partition("=")[0].strip() in _SAMPLING]
+    if samples is not None and samples > 1:
+        if greedy:
+            raise ConfigError(f"samples = {samples}: greedily all are equal; leave it out, or leave out greedy")
+        greedy = False
     if greedy and given:
         raise ConfigError(
             f"{given[0]}: greedily the likeliest token is taken, whatever this says; leave it out, or sample "

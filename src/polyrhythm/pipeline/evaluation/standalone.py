@@ -56,11 +56,13 @@ class Video(NamedTuple):
 class Conditions(NamedTuple):
     """swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
     variants: names of the environment's, or `all`; the same episodes are played in each of them too. conversations: so
-    many of the first episodes have what was said in the result; None: as many as in the run."""
+    many of the first episodes have what was said in the result; samples: sampled episodes of each initial state; None,
+    of both: as many as in the run."""
 
     swap_instructions: bool = False
     variants: tuple[str, ...] = ()
     conversations: int | None = None
+    samples: int | None = None
 
 
 def evaluate(
@@ -75,8 +77,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
 
-    episodes: distributed over the tasks, with initial states derived from `seed` and never seen in training; both
-    default to the run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: do,
+    episodes: initial states, distributed over the tasks, derived from `seed` and never seen in training; both default
+    to the run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: do,
     unless overrides have a setting of sampling. `sampling`: those settings, where tokens are sampled.
     conditions: under which else it is evaluated. `variants` then has a result for each variant, with its kind and what
     differs; `kinds` the results by kind, where one has several variants.
@@ -88,9 +90,11 @@ def evaluate(
     RunFolderError: there is no such policy.
     """
     config, weights, version = load_policy(path)
-    config, acts = with_overrides(config, overrides), acts_greedily(greedy, overrides)
+    conditions = conditions or Conditions()
+    config, acts = with_overrides(config, overrides), acts_greedily(greedy, overrides, conditions.samples)
     refuse_missing_folders(config, "eval", path)
-    swap, variants, shown = conditions or Conditions()
+    swap, variants, shown, samples = conditions
+    samples = 1 if acts else samples or config.evaluation.samples
     varied = with_variants(config, variants)
     if video:
         check_format(video.file)
@@ -107,7 +111,7 @@ def evaluate(
 
     def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
         said = config.evaluation.conversations if shown is None else shown
-        choice = _Choice(count, seed, acts, swap, said)
+        choice = _Choice(count, seed, acts, swap, said, samples)
         return _measure(config, weights, path, choice, live, video.of_variant(name) if video else None)
 
     found, _ = measure(config, None)
@@ -127,30 +131,37 @@ def evaluate(
 
 
 def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
-    """The result over variants that play the same episodes. They are not independent, so the interval is that of the
-    mean rate over as many episodes as one variant has."""
+    """The result over variants that play the same episodes. They are not independent, nor are samples of one initial
+    state, so the interval is that of the mean rate over as many episodes as one variant has initial states."""
     pooled = tally_all([result for results in variants for result in results])
     if pooled["rate"] is None:
         return pooled
-    distinct = max(len(results) for results in variants)
+    distinct = max(len({(result.task, result.seed) for result in results}) for results in variants)
     interval = wilson(round(pooled["rate"] * distinct), distinct)
     return {**pooled, "low": interval.low, "high": interval.high}
 
 
 class _Choice(NamedTuple):
-    """Which held-out episodes, and how the policy acts in them; how many of them are shown."""
+    """Which held-out episodes, and how the policy acts in them; how many of them are shown; samples of each."""
 
     episodes: int
     seed: int
     greedy: bool
     swap: bool
     shown: int
+    samples: int
 
     def held_out(self, spec: EnvSpec) -> list[Episode]:
         """The episodes."""
-        count, seed, greedy, swap, shown = self
-        tasks, states = len(spec.tasks), spec.initial_states
-        return held_out(count, seed, tasks, greedy=greedy, swap=swap, initial_states=states, shown=shown)
+        count, seed, greedy, swap, shown, samples = self
+        return held_out(
+            *(count, seed, len(spec.tasks)),
+            greedy=greedy,
+            swap=swap,
+            initial_states=spec.initial_states,
+            shown=shown,
+            samples=samples,
+        )
 
 
 def without_joining(config: RunConfig) -> RunConfig:

@@ -17,8 +17,8 @@ from polyrhythm.scheduler.samples.admission import mix
 
 
 def noise_stream(episode: Episode) -> int:
-    """The stream of its sampling noise: a function of its seed alone."""
-    return mix(episode.seed, 3)
+    """The stream of its sampling noise: a function of its seed, and of which sample of that it is."""
+    return mix(episode.seed, 3, episode.sample) if episode.sample else mix(episode.seed, 3)
 
 
 @dataclass(slots=True)

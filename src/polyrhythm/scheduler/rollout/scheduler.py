@@ -232,6 +232,7 @@ class RolloutScheduler:
             ticket.seed,
             sample.env_steps,
             sample.texts,
+            ticket.noise,
         )
         return [result, ReleasePayloads((sample.payload_id,))]
 

@@ -1,0 +1,244 @@
+"""Chat templates of models' folders: where they are kept, and rendering as `apply_chat_template` of transformers does.
+
+A template is a program in Jinja that came with a model, so it is not trusted: it runs in Jinja's sandbox, reads plain
+data alone, and has limits of time and size. transformers itself is not imported, as simulators do without it; tests
+compare the tokens with its.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import date, datetime
+from datetime import time as clock
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from polyrhythm.specs.model_folder import read_object
+
+#: A turn: its role and its content.
+Message = Mapping[str, str]
+
+#: Bytes of a template, characters that one rendering makes, and its seconds of processor time.
+_TEMPLATE_BYTES, _CHARACTERS, _SECONDS = 2**20, 2**24, 1.0
+_CONFIG = "tokenizer_config.json"
+
+
+class TemplateFault(ValueError):
+    """A template cannot be read, or has refused or failed to render; the message says why."""
+
+
+class FoundTemplate(NamedTuple):
+    """A template's text, and where it was found, in words."""
+
+    text: str
+    origin: str
+
+
+def find_template(folder: Path | None, name: str) -> FoundTemplate | None:
+    """The template of this name (`default` for "") in a tokenizer's folder, or that of a file; None: the folder has
+    none, and none was named. TemplateFault: there is no such one."""
+    known = {} if folder is None else _templates(folder)
+    if not name:
+        return known.get("default")
+    if name in known:
+        return known[name]
+    if (file := Path(name).expanduser()).is_file():
+        return FoundTemplate(_text(file), str(file))
+    names = f"; the tokenizer's folder has {', '.join(sorted(known))}" if known else ""
+    raise TemplateFault(f"there is no such file{names}")
+
+
+def _templates(folder: Path) -> dict[str, FoundTemplate]:
+    """By name. Files of their own go before entries of tokenizer_config.json, as in transformers."""
+    found: dict[str, FoundTemplate] = {}
+    for file in ("chat_template.json", _CONFIG):  # the former: of older processors
+        entry = read_object(folder / file).get("chat_template")
+        listed = entry if isinstance(entry, list) else [{"name": "default", "template": entry}]
+        for one in listed:
+            if isinstance(one, dict) and isinstance(one.get("template"), str):
+                found[str(one.get("name"))] = FoundTemplate(one["template"], str(folder / file))
+    single = folder / "chat_template.jinja"
+    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    for path in (single, *named) if single.is_file() else named:
+        found["default" if path == single else path.stem] = FoundTemplate(_text(path), str(path))
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            read = stream.read(_TEMPLATE_BYTES + 1)
+        return read.decode().replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
+        raise TemplateFault(f"{file} cannot be read as text ({error})") from error
+
+
+def special_tokens(folder: Path | None) -> dict[str, str]:
+    """Texts of special tokens by the names that templates read: `bos_token`, `eos_token` and the like."""
+    found: dict[str, str] = {}
+    if folder is None:
+        return found
+    for file in ("special_tokens_map.json", _CONFIG):
+        content = read_object(folder / file)
+        extra = content.get("extra_special_tokens")
+        for name, value in {**content, **(extra if isinstance(extra, dict) else {})}.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
+    return found
+
+
+class ChatTemplate:
+    """A compiled template. fixed: the variables that it reads besides messages; today: the date that it gets."""
+
+    def __init__(self, text: str, fixed: Mapping[str, Any], today: date | None) -> None:
+        if len(text.encode(errors="replace")) > _TEMPLATE_BYTES:
+            raise TemplateFault(f"it has more than {_TEMPLATE_BYTES // 2**20} MiB")
+        self._fixed = json.loads(json.dumps(dict(fixed)))
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        environment.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": _clock(today),
+            "namespace": _Plain,
+            "dict": _dict,
+        }
+        environment.globals.pop("lipsum")
+        environment.filters |= {"tojson": _as_json, "_counted": _counted, "_measured": _measured}
+        try:
+            tree = environment.parse(text)
+            _limit(tree)
+            self._template = Template.from_code(environment, environment.compile(tree), environment.globals)
+        except (TemplateError, RecursionError, SyntaxError) as error:
+            raise TemplateFault(f"it is not a valid template ({_words(error)})") from error
+
+    def render(self, messages: Sequence[Message], *, ask: bool) -> str:
+        """The text of these turns; ask: with what the assistant's next one begins with. TemplateFault: it refuses them,
+        fails, or takes too long or too much."""
+        limits = _Limits()
+        token = _limits.set(limits)
+        chat = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+        try:
+            parts = []
+            for part in self._template.generate({**self._fixed, **chat, "add_generation_prompt": ask}):
+                limits.take(len(part))
+                parts.append(part)
+            return "".join(parts)
+        except TemplateError as error:
+            raise TemplateFault(_words(error)) from error
+        except Exception as error:
+            raise TemplateFault(f"it raised {type(error).__name__}: {_words(error)}") from error
+        finally:
+            _limits.reset(token)
+
+
+class _Limits:
+    """Counts down the time and characters of one rendering."""
+
+    def __init__(self) -> None:
+        self._end, self._characters = time.thread_time() + _SECONDS, _CHARACTERS
+
+    def check(self) -> None:
+        if time.thread_time() > self._end:
+            raise TemplateError(f"it takes more than {_SECONDS:g} s")
+
+    def take(self, characters: int) -> None:
+        self._characters -= characters
+        if self._characters < 0:
+            raise TemplateError(f"it makes more than {_CHARACTERS // 2**20} million characters")
+
+
+_limits: ContextVar[_Limits] = ContextVar("limits of a rendering")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Calls and operators count in the limits of a rendering; `_limit` has loops and joined texts count."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        _limits.get().check()
+        return super().call(*args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        size = max(len(part) if isinstance(part, str | list | tuple) else 0 for part in (left, right))
+        times = next((abs(part) for part in (left, right) if isinstance(part, int)), 1) if operator == "*" else 1
+        if operator == "**" or (operator == "%" and isinstance(left, str)):
+            raise SecurityError(f"{operator} is not allowed here")
+        _limits.get().take(size * times)
+        return super().call_binop(context, operator, left, right)
+
+
+def _limit(tree: nodes.Template) -> None:
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
+    for joined in tree.find_all(nodes.Concat):
+        joined.nodes = [nodes.Filter(part, "_measured", [], [], None, None) for part in joined.nodes]
+
+
+def _counted(items: Iterable[Any]) -> Iterator[Any]:
+    check = _limits.get().check
+    for item in items:
+        check()
+        yield item
+
+
+def _measured(part: Any) -> Any:
+    _limits.get().take(len(part) if isinstance(part, str) else 0)
+    return part
+
+
+class _Generation(Extension):
+    """Reads `{% generation %}`, which marks assistant turns for training masks: masks are made otherwise here."""
+
+    tags = {"generation"}  # noqa: RUF012 - of jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Plain(Namespace):
+    """A template's own variables; names with an underscore in front, which reach into Python, are refused."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace has no {name} here")
+        super().__setitem__(name, value)
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(str(message))
+
+
+def _as_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _clock(today: date | None) -> Callable[[str], str]:
+    def strftime_now(form: str) -> str:
+        if today is None:
+            raise TemplateError("it writes today's date, so that tokens would differ from day to day; set date")
+        return datetime.combine(today, clock()).strftime(form)
+
+    return strftime_now
+
+
+def _words(error: BaseException) -> str:
+    line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+    return f"{str(error).strip() or type(error).__name__:.200}{line}"
