@@ -122,14 +122,14 @@ def test_numbers_that_do_not_divide_are_named_together(
     row = {key: {**SMALL[key], **change.get(key, {})} if isinstance(SMALL[key], dict) else SMALL[key] for key in SMALL}
     row |= {key: value for key, value in change.items() if key not in SMALL}
     if problem is None:
-        assert scale(row, devices).tree["rollout"]["simulators"] == devices
+        assert scale(row, devices)[0]["rollout"]["simulators"] == devices
         return
     with pytest.raises(ConfigError, match=f"devices = {devices}: {problem}"):
         scale(row, devices)
 
 
 def test_a_micro_batch_is_no_larger_than_the_step_that_it_divides() -> None:
-    assert scale(SMALL, 1).tree["training"] == {"mini_batch_samples": 2, "minibatch_steps": 16, "micro_batch_steps": 16}
+    assert scale(SMALL, 1)[0]["training"] == {"mini_batch_samples": 2, "minibatch_steps": 16, "micro_batch_steps": 16}
 
 
 @pytest.mark.parametrize(

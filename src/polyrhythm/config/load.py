@@ -64,7 +64,7 @@ def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
     `change`, in this order."""
     devices, row = change.get("devices"), base.get("devices")
     if _is_count(devices) and _is_count(row) and devices != row:
-        base, changes, _ = scale(base, devices, origin)
+        base, changes = scale(base, devices, origin)
         log.info("devices = %d of a row for %d: %s", devices, row, ", ".join(changes))
     own = {key: value for key, value in change.items() if key != "preset"}
     if "preset" in change:
@@ -186,7 +186,7 @@ def _check_devices(tree: Tree, changes: Tree, overrides: Sequence[str | Mapping[
         raise ConfigError(f"devices = {', '.join(map(str, given))}: given {len(given)} times; give it once")
     if tree.get("devices") is None:
         raise ConfigError(
-            f"devices = {given[0]}: this recipe is not a row, as it does not say for how many devices its numbers are; "
+            f"devices = {given[0]}: this recipe is not a row: it does not state the devices that its numbers are for; "
             "leave it out, and see placement (docs/recipes.md)"
         )
 
