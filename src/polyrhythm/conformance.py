@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -15,6 +16,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from polyrhythm.errors import ConfigError
 
 #: Folders of code that is not the user's: this package, the standard library, installed packages.
 _FOREIGN = tuple(
@@ -112,6 +115,24 @@ def raised(error: BaseException) -> str:
     """`raised TypeError: … (/home/me/own.py, line 12)`; without the line if the call itself failed."""
     text = " ".join(str(error).split())
     return f"raised {type(error).__name__}: {text[:_QUOTED]}{place(_frames(error))}"
+
+
+def import_function(label: str, path: str) -> Callable[..., Any]:
+    """The function or class that `module:name` names. ConfigError, beginning with `label`: it cannot be imported, or
+    called."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except AttributeError as error:
+        raise ConfigError(f"{label}: {module} has no {name}; name a function of it") from error
+    except ImportError as error:
+        raise ConfigError(f"{label}: it cannot be imported ({error}); install it or correct the name") from error
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        raise ConfigError(f"{label}: importing {module} {raised(error)}; fix it there") from error
+    if not callable(found):
+        raise ConfigError(f"{label}: it is {type(found).__name__}, not a function; name a function of {module}")
+    function: Callable[..., Any] = found
+    return function
 
 
 def own_place(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import definition_place, raised
+from polyrhythm.conformance import definition_place, import_function, raised
 from polyrhythm.envs.base import References, Transcribes
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript
@@ -45,15 +44,7 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
     """The function that `module:function` names, called with `options` as further keyword arguments; of a class, an
     object that was made with them. ConfigError: there is none, or it does not take them."""
     label = f"scoring.function = {path}"
-    module, _, name = path.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), name)
-    except AttributeError as error:
-        raise ConfigError(f"{label}: {module} has no {name}; name a function of it") from error
-    except ImportError as error:
-        raise ConfigError(f"{label}: it cannot be imported ({error}); install it or correct the name") from error
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise ConfigError(f"{label}: importing {module} {raised(error)}; fix it there") from error
+    found: Any = import_function(label, path)
     if inspect.isclass(found):
         try:
             made = found(**options)
@@ -64,8 +55,6 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
         if not callable(made):
             raise ConfigError(f"{label}: its objects cannot be called; give the class __call__(self, sample)")
         return RewardFunction(label, made, definition_place(made))
-    if not callable(found):
-        raise ConfigError(f"{label}: it is {type(found).__name__}, not a function; name a function of {module}")
     try:
         inspect.signature(found).bind(None, **options)
     except TypeError as error:
