@@ -1,14 +1,13 @@
-"""Verifiers of `env.verify`: the reward of a message, from the answer that its row of the data has.
+"""Verifiers of `env.verify`: they compute the reward of a message from the answer in its row of the data.
 
-`exact`, `json` and a function of the user's own are called where the conversation is. `regex` and `math` may take for
-ever at what a model writes, and hold Python's lock meanwhile, so that no thread could end them: they are made in a
-process beside (`answer_checks`), one for all rows of a process, which the kernel ends at `limit_s`. What ends so, or
+`exact`, `json` and a function of the user's own run in the simulator. `regex` and `math` may never return on what a
+model writes, and hold Python's lock meanwhile, so no thread could end them: they run in another process
+(`answer_checks`), one for all rows of a simulator, which the kernel ends after `limit_s`. A comparison that ends so, or
 raises, counts as wrong.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import math
@@ -20,17 +19,21 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from polyrhythm.conformance import raised
+from polyrhythm.conformance import import_function
 from polyrhythm.envs.text.answer_checks import bare_answer
 from polyrhythm.envs.text.base import enclosed
-from polyrhythm.errors import ConfigError, MissingError, install_command
+from polyrhythm.errors import MissingError, install_command
 from polyrhythm.imports import same_imports
 from polyrhythm.specs.finite import as_number
+
+#: Address space of the process that compares, in MiB.
+_MEMORY_MIB = 2048
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
@@ -43,19 +46,19 @@ class Verdict(NamedTuple):
 
 
 class Verifier(Protocol):
-    """What `VerifierSettings.open` gives; `close` it at the end."""
+    """Computes rewards; made by `VerifierSettings.open`, closed by its owner."""
 
     def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:
         """The verdict on a message. answer, row: of the data, the latter with all columns."""
         ...
 
     def close(self) -> None:
-        """Give it up."""
+        """Release what it holds."""
         ...
 
 
 class VerifierSettings(BaseModel):
-    """What all verifiers have."""
+    """Settings of one verifier."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -63,7 +66,7 @@ class VerifierSettings(BaseModel):
     structured: ClassVar[bool] = False
 
     def open(self) -> Verifier:
-        """The verifier. Raises ConfigError or MissingError if it cannot be had."""
+        """Make the verifier. Raises ConfigError or MissingError if it cannot be loaded."""
         raise NotImplementedError
 
     def written(self, answer: Any) -> str:
@@ -81,7 +84,7 @@ class Exact(VerifierSettings):
     def open(self) -> Verifier:
         return Direct(self._equal)
 
-    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - as others have it
+    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - see `Verifier`
         texts = (message.strip(), as_text(answer))
         return len({text.casefold() if self.casefold else text for text in texts}) == 1
 
@@ -121,7 +124,7 @@ class Regex(VerifierSettings):
         return pattern
 
     def open(self) -> Verifier:
-        return Beside("regex", {"pattern": self.pattern, "casefold": self.casefold}, self.limit_s)
+        return beside("regex", self.model_dump_json(include={"pattern", "casefold"}), self.limit_s)
 
     def written(self, answer: Any) -> str:
         text = as_text(answer)
@@ -140,7 +143,7 @@ class Math(VerifierSettings):
             raise MissingError(
                 f"env.verify = math: the package math-verify is not installed; run: {install_command('math')}"
             )
-        return Beside("math", {}, self.limit_s)
+        return beside("math", "{}", self.limit_s)
 
     def written(self, answer: Any) -> str:
         text = as_text(answer)
@@ -159,7 +162,7 @@ class Json(VerifierSettings):
     def open(self) -> Verifier:
         return Direct(self._equal)
 
-    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - as others have it
+    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - see `Verifier`
         given = list(enclosed(message, "```json", "```"))
         try:
             found = json.loads(given[-1] if given else message)
@@ -186,18 +189,7 @@ class Function(VerifierSettings):
     """`module:function`; one that takes long is better a scorer (`scoring.function`)."""
 
     def open(self) -> Verifier:
-        module, _, name = self.path.partition(":")
-        label = f"env.verify = {self.path}"
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except AttributeError as error:
-            raise ConfigError(f"{label}: {module} has no {name}; name a function of it") from error
-        except ImportError as error:
-            raise ConfigError(f"{label}: it cannot be imported ({error}); install it or correct the name") from error
-        except (Exception, SystemExit) as error:  # a user's module may raise anything
-            raise ConfigError(f"{label}: importing {module} {raised(error)}; fix it there") from error
-        if not callable(found):
-            raise ConfigError(f"{label}: it is {type(found).__name__}, not a function; name a function of {module}")
+        found = import_function(f"env.verify = {self.path}", self.path)
         return Direct(lambda *given: self._finite(found(*given)))
 
     def _finite(self, reward: Any) -> float:
@@ -208,14 +200,14 @@ class Function(VerifierSettings):
 
 
 def as_text(answer: Any) -> str:
-    """An answer as a text: 72.0, which is how tables without integers have it, is 72."""
+    """An answer as text. 72.0 becomes 72, since tables with missing values store integers as floats."""
     if isinstance(answer, float) and answer.is_integer():
         return str(int(answer))
     return answer.strip() if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
 
 
 def _as_json(answer: Any) -> Any:
-    """The answer; what a text says, if that is JSON."""
+    """The answer, parsed if it is a text with JSON."""
     if not isinstance(answer, str):
         return answer
     try:
@@ -225,12 +217,12 @@ def _as_json(answer: Any) -> Any:
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Whether they are equal; 1 is 1.0, and not true."""
+    """Whether two values are equal: 1 equals 1.0, but not true."""
     return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)
 
 
 def _by_name(value: Any) -> Any:
-    """A type alone, or a function's path, as `env.verify=math` says it."""
+    """Expand the short form: `env.verify=math` names a type, `env.verify=module:function` a function."""
     if isinstance(value, str):
         return {"type": "function", "path": value} if ":" in value else {"type": value}
     return value
@@ -242,7 +234,7 @@ AnyVerifier = Annotated[
 
 
 class Direct:
-    """A verifier that is called here. equal: takes message, answer and row."""
+    """A verifier that runs in this process. equal: the reward of message, answer and row."""
 
     def __init__(self, equal: Callable[[str, Any, Mapping[str, Any]], float]) -> None:
         self._equal = equal
@@ -255,99 +247,71 @@ class Direct:
 
 
 class Beside:
-    """A verifier whose comparisons are made in a process beside; those of equal settings share it."""
-
-    #: Address space of the process, in MiB.
-    MEMORY_MIB: ClassVar = 2048
-    _lock: ClassVar = threading.Lock()
-    _shared: ClassVar[dict[str, tuple[CheckProcess, int]]] = {}
-
-    def __init__(self, kind: str, options: Mapping[str, Any], limit_s: float) -> None:
-        start = {"kind": kind, "options": options, "limit_s": limit_s, "memory_mib": self.MEMORY_MIB}
-        self._key, self._open = json.dumps(start), True
-        with self._lock:
-            self._process, users = self._shared.get(self._key, (CheckProcess(self._key, limit_s), 0))
-            self._shared[self._key] = self._process, users + 1
-
-    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:  # noqa: ARG002 - see `Verifier`
-        found = self._process.compare(message, as_text(answer))
-        return Verdict(0.0, found) if isinstance(found, str) else Verdict(float(found))
-
-    def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        with self._lock:
-            process, users = self._shared.pop(self._key)
-            if users > 1:
-                self._shared[self._key] = process, users - 1
-        if users == 1:
-            process.close()
-
-
-class CheckProcess:
-    """The process that compares, started at the first comparison and again after one that ended it."""
+    """A verifier that compares in a process of its own, which starts at a comparison, again where the one before ended.
+    `close` ends the process; rows with equal settings share it (`beside`), and the next of them starts it again."""
 
     def __init__(self, start: str, limit_s: float) -> None:
         self._start, self._limit_s = start, limit_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def compare(self, message: str, answer: str) -> bool | str:
-        """Whether they are equal, or why that is unknown."""
+    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:  # noqa: ARG002 - see `Verifier`
+        line = json.dumps([message, as_text(answer)])
         with self._lock:
             try:
-                return self._exchange(json.dumps([message, answer]))
-            except OSError:  # it ended between two comparisons
+                found = self._exchange(line)
+            except OSError:  # the process ended between two comparisons
                 self._end()
-                return self._exchange(json.dumps([message, answer]))
+                found = self._exchange(line)
+        return Verdict(0.0, found) if isinstance(found, str) else Verdict(float(found))
 
     def _exchange(self, line: str) -> bool | str:
-        process = self._process or self._started()
+        """Whether message and answer are equal, or why that is unknown."""
+        if self._process is None and self._answer_to(self._start) != "ready":
+            raise RuntimeError(f"the process of env.verify ended at its start, with status {self._end()}")
+        found: bool | str | None = self._answer_to(line)
+        if found is not None:
+            return found
+        status = self._end()
+        late = status == -signal.SIGPROF
+        return f"it took more than {self._limit_s:g} s" if late else f"its process ended with status {status}"
+
+    def _answer_to(self, line: str) -> Any:
+        """The process's answer to a line; None: it ended."""
+        if self._process is None:
+            program = Path(__file__).with_name("answer_checks.py")
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-P", "-W", "ignore", str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **same_imports()},
+            )
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(f"{line}\n")
         process.stdin.flush()
-        if found := process.stdout.readline():
-            equal: bool | str = json.loads(found)
-            return equal
-        status = self._end()
-        if status == -signal.SIGPROF:
-            return f"it took more than {self._limit_s:g} s"
-        return f"its process ended with status {status}"
-
-    def _started(self) -> subprocess.Popen[str]:
-        program = Path(__file__).with_name("answer_checks.py")
-        process = self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-P", "-W", "ignore", str(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-            errors="surrogatepass",
-            env={**os.environ, **same_imports()},
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{self._start}\n")
-        process.stdin.flush()
-        if process.stdout.readline() != '"ready"\n':
-            raise RuntimeError(f"the process of env.verify ended at its start, with status {self._end()}")
-        return process
+        found = process.stdout.readline()
+        return json.loads(found) if found else None
 
     def _end(self) -> int:
         """End the process; its status."""
         process, self._process = self._process, None
         if process is None:
             return 0
-        with suppress(OSError):
-            process.kill()
-        status = process.wait()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            with suppress(OSError):
-                stream.close()
-        return status
+        process.kill()
+        with suppress(OSError):  # stdin may have what was not written
+            process.communicate()
+        return process.wait()
 
     def close(self) -> None:
         with self._lock:
             self._end()
+
+
+@lru_cache(maxsize=16)
+def beside(kind: str, options: str, limit_s: float) -> Beside:
+    """The process for these settings; options: as JSON."""
+    start = {"kind": kind, "options": json.loads(options), "limit_s": limit_s, "memory_mib": _MEMORY_MIB}
+    return Beside(json.dumps(start), limit_s)
