@@ -58,6 +58,8 @@ class Echo:
     def reply(self, message: str) -> Reply:
         if message == "!":
             raise RuntimeError("stuck")
+        if message == "xx":
+            return Reply(metrics={"typo": 1.0})
         if message == "b":
             return Reply("é", done=False)
         if message == "bb":
@@ -160,6 +162,14 @@ def test_a_conversation_that_raises_fails_alone() -> None:
     assert list(raised.value.errors) == [0]
     assert raised.value.result is not None
     assert raised.value.result.success.tolist() == [False, True]
+
+
+def test_a_metric_that_is_not_declared_fails_its_row_alone() -> None:
+    batch = echo(rows=2)
+    with pytest.raises(RowsFailed) as raised:
+        batch.step([0, 1], messages(batch, "xx$", "x$"))
+    assert list(raised.value.errors) == [0]
+    assert "has the metrics ['typo']; declare them in the settings" in str(raised.value.errors[0])
 
 
 def test_what_a_reply_has_without_an_id_is_replaced_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,7 +47,8 @@ Count = Annotated[int, Field(ge=1)]
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What a message leads to. text: the environment's answer, shown before the next message; done: the task ended;
-    success: the task's own measure; metrics: values of `TextSettings.metrics`, of which any may be missing."""
+    success: the task's own measure; metrics: values of `TextSettings.metrics`, of which any may be missing. A message
+    that is cut gets no reply, and counts 0 in each."""
 
     text: str = ""
     reward: float = 0.0

@@ -136,7 +136,7 @@ class TextBatch:
         whole, lengths = self._measured(ids)
         reward = np.zeros(n, np.float32)
         terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
-        own = {name: np.full(n, np.nan) for name in self._settings.metrics}
+        own = {name: np.where(whole, np.nan, 0.0) for name in self._settings.metrics}
         said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
         self._prepare(said)
         errors = {row: error for row in said if (error := self._prepared.take(row)) is not None}
@@ -193,6 +193,9 @@ class TextBatch:
             found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
             where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
+        if unknown := reply.metrics.keys() - self._settings.metrics.keys():
+            where = definition_place(conversation.reply)
+            raise ValueError(f"its reply{where} has the metrics {sorted(unknown)}; declare them in the settings")
         return reply
 
     def _shown(self, row: int, message: NDArray[Any], reply: str) -> list[int]:

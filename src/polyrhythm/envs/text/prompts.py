@@ -1,9 +1,9 @@
 """Prompts and answers from files: each prompt is answered in one message, which a verifier compares with the answer.
 
-The rows of training are the environment's `training_states`, those held out its `initial_states`: the scheduler's seed
-of an episode says the row (seed mod rows), so that each epoch of training has every row once, in an order that follows
-from the run's seed and the number of the group alone, and evaluations take the held-out rows in order. Invariant: no
-prompt is on both sides.
+Rows for training are the environment's `training_states`, held-out rows its `initial_states`. An episode's row is its
+seed modulo their number. The scheduler chooses seeds such that an epoch of training has every row once, in an order
+that depends on the run's seed and the group's number alone, and evaluations take the held-out rows in order. Invariant:
+no prompt is both trained on and held out.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class PromptsSettings(TextSettings):
     answer: str = ""
     """Column of the answer; empty: recognised."""
     template: str = "{prompt}"
-    """The text that the model is shown, with the prompt in place of {prompt}; other braces are as they are."""
+    """Text that the model is shown: {prompt} is replaced by the prompt, other braces stay."""
     verify: AnyVerifier = Exact()
-    """exact, regex, math, json, each with settings of its own, module:function, or none, for a scorer."""
+    """exact, regex, math or json, each with settings of its own; module:function; none: a scorer judges."""
     min_verified: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Share of the data's own answers that the verifier has to accept before the start."""
     success: float = 1.0
@@ -69,9 +69,9 @@ class PromptsSettings(TextSettings):
     max_new_tokens: Count = 512
     """Most tokens of a message; longer ones are cut, which ends the episode."""
     max_prompt_tokens: Count = 512
-    """Most tokens of a prompt. Longer ones are set aside when the files are read."""
+    """Most tokens of a prompt; longer ones are left out when the files are read."""
 
-    metrics: ClassVar = MappingProxyType({"verifier_failed": "max", "prompts_set_aside": "max"})
+    metrics: ClassVar = MappingProxyType({"verifier_failed": "max"})
 
     @model_validator(mode="after")
     def _fits(self) -> PromptsSettings:
@@ -92,8 +92,8 @@ class PromptsSettings(TextSettings):
         return Answering(self)
 
     def check(self) -> None:
-        """As for every text environment; then the verifier is tried on the data's own answers. ConfigError: it accepts
-        too few."""
+        """Check the text environment, then try the verifier on the data's own answers. ConfigError: it accepts too
+        few."""
         data = self.data()
         for note in data.notes:
             log.warning("%s", note)
@@ -113,8 +113,8 @@ class PromptsSettings(TextSettings):
         return self.data().row(seed).answer
 
     def shown(self, row: PromptRow) -> Prompt:
-        """What a row's conversation begins with: a text, or turns for the chat template. ConfigError: it has several
-        turns and there is no template."""
+        """The beginning of a row's conversation: a text, or turns for the chat template. ConfigError: it has several
+        turns, and there is no template."""
         if isinstance(row.prompt, str):
             return self.template.replace("{prompt}", row.prompt)
         if [message.role for message in row.prompt] == ["user"]:
@@ -129,7 +129,7 @@ class PromptsSettings(TextSettings):
 
 
 class Answering:
-    """One prompt at a time."""
+    """Conversation of one prompt and one answer."""
 
     def __init__(self, settings: PromptsSettings) -> None:
         self._settings, self._verifier = settings, settings.verify.open()
@@ -149,7 +149,7 @@ class Answering:
             words = "env.verify cannot compare %.80r with the answer of %s (%s), so it counts as wrong; the metric "
             words += "verifier_failed counts others like it"
             log.warning(words, message, self._row.source_line, verdict.failure)
-        metrics = {"verifier_failed": float(bool(verdict.failure)), "prompts_set_aside": float(self._data.set_aside)}
+        metrics = {"verifier_failed": float(bool(verdict.failure))}
         return Reply(reward=verdict.reward, success=verdict.reward >= self._settings.success, metrics=metrics)
 
     def expert(self) -> str:
@@ -162,8 +162,8 @@ class Answering:
 
 
 class PromptData(NamedTuple):
-    """Rows of training and of evaluations; set_aside: how many are on neither side, for their length or characters;
-    notes: what a user should know of that; digest: of prompts and answers of training, in order."""
+    """Rows for training and held-out rows. set_aside: number of rows left out for their length or characters; notes:
+    warnings about the data; digest: hash of the prompts and answers for training, in order."""
 
     training: tuple[PromptRow, ...]
     held_out: tuple[PromptRow, ...]
@@ -178,7 +178,7 @@ class PromptData(NamedTuple):
 
 
 def _stamp(file: str) -> tuple[int, int]:
-    """What changes with a file's content; zeros if there is none."""
+    """Size and time of a file, which change with its content; zeros if it does not exist."""
     try:
         status = Path(file).expanduser().stat()
     except OSError:
@@ -197,79 +197,72 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, i
         known = {_identity(row) for row in held_out}
         training = [row for row in rows if _identity(row) not in known]
         if both := len(rows) - len(training):
-            notes.append(f"env.eval_files: {both} of {len(rows)} rows of env.files have their prompts; left out there")
+            notes.append(f"env.eval_files: {both} of {len(rows)} rows of env.files have these prompts; not trained on")
     else:
         limit = (settings.held_out or _HELD_OUT) * 2**32
         held_out = [row for row in rows if zlib.crc32(_identity(row)) < limit]
         training = [row for row in rows if zlib.crc32(_identity(row)) >= limit]
+    seen = len(training) + len(held_out)
     for side, found in (("training", training), ("evaluations", held_out)):
         if not found:
             raise ConfigError(
                 f"env.files: of {len(rows)} rows none is left for {side}; give more, or other env.eval_files or "
                 "env.held_out"
             )
-    shown = _Shown(settings)
-    training, held_out = shown.kept(training), shown.kept(held_out)
+    (training, held_out), why = _showable(settings, (training, held_out))
+    set_aside = seen - len(training) - len(held_out)
     if not training or not held_out:
-        raise ConfigError(shown.problem("all prompts of one side, training or evaluations,"))
-    if shown.set_aside:
-        notes.append(shown.problem(f"{shown.set_aside} of {shown.seen} prompts"))
+        side = "evaluations" if training else "training"
+        raise ConfigError(f"env.files: all prompts of {side} are set aside: {why}")
+    if why:
+        notes.append(f"env.files: {set_aside} of {seen} prompts are set aside: {why}")
     content = json.dumps([row[:2] for row in training], sort_keys=True, default=str)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return PromptData(tuple(training), tuple(held_out), shown.set_aside, tuple(notes), digest)
+    return PromptData(tuple(training), tuple(held_out), set_aside, tuple(notes), digest)
 
 
 def _identity(row: PromptRow) -> bytes:
-    """By which prompts are the same: what is said, without spaces around it."""
+    """The key by which two prompts are equal: their texts, without spaces around them."""
     texts = [row.prompt] if isinstance(row.prompt, str) else [message.content for message in row.prompt]
     return "\n".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")
 
 
-class _Shown:
-    """Which prompts can be shown to the model whole."""
-
-    def __init__(self, settings: PromptsSettings) -> None:
-        self._settings, self._tokenizer = settings, settings.text_tokenizer()
-        self._chat = settings.open_chat()
-        self.seen = self.set_aside = self._longest = 0
-        self._without_id = ""
-
-    def kept(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
-        return [row for row in rows if self._fits(row)]
-
-    def _fits(self, row: PromptRow) -> bool:
-        self.seen += 1
-        try:
-            shown = self._settings.shown(row)
-            text = shown if self._chat is None else ChatTurns(self._chat, shown).shown
-            length = len(begin(self._tokenizer, str(text)))
-        except ConfigError:
-            raise
-        except (ValueError, TypeError) as error:  # the latter: of half a surrogate pair
-            self._without_id = self._without_id or f"{row.source_line}: {error}"
-        else:
-            if 0 < length <= self._settings.max_prompt_tokens:
-                return True
-            self._longest = max(self._longest, length)
-        self.set_aside += 1
-        return False
-
-    def problem(self, count: str) -> str:
-        """Why `count` prompts are set aside."""
-        limit, reasons = self._settings.max_prompt_tokens, []
-        if self._longest:
-            reasons.append(f"some exceed env.max_prompt_tokens = {limit}, the longest has {self._longest}; raise it")
-        if self._without_id:
-            reasons.append(f"some cannot be encoded ({self._without_id:.300}); use another tokenizer")
-        return f"env.files: {count} are set aside: {', and '.join(reasons)}"
+def _showable(settings: PromptsSettings, sides: Iterable[Sequence[PromptRow]]) -> tuple[list[list[PromptRow]], str]:
+    """The rows of each side whose prompts the model can be shown whole, and why it cannot be shown the others."""
+    tokenizer, chat, limit = settings.text_tokenizer(), settings.open_chat(), settings.max_prompt_tokens
+    kept, longest, without_id = list[list[PromptRow]](), 0, ""
+    for rows in sides:
+        kept.append([])
+        for row in rows:
+            try:
+                shown = settings.shown(row)
+                text = shown if chat is None else ChatTurns(chat, shown).shown
+                length = len(begin(tokenizer, str(text)))
+                if not length:
+                    raise ValueError("it has no tokens")
+            except ConfigError:
+                raise
+            except (ValueError, TypeError) as error:  # the latter: of half a surrogate pair
+                without_id = without_id or f"{row.source_line}: {error}"
+                continue
+            if length <= limit:
+                kept[-1].append(row)
+            else:
+                longest = max(longest, length)
+    reasons = []
+    if longest:
+        reasons.append(f"some exceed env.max_prompt_tokens = {limit}, the longest has {longest}; raise it")
+    if without_id:
+        reasons.append(f"some cannot be encoded ({without_id:.300}); use another tokenizer")
+    return kept, ", and ".join(reasons)
 
 
 def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
-    """Have the verifier judge the data's own answers. ConfigError: it accepts fewer than `min_verified` of them."""
+    """Try the verifier on the data's own answers. ConfigError: it accepts fewer than `min_verified` of them."""
     tried = rows[:: max(1, len(rows) // _TRIED)][:_TRIED]
     verifier = settings.verify.open()
     try:
-        judged = [(row, _own(settings, verifier, row)) for row in tried]
+        judged = [(row, _verdict_on_own(settings, verifier, row)) for row in tried]
     finally:
         verifier.close()
     if wrong := [(row, verdict) for row, verdict in judged if verdict.reward < settings.success]:
@@ -292,24 +285,19 @@ def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
         )
 
 
-def _own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> Verdict:
-    """The verdict on a row's own answer. Which message it is matters with `exact` alone."""
-    message = settings.verify.written(row.answer)
-    if settings.verify.type == "exact" and (problem := _unwritable(settings, message)):
-        return Verdict(0.0, problem)
+def _verdict_on_own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> Verdict:
+    """The verdict on a row's own answer. With `exact` the model also has to be able to write it."""
+    message, limit = settings.verify.written(row.answer), settings.max_new_tokens
+    if settings.verify.type == "exact":
+        try:
+            length = len(settings.text_tokenizer().encode(message)) + 1
+        except (ValueError, TypeError) as error:
+            return Verdict(0.0, str(error))
+        if length > limit:
+            return Verdict(0.0, f"it has {length} tokens with its end, env.max_new_tokens is {limit}")
     try:
         return verifier.verify(message, row.answer, row.columns)
     except Exception as error:
         raise ConfigError(
             f"env.verify = {settings.verify.type}: at the answer of {row.source_line} it {raised(error)}; correct it"
         ) from error
-
-
-def _unwritable(settings: PromptsSettings, message: str) -> str:
-    """Why the model cannot write this message, "" if it can."""
-    tokenizer, limit = settings.text_tokenizer(), settings.max_new_tokens
-    try:
-        length = len(tokenizer.encode(message)) + 1
-    except (ValueError, TypeError) as error:
-        return str(error)
-    return f"it has {length} tokens with its end, env.max_new_tokens is {limit}" if length > limit else ""
