@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
@@ -93,7 +93,6 @@ def per_episode(
     """One entry for each episode that ended, in the order of `episodes`, which are of one mode: index in the held-out
     list of initial states, sample of that state, seed, task, greedy, success (None if it reported none), return, steps
     (primitive env steps). A dropped episode is missing."""
-    found = {result.noise: result for result in results}
     return [
         {
             "index": index,
@@ -105,14 +104,19 @@ def per_episode(
             "return": result.episode_return,
             "steps": result.env_steps,
         }
-        for index, episode in _numbered(episodes)
-        if (result := found.get(noise_stream(episode))) is not None
+        for index, episode, result in _ended(episodes, results)
     ]
 
 
-def _numbered(episodes: Sequence[Episode]) -> Iterator[tuple[int, Episode]]:
-    """Each with the place of its initial state in the list."""
-    return zip((place - 1 for place in accumulate(not episode.sample for episode in episodes)), episodes, strict=True)
+def _ended(
+    episodes: Sequence[Episode], results: Iterable[SampleEvaluated]
+) -> Iterator[tuple[int, Episode, SampleEvaluated]]:
+    """Each episode that ended, with the index of its initial state and its result, in the order of `episodes`."""
+    found, index = {result.noise: result for result in results}, -1
+    for episode in episodes:
+        index += episode.sample == 0
+        if (result := found.get(noise_stream(episode))) is not None:
+            yield index, episode, result
 
 
 def conversations(
@@ -121,7 +125,6 @@ def conversations(
     """What was said in the episodes that are shown, in the order of `episodes`, which are of one mode: index, task and
     seed as in `per_episode`; prompt; turns, each with the policy's message and the environment's reply to it; success
     (None if it reported none), return, and the environment's own metrics."""
-    found = {result.noise: result for result in results if result.texts}
     return [
         {
             "index": index,
@@ -136,8 +139,8 @@ def conversations(
             "return": result.episode_return,
             "metrics": dict(result.metrics),
         }
-        for index, episode in _numbered(episodes)
-        if (result := found.get(noise_stream(episode))) is not None
+        for index, episode, result in _ended(episodes, results)
+        if result.texts
     ]
 
 

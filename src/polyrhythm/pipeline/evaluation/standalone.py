@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
@@ -55,9 +55,9 @@ class Video(NamedTuple):
 
 class Conditions(NamedTuple):
     """swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
-    variants: names of the environment's, or `all`; the same episodes are played in each of them too. conversations: so
-    many of the first episodes have what was said in the result; samples: sampled episodes of each initial state; None,
-    of both: as many as in the run."""
+    variants: names of the environment's, or `all`; the same episodes are played in each of them too. conversations:
+    number of first episodes whose conversation is in the result; samples: sampled episodes of each initial state. Each
+    is the run's own if None."""
 
     swap_instructions: bool = False
     variants: tuple[str, ...] = ()
@@ -109,10 +109,22 @@ def evaluate(
             *(BEST_FILE, seed),
         )
 
+    said = config.evaluation.conversations if shown is None else shown
+
+    def choose(spec: EnvSpec) -> list[Episode]:
+        if swap:
+            refuse_swapping(spec)
+        return held_out(
+            *(count, seed, len(spec.tasks)),
+            greedy=acts,
+            swap=swap,
+            initial_states=spec.initial_states,
+            shown=said,
+            samples=samples,
+        )
+
     def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
-        said = config.evaluation.conversations if shown is None else shown
-        choice = _Choice(count, seed, acts, swap, said, samples)
-        return _measure(config, weights, path, choice, live, video.of_variant(name) if video else None)
+        return _measure(config, weights, path, choose, live, video.of_variant(name) if video else None)
 
     found, _ = measure(config, None)
     by_kind: dict[str, list[list[SampleEvaluated]]] = {}
@@ -141,29 +153,6 @@ def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]
     return {**pooled, "low": interval.low, "high": interval.high}
 
 
-class _Choice(NamedTuple):
-    """Which held-out episodes, and how the policy acts in them; how many of them are shown; samples of each."""
-
-    episodes: int
-    seed: int
-    greedy: bool
-    swap: bool
-    shown: int
-    samples: int
-
-    def held_out(self, spec: EnvSpec) -> list[Episode]:
-        """The episodes."""
-        count, seed, greedy, swap, shown, samples = self
-        return held_out(
-            *(count, seed, len(spec.tasks)),
-            greedy=greedy,
-            swap=swap,
-            initial_states=spec.initial_states,
-            shown=shown,
-            samples=samples,
-        )
-
-
 def without_joining(config: RunConfig) -> RunConfig:
     """The configuration with simulators of its own alone: an evaluation opens no ports and waits for nobody."""
     rollout = config.rollout.model_copy(update={"simulators": max(1, config.rollout.simulators)})
@@ -174,20 +163,18 @@ def _measure(
     config: RunConfig,
     weights: Mapping[str, Any],
     path: Path,
-    choice: _Choice,
+    choose: Callable[[EnvSpec], list[Episode]],
     live: LiveDisplay | None,
     video: Video | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
-    """The result of these episodes in this environment, and the episodes' own. path: of the weights, for errors."""
+    """The result of the chosen episodes in this environment, and each episode's. path: of the weights, for errors."""
     config = without_joining(config)
     _, spec, policy = validate_run(config, trainer=False, begun=True)
-    if choice.swap:
-        refuse_swapping(spec)
+    wanted = choose(spec)
     try:
         apply_state(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
-    wanted = choice.held_out(spec)
     if live:
         live.phase("evaluation", time.monotonic())
     played = _play(config, policy, wanted[: video.episodes]) if video else []
