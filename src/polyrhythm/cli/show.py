@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyrhythm.observe.intervals import at_in_words, counted, percent
+from polyrhythm.observe.intervals import at_in_words, counted, rate_in_words
 from polyrhythm.readable import visible
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
@@ -20,9 +20,8 @@ def result(found: Mapping[str, Any]) -> str:
     if found["rate"] is None:
         earned = "" if mean is None else f"mean return {mean:.4g}, "
         return f"{earned}{episodes}; the environment does not report success"
-    low, high = (f"{100 * found[key]:.0f}" for key in ("low", "high"))
     earned = "" if mean is None else f", mean return {mean:.4g}"
-    return f"{percent(found['rate'])}% [{low}, {high}], {found['successes']} of {episodes}{at_in_words(found)}{earned}"
+    return f"{rate_in_words(found)}, {found['successes']} of {episodes}{at_in_words(found)}{earned}"
 
 
 def lines(found: Mapping[str, Any]) -> str:

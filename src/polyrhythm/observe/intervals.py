@@ -45,9 +45,9 @@ def pass_at(k: int, samples: int, successes: int) -> float:
 
 
 def of_samples(successes: Sequence[Sequence[bool]]) -> dict[str, dict[str, float]]:
-    """mean@n, and pass@k for k = 1, 2, 4, … up to n: each with rate, low, high, and the `starts` that count. successes:
-    of the samples of each initial state; n: the most of one. States with fewer than k samples, since some were dropped,
-    are left out of pass@k."""
+    """mean@n, and pass@k for k = 1, 2, 4, … up to n: each with rate, low, high, and `starts`, its number of initial
+    states. successes: of each state's samples; n: the most samples of a state. A state with fewer than k samples, since
+    some were dropped, is left out of pass@k."""
     counts = [(len(own), sum(own)) for own in successes]
     most = max(n for n, _ in counts)
     shares = {f"mean@{most}": [c / n for n, c in counts]}
@@ -58,8 +58,8 @@ def of_samples(successes: Sequence[Sequence[bool]]) -> dict[str, dict[str, float
 
 
 def _mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
-    """The mean of the shares of independent states, with Wilson's 95% interval for as many episodes as would be as
-    exact: rate · (1 - rate) / (variance of the mean), at least one and at most all of them for each state."""
+    """The mean share of independent states. Its 95% interval is Wilson's of the effective number of episodes,
+    rate · (1 - rate) / (variance of the mean), which is at least the states and at most the episodes."""
     rate, effective = fmean(shares), float(len(shares))
     if 0 < rate < 1 and len(shares) > 1:
         spread = variance(shares) / len(shares)
@@ -71,10 +71,12 @@ def _mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
 def at_in_words(found: Mapping[str, Any]) -> str:
     """`, pass@4 62% [58, 66]` for each of `at` but pass@1, which is the mean; "" if there are none."""
     own = {name: value for name, value in found.get("at", {}).items() if name != "pass@1"}
-    return "".join(
-        f", {name} {percent(one['rate'])}% [{100 * one['low']:.0f}, {100 * one['high']:.0f}]"
-        for name, one in own.items()
-    )
+    return "".join(f", {name} {rate_in_words(one)}" for name, one in own.items())
+
+
+def rate_in_words(found: Mapping[str, Any]) -> str:
+    """`73% [66, 79]`: rate and interval in per cent."""
+    return f"{percent(found['rate'])}% [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
 
 
 def success_rate(successes: Sequence[bool | None]) -> dict[str, Any]:
@@ -86,12 +88,9 @@ def success_rate(successes: Sequence[bool | None]) -> dict[str, Any]:
     return found
 
 
-def success_in_words(successes: int, episodes: int, of: str = "", bounds: tuple[float, float] | None = None) -> str:
-    """`success in 5 of 64 (8% [3, 17])`: count, rate and interval in per cent. of: words before the 64; bounds: of the
-    interval, where it is not Wilson's of these counts."""
-    rate, low, high = wilson(successes, episodes)[2:]
-    low, high = bounds or (low, high)
-    return f"success in {successes} of {of}{episodes} ({percent(rate)}% [{100 * low:.0f}, {100 * high:.0f}])"
+def success_in_words(found: Mapping[str, Any], of: str = "") -> str:
+    """`success in 5 of 64 (8% [3, 17])`: count, rate and interval in per cent. of: words before the 64."""
+    return f"success in {found['successes']} of {of}{found['episodes']} ({rate_in_words(found)})"
 
 
 def percent(share: float) -> str:

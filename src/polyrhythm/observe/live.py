@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.observe.activity import by_kind
-from polyrhythm.observe.intervals import return_in_words, success_in_words
+from polyrhythm.observe.intervals import return_in_words, success_in_words, success_rate
 
 #: More stations than this are shown by kind, with the mean of their shares.
 _STATIONS = 6
@@ -79,11 +79,11 @@ def _metrics(status: Status) -> list[str]:
 
 def episodes(recent: Sequence[tuple[bool | None, float]]) -> str:
     """Mean return of the last episodes, and their success rate with its 95% interval if one has reported it."""
-    count, successes = len(recent), sum(bool(success) for success, _ in recent)
+    count, found = len(recent), success_rate([success for success, _ in recent])
     earned = return_in_words([reward for _, reward in recent])
-    if all(success is None for success, _ in recent):
+    if found["rate"] is None:
         return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
-    return f"{success_in_words(successes, count, 'the last ')}, {earned}"
+    return f"{success_in_words(found, 'the last ')}, {earned}"
 
 
 def _stations(utilisation: Mapping[str, float]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyrhythm.observe.intervals import counted, deciding
+from polyrhythm.observe.intervals import counted, deciding, rate_in_words
 from polyrhythm.observe.report.read import Run
 
 #: Labels of the summary's evaluation results.
@@ -43,7 +43,7 @@ def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
 
 def share(one: Mapping[str, Any]) -> str:
     """`73% [66, 79]`, with no-break spaces."""
-    return f"{100 * one['rate']:.0f}%&[{100 * one['low']:.0f},&{100 * one['high']:.0f}]".replace("&", "\u00a0")
+    return rate_in_words(one).replace(" ", "\u00a0")
 
 
 def results(runs: Sequence[Run]) -> str:

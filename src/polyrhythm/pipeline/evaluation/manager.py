@@ -169,8 +169,7 @@ class EvaluationManager:
             self._metrics.log(version, values, self._progress.summary()["total"])
             mean_return = f"return {total['mean_return']:.4g}"
             if total["rate"] is not None:
-                words = success_in_words(total["successes"], total["episodes"], bounds=(total["low"], total["high"]))
-                result = f"{words}{at_in_words(total)}, {mean_return}"
+                result = f"{success_in_words(total)}{at_in_words(total)}, {mean_return}"
             else:
                 result = f"{mean_return} over {counted(total['episodes'], 'episode')}"
             log.info("%s, version %d: %s", key, version, result)
