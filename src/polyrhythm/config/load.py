@@ -54,7 +54,11 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
     _check_order([override for override in overrides if isinstance(override, str)])
     for override in overrides:
         changes = merge(changes, _change(override))
-    _check_devices(tree, changes, overrides)
+    if changes.get("devices") is not None and tree.get("devices") is None:
+        raise ConfigError(
+            f"devices = {changes['devices']}: this recipe is not a row: it does not state the devices that its numbers "
+            "are for; leave devices out, and see placement (docs/recipes.md)"
+        )
     _tell_replaced(tree, changes)
     return validate(_merge_preset(tree, changes, "overrides"), origin=origin)
 
@@ -175,20 +179,6 @@ def parse_override(text: str) -> Tree:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _check_devices(tree: Tree, changes: Tree, overrides: Sequence[str | Mapping[str, Any]]) -> None:
-    """Raise ConfigError if the overrides give `devices` twice, or to a recipe that is not a row."""
-    if changes.get("devices") is None:
-        return
-    given = [found["devices"] for found in map(_change, overrides) if "devices" in found]
-    if len(given) > 1:
-        raise ConfigError(f"devices = {', '.join(map(str, given))}: given {len(given)} times; give it once")
-    if tree.get("devices") is None:
-        raise ConfigError(
-            f"devices = {given[0]}: this recipe is not a row: it does not state the devices that its numbers are for; "
-            "leave it out, and see placement (docs/recipes.md)"
-        )
 
 
 def _change(override: str | Mapping[str, Any]) -> Tree:
