@@ -167,7 +167,7 @@ def test_without_a_template_auto_is_plain_text(tmp_path: Path) -> None:
     for batch in (plain, auto):
         batch.reset([0], [0], [0])
     assert seen(plain) == seen(auto)
-    with pytest.raises(ConfigError, match=r"env\.chat: the tokenizer of .* has no chat template; name a file"):
+    with pytest.raises(ConfigError, match=r"env\.chat: there is no chat template for the tokenizer of .*; name a file"):
         settings(folder, "chatml", chat={"system": "Be brief."}).spec()
 
 

@@ -43,7 +43,7 @@ def reward_level_of_objective(config: RunConfig) -> bool:
 
 
 def is_unchanged(config: RunConfig) -> bool:
-    """Whether `algorithm` is the objective's section as it stands."""
+    """Whether `algorithm` equals the objective's section."""
     return config.algorithm == AlgorithmSettings.model_validate(OBJECTIVE_PRESETS[config.objective][1])
 
 

@@ -199,10 +199,10 @@ class Transcribes(Protocol):
 
 @runtime_checkable
 class References(Protocol):
-    """An environment's settings whose data have an answer to each prompt, for reward functions."""
+    """Environment settings with an answer to each prompt, for reward functions."""
 
     def reference(self, seed: int) -> Any:
-        """The answer that the data have to the prompt of an episode with this seed."""
+        """The answer to the prompt of an episode with this seed."""
         ...
 
 

@@ -47,9 +47,8 @@ def split_seed(seed: int, *, held_out: bool) -> int:
 
 
 def seed_in_state(seed: int, state: int, states: int) -> int:
-    """A seed on the same side (`HELD_OUT`) whose episode begins in number `state` of an environment's fixed initial
-    states, counted round: it is `state` modulo `states`."""
-    high = seed | 1 << 61  # so that what is taken off leaves the side as it is
+    """A seed that is `state` modulo `states`, so its episode begins in that fixed initial state; `HELD_OUT` stays."""
+    high = seed | 1 << 61  # so that the subtraction does not change HELD_OUT
     return high - (high - state) % states
 
 

@@ -36,7 +36,7 @@ class SampleView:
     where the episode was cut, such as a message longer than `env.max_new_tokens`. success, episode_return: the
     environment's own; success is false where it reports none.
     trajectory: all of it; its arrays cannot be written, and are valid until the function returns. reference: the answer
-    that the environment's data have to the prompt; None without data.
+    to the prompt in the environment's data; None without data.
     """
 
     task: str

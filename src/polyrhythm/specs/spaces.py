@@ -121,10 +121,10 @@ class EnvSpec:
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
     initial_states: how many fixed initial states each task has; an episode of seed s begins in number s mod that many.
     An evaluation takes each of them in turn. 0: initial states are drawn from the seed.
-    training_states: of a data set, how many initial states each task has in training (an episode of seed s begins in
-    number s mod that many), where evaluations have `initial_states` others: an environment tells the two apart by
-    `HELD_OUT` in the seed. Training takes all of them once an epoch, in an order of its own in each. 0: training has no
-    epochs. data: a digest of what they are, which a resumed run and joined simulators have to share; "" without them.
+    training_states: number of initial states of each task in training, where these come from a data set; an episode of
+    seed s begins in number s mod that many. Evaluations then have `initial_states` others: `HELD_OUT` in the seed
+    distinguishes them. An epoch of training takes each once, in a new order. 0: training has no epochs. data: a hash of
+    the data set, which must be equal in a resumed run and in joined simulators; "" without one.
     Raises ValueError if invalid.
     """
 

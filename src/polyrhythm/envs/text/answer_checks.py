@@ -1,6 +1,6 @@
-"""Comparisons of a message with an answer that may take for ever, and the loop of the process that makes them.
+"""Compares messages with answers, where a comparison may never end; run as a program, it is the process that compares.
 
-Run as a program it imports nothing of this package. Lines on stdin: first {kind, options, limit_s, memory_mib}, then
+The program imports nothing of this package. Lines on stdin: first {kind, options, limit_s, memory_mib}, then
 [message, answer]; on stdout: first "ready", then true, false, or the text of an error for each. The kernel ends the
 process (SIGPROF) once a comparison has used `limit_s` seconds of CPU time, wherever it hangs.
 """
@@ -22,13 +22,13 @@ _GSM8K = "####"
 
 
 def bare_answer(answer: str) -> str:
-    """The answer at the end of a worked solution with `#### 72`; any other as it is."""
+    """The answer of a worked solution that ends with `#### 72`; other answers stay."""
     return answer.rpartition(_GSM8K)[2].strip()
 
 
 def regex_equal(message: str, answer: str, *, pattern: str, casefold: bool) -> bool:
-    """Whether the last match of the pattern in the message is that in the answer, or, if it has none, the answer.
-    What matched is the pattern's first group, or all of it."""
+    """Whether the pattern's last match in the message equals its last match in the answer, or the whole answer if that
+    has no match. A match is the pattern's first group, or all of it."""
     found = _last_match(pattern, message)
     expected = _last_match(pattern, answer)
     texts = [text.strip() for text in (found, answer if expected is None else expected) if text is not None]

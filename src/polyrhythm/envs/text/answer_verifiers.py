@@ -75,7 +75,7 @@ class VerifierSettings(BaseModel):
 
 
 class Exact(VerifierSettings):
-    """The message is the answer, without spaces around it."""
+    """Accepts a message that equals the answer, without spaces around it."""
 
     type: Literal["exact"] = "exact"
     casefold: bool = False
@@ -90,7 +90,7 @@ class Exact(VerifierSettings):
 
 
 class Unverified(VerifierSettings):
-    """Every message has reward 0, for a scorer to judge (`scoring.function`): it gets the answer as `reference`."""
+    """Gives reward 0: a scorer (`scoring.function`) judges instead, with the answer as `reference`."""
 
     structured: ClassVar = True
 
@@ -101,7 +101,7 @@ class Unverified(VerifierSettings):
 
 
 class Regex(VerifierSettings):
-    """What the pattern finds in the message is what it finds in the answer, or the answer itself."""
+    """Accepts a message in which the pattern finds what it finds in the answer, or the answer itself."""
 
     type: Literal["regex"] = "regex"
     pattern: Annotated[str, Field(min_length=1)]
@@ -109,8 +109,8 @@ class Regex(VerifierSettings):
     casefold: bool = False
     """Whether upper and lower case are the same."""
     message: str = "{answer}"
-    """How a message gives an answer that the pattern does not match, such as `#### {answer}`: for the trial of the
-    data's own answers, and for demonstrations."""
+    """Message for an answer that the pattern does not match, such as `#### {answer}`, in the trial of the data's own
+    answers and in demonstrations."""
     limit_s: Seconds = 2.0
     """Seconds of CPU time of a comparison; the message counts as wrong after that."""
 
@@ -132,7 +132,7 @@ class Regex(VerifierSettings):
 
 
 class Math(VerifierSettings):
-    """math-verify finds the message's answer, in \\boxed{} or its last formula or number, equal to the row's."""
+    """Accepts a message whose answer, in \\boxed{} or its last formula or number, math-verify finds equal."""
 
     type: Literal["math"] = "math"
     limit_s: Seconds = 2.0
@@ -151,13 +151,13 @@ class Math(VerifierSettings):
 
 
 class Json(VerifierSettings):
-    """The message is JSON, alone or between ```json and ```, and has what the answer has."""
+    """Accepts a message that is JSON, alone or between ```json and ```, with the values of the answer."""
 
     structured: ClassVar = True
 
     type: Literal["json"] = "json"
     fields: tuple[str, ...] = ()
-    """Which fields of an object are compared; without any, all that the answer has."""
+    """Fields of an object to compare; empty for all fields of the answer."""
 
     def open(self) -> Verifier:
         return Direct(self._equal)
@@ -180,13 +180,13 @@ class Json(VerifierSettings):
 
 
 class Function(VerifierSettings):
-    """A function of your own: `f(message, answer, row)` returns the reward, `row` having all columns."""
+    """Calls a function of your own: `f(message, answer, row)` returns the reward; `row` has all columns."""
 
     structured: ClassVar = True
 
     type: Literal["function"] = "function"
     path: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
-    """`module:function`; one that takes long is better a scorer (`scoring.function`)."""
+    """`module:function`; make a slow one a scorer instead (`scoring.function`)."""
 
     def open(self) -> Verifier:
         found = import_function(f"env.verify = {self.path}", self.path)

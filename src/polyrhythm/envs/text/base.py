@@ -125,8 +125,8 @@ class TextSettings(BaseModel):
     tokenizer: str = CHARACTERS
     """characters: one token for each character of `alphabet`; or a local folder with a tokenizer.json."""
     chat: Literal["auto", "none"] | ChatSettings = "none"
-    """How turns are written: none, as plain text; auto, by the chat template of the tokenizer's folder, if it has one;
-    or by a template with these settings."""
+    """Format of turns: none, plain text; auto, the chat template of the tokenizer's folder, if it has one; or settings
+    of a template."""
     max_new_tokens: Count = 128
     """Most tokens of a message; longer ones are cut, which ends the episode."""
     max_prompt_tokens: Count = 256
@@ -141,7 +141,7 @@ class TextSettings(BaseModel):
     stops: ClassVar[tuple[str, ...]] = ()
     #: Names and descriptions of the tasks; () for one task, of the environment's type.
     tasks: ClassVar[tuple[tuple[str, str], ...]] = ()
-    #: Metrics of its own (`Reply.metrics`), and how the values of an episode are aggregated.
+    #: The environment's own metrics (`Reply.metrics`), each with the aggregation over an episode.
     metrics: ClassVar[Mapping[str, Aggregate]] = MappingProxyType({})
 
     def conversation(self) -> Conversation:
@@ -195,8 +195,8 @@ class TextSettings(BaseModel):
         if chat is not None:
             chat.check(self.max_turns)
         elif "chat" not in self.model_fields_set and has_template(self.tokenizer):
-            told = "env.tokenizer = %s: it has a chat template, which is not applied; set env.chat to auto, or to none"
-            log.warning(told, self.tokenizer)
+            words = "env.tokenizer = %s: it has a chat template, which is not applied; set env.chat to auto, or to none"
+            log.warning(words, self.tokenizer)
         batch = self.build(1)
         starts = [(t, s) for t in range(min(len(batch.spec.tasks), _TRIED_TASKS)) for s in range(_TRIED_PROMPTS)]
         refused = list[str]()

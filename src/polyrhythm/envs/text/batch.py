@@ -199,7 +199,7 @@ class TextBatch:
         return reply
 
     def _shown(self, row: int, message: NDArray[Any], reply: str) -> list[int]:
-        """Ids of a reply. By a chat template: what it writes after the message, whose end it does not repeat."""
+        """Ids of a reply; with a chat template, of its text after the message, without the end that was sampled."""
         if self._chat is None:
             return self._encoded(reply)
         ids = self._encoded(self._chats[row].reply(reply))

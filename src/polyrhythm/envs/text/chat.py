@@ -1,11 +1,11 @@
-"""Conversations as a model's chat template writes them, token by token longer.
+"""Conversations in the form of a model's chat template, extended by tokens.
 
-Invariant: a turn's tokens are those of the turn before, the message as it was sampled, and what the template writes
-after it: the end of the message if it lacks its own, the environment's reply, and the beginning of the next message.
-So no token changes when a turn is added, and a message is never tokenized again.
+Invariant: the tokens of a turn are those of the turn before, the message as it was sampled, and the template's text
+after it: the end of the message unless it was sampled, the environment's reply, and the beginning of the next message.
+So no token changes when a turn is added, and no message is tokenized again.
 
-What the template writes after a message is read off a rendering of all turns in which a stand-in is the message: a
-template may strip a text, or look for marks in it, and nothing is searched in what a model wrote.
+The template's text after a message is read off a rendering of all turns with a stand-in for each message: a template
+may strip messages or look for marks in them, and so no search runs over a model's own text.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from polyrhythm.envs.text.chat_template import (
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer
 from polyrhythm.errors import ConfigError
 
-#: The environment's first word: a user's text, or several turns.
+#: The environment's prompt: a user's text, or several turns.
 Prompt = str | Sequence[Message]
-#: In place of a message and of a prompt; of characters that no template looks for or strips.
+#: Stand-ins for a message and a prompt, of characters that no template looks for or strips.
 _STAND_IN, _PROMPT = "\ue000message\ue001", "\ue000prompt\ue001"
 #: A message with reasoning, in the form in which templates write one.
 _REASONED = "<think>\nfirst\n</think>\n\nsecond"
@@ -40,12 +40,12 @@ _SHOWN = 40
 
 
 class ChatSettings(BaseModel):
-    """How turns are written: by a chat template, as transformers' apply_chat_template does."""
+    """Settings of the chat template that formats turns, as `apply_chat_template` of transformers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     template: str = ""
-    """Its file, or its name among those of the tokenizer's folder; empty for the folder's default one."""
+    """A file, or the name of a template in the tokenizer's folder; empty for the folder's default."""
     system: str = ""
     """The system turn at the beginning, unless the environment's prompt has one; empty for none."""
     reply_role: Annotated[str, Field(min_length=1)] = "user"
@@ -53,16 +53,16 @@ class ChatSettings(BaseModel):
     variables: Mapping[str, Any] = {}
     """Further variables of the template, such as {enable_thinking: false}."""
     date: dt.date | None = None
-    """The date that a template gets which writes today's."""
+    """The date for templates that write today's."""
     earlier: Literal["refuse", "keep"] = "refuse"
-    """Whether a template that would write earlier turns otherwise once one is added, such as without their reasoning,
-    is refused, or they are kept as they were sampled."""
+    """refuse: a template that changes earlier turns when a turn is added, such as by leaving out their reasoning, is an
+    error; keep: earlier turns stay as they were sampled."""
 
 
 class Chat:
-    """A template with a tokenizer. tokenizer: its messages end first of all as the template ends them; lead: spaces
-    that the template writes before a message, and a model therefore begins with; gap: spaces that it writes between a
-    message and its end, which are left out, since the end was sampled without them."""
+    """A template with a tokenizer. tokenizer: prefers the template's end of a message; lead: spaces that the template
+    writes before a message, so that the model begins with them; gap: spaces that it writes between a message and its
+    end, which are left out, since the end was sampled without them."""
 
     def __init__(self, what: str, settings: ChatSettings, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self.what, self.settings, self._template = what, settings, template
@@ -98,7 +98,7 @@ class Chat:
         return "" if self.tokenizer.lacking(text) else self.tokenizer.decode(self.tokenizer.encode(text))
 
     def render(self, turns: list[Message], *, ask: bool = True) -> str:
-        """TemplateFault: the template refuses these turns, or fails."""
+        """Render the turns. TemplateFault: the template refuses them, or fails."""
         try:
             return self._template.render(turns, ask=ask)
         except TemplateFault as fault:
@@ -106,7 +106,7 @@ class Chat:
             raise TemplateFault(f"{self.what}: turns of {roles}: {fault}") from fault
 
     def check(self, turns: int) -> None:
-        """Try a conversation of so many turns, at most three. ConfigError: the template refuses it, or would change
+        """Try a conversation of `turns` turns, at most three. ConfigError: the template refuses it, or would change
         earlier turns."""
         try:
             for message in (_STAND_IN, *([_REASONED] if self.settings.earlier == "refuse" else [])):
@@ -118,22 +118,22 @@ class Chat:
 
 
 class ChatTurns:
-    """One conversation. shown: the newest of what the model is shown of it, where the next message begins."""
+    """One conversation. shown: its newest part that the model is shown, which ends where the next message begins."""
 
     def __init__(self, chat: Chat, prompt: Prompt) -> None:
         self._chat, self._turns = chat, chat.opening(prompt)
         self._text = self.shown = chat.render(self._turns)  # with stand-ins for messages
 
     def reply(self, text: str, message: str = _STAND_IN) -> str:
-        """The text that follows the newest message, its end included, up to where the next one begins, for this reply
-        of the environment. message: its stand-in. TemplateFault: the template changes what was before, or fails."""
+        """Add the environment's reply; return the text from the end of the newest message to the beginning of the next.
+        message: a stand-in for the newest one. TemplateFault: the template changes earlier turns, or fails."""
         chat = self._chat
         self._turns += [_turn("assistant", message), _turn(chat.settings.reply_role, text)]
         found, before = chat.render(self._turns), self._text + chat.lead + message
         if not found.startswith(before) and chat.settings.earlier == "refuse":
             raise TemplateFault(f"{chat.what}: {_change(before, found, message)}")
         if message not in found:
-            raise TemplateFault(f"{chat.what}: it leaves out what the assistant says; use another template")
+            raise TemplateFault(f"{chat.what}: it leaves out the assistant's message; use another template")
         self._text, self.shown = found, found.rpartition(message)[2].removeprefix(chat.gap)
         return self.shown
 
@@ -170,16 +170,16 @@ def _opened(tokenizer_setting: str, chat: str, tokenizer: Tokenizer) -> Chat | N
         if chat == "auto":
             return None
         raise ConfigError(
-            f"env.chat: {tokenizer.origin} has no chat template; name a file in env.chat.template, or set env.chat to "
-            "none"
+            f"env.chat: there is no chat template for {tokenizer.origin}; name a file in env.chat.template, or set "
+            "env.chat to none"
         )
     what = named if settings.template else f"env.chat{' = auto' if chat == 'auto' else ''} ({found.origin})"
     try:
         template = ChatTemplate(found.text, {**special_tokens(folder), **settings.variables}, settings.date)
         return Chat(what, settings, template, tokenizer)
     except TemplateFault as fault:
-        told = str(fault) if str(fault).startswith(what) else f"{what}: {fault}"
-        raise ConfigError(f"{told}; correct env.chat, or set it to none for plain text") from fault
+        problem = str(fault) if str(fault).startswith(what) else f"{what}: {fault}"
+        raise ConfigError(f"{problem}; correct env.chat, or set it to none for plain text") from fault
 
 
 def _turn(role: str, content: str) -> Message:
@@ -187,7 +187,7 @@ def _turn(role: str, content: str) -> Message:
 
 
 def _change(before: str, found: str, message: str) -> str:
-    """Names the change of earlier turns, and the way out."""
+    """The change of earlier turns, and its remedies."""
     ways = (
         "set env.max_turns to 1, name a template that leaves them as they are in env.chat.template, or set "
         "env.chat.earlier to keep, for turns as they were sampled"

@@ -1,8 +1,7 @@
-"""Chat templates of models' folders: where they are kept, and rendering as `apply_chat_template` of transformers does.
+"""Finds the chat templates of models' folders, and renders them as `apply_chat_template` of transformers does.
 
-A template is a program in Jinja that came with a model, so it is not trusted: it runs in Jinja's sandbox, reads plain
-data alone, and has limits of time and size. transformers itself is not imported, as simulators do without it; tests
-compare the tokens with its.
+A template is a Jinja program that came with a model, so it is not trusted: it runs in Jinja's sandbox, on plain data,
+with limits of time and size. transformers is not imported, since simulators do not have it; tests compare the tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from polyrhythm.specs.model_folder import read_object
 #: A turn: its role and its content.
 Message = Mapping[str, str]
 
-#: Bytes of a template, characters that one rendering makes, and its seconds of processor time.
+#: Limits: bytes of a template, characters of a rendering, and its seconds of CPU time.
 _TEMPLATE_BYTES, _CHARACTERS, _SECONDS = 2**20, 2**24, 1.0
 _CONFIG = "tokenizer_config.json"
 
@@ -38,15 +37,15 @@ class TemplateFault(ValueError):
 
 
 class FoundTemplate(NamedTuple):
-    """A template's text, and where it was found, in words."""
+    """A template's text, and its file."""
 
     text: str
     origin: str
 
 
 def find_template(folder: Path | None, name: str) -> FoundTemplate | None:
-    """The template of this name (`default` for "") in a tokenizer's folder, or that of a file; None: the folder has
-    none, and none was named. TemplateFault: there is no such one."""
+    """The template of this name (`default` for "") in a tokenizer's folder, or in a file. None: no name was given, and
+    the folder has no template. TemplateFault: there is neither."""
     known = {} if folder is None else _templates(folder)
     if not name:
         return known.get("default")
@@ -99,7 +98,7 @@ def special_tokens(folder: Path | None) -> dict[str, str]:
 
 
 class ChatTemplate:
-    """A compiled template. fixed: the variables that it reads besides messages; today: the date that it gets."""
+    """A compiled template. fixed: its variables besides messages; today: the date that it may write."""
 
     def __init__(self, text: str, fixed: Mapping[str, Any], today: date | None) -> None:
         if len(text.encode(errors="replace")) > _TEMPLATE_BYTES:
@@ -122,8 +121,8 @@ class ChatTemplate:
             raise TemplateFault(f"it is not a valid template ({_words(error)})") from error
 
     def render(self, messages: Sequence[Message], *, ask: bool) -> str:
-        """The text of these turns; ask: with what the assistant's next one begins with. TemplateFault: it refuses them,
-        fails, or takes too long or too much."""
+        """The text of these turns. ask: end it with the beginning of the assistant's next turn. TemplateFault: the
+        template refuses them, fails, or exceeds a limit."""
         limits = _Limits()
         token = _limits.set(limits)
         chat = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
@@ -161,7 +160,7 @@ _limits: ContextVar[_Limits] = ContextVar("limits of a rendering")
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Calls and operators count in the limits of a rendering; `_limit` has loops and joined texts count."""
+    """Counts calls and operators against the limits of a rendering; `_limit` counts loops and joined texts."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -198,7 +197,7 @@ def _measured(part: Any) -> Any:
 
 
 class _Generation(Extension):
-    """Reads `{% generation %}`, which marks assistant turns for training masks: masks are made otherwise here."""
+    """Ignores `{% generation %}`, which marks assistant turns for training masks; masks do not come from it here."""
 
     tags = {"generation"}  # noqa: RUF012 - of jinja2
 
@@ -208,7 +207,7 @@ class _Generation(Extension):
 
 
 class _Plain(Namespace):
-    """A template's own variables; names with an underscore in front, which reach into Python, are refused."""
+    """A template's namespace; names that begin with an underscore, which reach into Python, are refused."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
 
-#: Columns that are taken where the settings name none: of TRL, and of data sets in its layout.
+#: Columns that are recognised where the settings name none: of TRL, and of data sets in its layout.
 _PROMPTS = ("prompt", "question", "problem")
 _ANSWERS = ("answer", "solution", "ground_truth")
-#: Where verl has the answer.
+#: The column of verl's answer.
 _VERL_ANSWER = "reward_model.ground_truth"
 #: Columns that an error lists.
 _LISTED = 20
@@ -47,7 +47,7 @@ def read_prompts(setting: str, files: Sequence[str], prompt: str, answer: str, *
     """All rows of the files, in order. setting: that names the files; prompt, answer: names of columns, dotted within
     nested ones, or "" to recognise them; structured: whether an answer may be other than a text or a number.
 
-    MissingError: a file, or the package that reads it, is not there; ConfigError: it has no rows, or one is unusable.
+    MissingError: a file, or the package that reads it, does not exist; ConfigError: it has no rows, or an invalid one.
     """
     found = []
     for file in files:
@@ -139,7 +139,7 @@ def _rows(path: Path, what: str) -> Iterator[tuple[str, Row]]:
     reader = _READERS.get((path.with_suffix("") if packed else path).suffix.lower())
     if reader is None or (packed and reader is _parquet):
         raise ConfigError(
-            f"{what}: its name does not say what it is; it ends in one of {', '.join(_READERS)}, or .gz after that"
+            f"{what}: its format is unknown; name a file that ends in {', '.join(_READERS)}, or in .gz after that"
         )
     if path.is_dir():
         raise ConfigError(f"{what}: it is a folder; name its files")
@@ -148,7 +148,7 @@ def _rows(path: Path, what: str) -> Iterator[tuple[str, Row]]:
     except FileNotFoundError as error:
         raise MissingError(f"{what}: there is no such file (from {Path.cwd()}); correct the path") from error
     except OSError as error:
-        raise ConfigError(f"{what}: it cannot be read ({error.strerror or error}); correct that") from error
+        raise ConfigError(f"{what}: it cannot be read ({error.strerror or error}); check its permissions") from error
     if packed:
         try:
             content = gzip.decompress(content)
@@ -160,7 +160,7 @@ def _rows(path: Path, what: str) -> Iterator[tuple[str, Row]]:
 
 
 def _text(content: bytes, what: str) -> str:
-    """The text of a file, without the mark that Windows begins it with."""
+    """The text of a file, without a byte order mark."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -169,10 +169,10 @@ def _text(content: bytes, what: str) -> str:
 
 
 def _parsed(text: str, what: str) -> Any:
-    """JSON without numbers that are not finite."""
+    """Parse JSON; NaN and infinities are errors."""
 
     def refuse(name: str) -> Any:
-        raise ConfigError(f"{what}: it has {name}, which is no JSON; give a number, or delete the row")
+        raise ConfigError(f"{what}: it has {name}, which is not JSON; give a number, or delete the row")
 
     try:
         return json.loads(text, parse_constant=refuse)

@@ -164,8 +164,8 @@ def begin(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def encode_after(tokenizer: Tokenizer, before: str, text: str) -> list[int]:
-    """Ids of a text as they are behind another one, unless tokens would cross the seam: then those of the text alone.
-    ValueError: parts of it have no id."""
+    """Ids of a text that follows another; where a token would cover both, those of the text alone. ValueError: parts of
+    the text have no id."""
     ids = tokenizer.encode(text)
     if not before or tokenizer.lacking(before):
         return ids

@@ -45,9 +45,9 @@ def mix(*parts: int) -> int:
 
 
 def shuffled(place: int, count: int, key: int) -> int:
-    """What stands at this place of 0..count-1 in the order that the key gives: a Feistel network of six rounds, applied
-    until its result is below `count` (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
-    So an epoch's order is known at any place without memory."""
+    """Element `place` of the key's permutation of 0..count-1, without memory: a Feistel network of six rounds, applied
+    until its result is below `count` (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains",
+    2002)."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     while True:
