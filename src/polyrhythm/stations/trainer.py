@@ -103,7 +103,7 @@ class Trainer:
         self._doing = IDLE
         self._updates_before = learner.updates
         self._optimizer_steps = 0
-        self._update_s = 0.0
+        self._update_s = self._publish_s = 0.0
 
     def joined(self) -> TrainerJoined:
         """The event that announces this station."""
@@ -211,7 +211,10 @@ class Trainer:
             self._steps, self._published = None, False
             self._await_saved()
             self._metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
-            self._update_s = 0.0
+            self._metrics |= {f"time/actor/{phase}": s for phase, s in self._learner.phase_seconds.items()}
+            if self._publish_s:
+                self._metrics["time/actor/publish"] = self._publish_s
+            self._update_s = self._publish_s = 0.0
             self._channels.report(
                 Report(self.name, self.incarnation, "update", command.update, {**self._metrics, **stop.value})
             )
@@ -271,7 +274,9 @@ class Trainer:
         """Wait for the publication under way; raise its error, if any."""
         if self._publication is not None:
             self._publication.wait()
-            self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
+            begin, end = self._publication.lasted
+            self._publication_span = Span(self.name, PUBLISH, begin, end, self._publication.version)
+            self._publish_s += end - begin
             self._publication = None
 
     def suspend(self) -> int:

@@ -33,7 +33,7 @@ from polyrhythm.training.ranks import ONE_RANK, Ranks, whole_from
 from polyrhythm.training.reference import Reference, SharedReference, load_weights, make_reference, room_for_copy
 from polyrhythm.training.shards import part_of
 from polyrhythm.training.skipped import NORM, SKIPPED, STOPPED, SkippedSteps, StepLog, StepTable
-from polyrhythm.training.steps import Steps
+from polyrhythm.training.steps import PhaseTimes, Steps
 from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Learner:
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles. Where
     `algorithm.kl` needs a reference policy, it is the policy that the first update begins with (`training.reference`).
-    halt: why the run must stop after the last update, as a sentence; "" if it need not. token_versions: where weights
+    halt: why the run must stop after the last update, as a sentence; "" if it need not. phase_seconds: of the last
+    update, by phase (`PhaseTimes`). token_versions: where weights
     change within a message, the log-prob of each token is that of its own weights, which keep nothing of older ones.
 
     ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
@@ -77,6 +78,7 @@ class Learner:
         self._token_versions = token_versions
         self.updates = 0
         self.halt = ""
+        self.phase_seconds: dict[str, float] = {}
         self._skipped = SkippedSteps(training)
         self._statistics = UpdateStatistics(as_module(policy), algorithm, ranks.total)
         self._reference: Reference | None = None
@@ -106,6 +108,8 @@ class Learner:
     ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
 
+        With `training.require_batches` above 1 the trajectories are mini-batches of `mini_batch_samples`, in the order
+        given: an optimizer step has chunk steps of one of them alone. Targets are of the whole update all the same.
         The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares targets.
         Of several ranks each reads its own trajectories, and of the others lengths and groups alone.
         The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: the one that the
@@ -121,22 +125,29 @@ class Learner:
         gradient is not finite is skipped and the update completed; `halt` names the cause, unless
         training.on_nonfinite_gradient is skip.
         """
-        training, ranks = self._training, self.ranks
+        training, ranks, times = self._training, self.ranks, PhaseTimes()
         self._module.eval()  # dropout would make the ratio differ from 1 before the first step
-        share, packed = take_share(trajectories, ranks)
+        share, packed = take_share(trajectories, ranks, training.step_samples)
+        times.end("collate")
         unlike = self._statistics.begin(packed, before_step)
         inputs = self._target_inputs(version, (share.chunk_steps, share.trajectories))
         inputs = inputs._replace(own_version=None if own_weights or unlike else own_version)
         if before_step is not None and isinstance(inputs.reference, SharedReference):
             before_step()  # the reference stands where the weights are, which a publication may still read
-        batch, target_metrics = compute_targets(self._precomputed(packed, inputs), self._algorithm, inputs)
-        factor = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
-        factor *= optim.linear_warmup(update_index, training.optimizer.warmup_updates)
+        precomputed = self._precomputed(packed, inputs)
+        times.end("targets")
+        batch, target_metrics = compute_targets(precomputed, self._algorithm, inputs, times)
+        decay = optim.linear_decay(update_index, self._total_updates, training.optimizer.lr_final_fraction)
+        decay *= optim.linear_warmup(update_index, training.optimizer.warmup_updates)
+        warmup_steps, factor = training.optimizer.warmup_steps, decay
+        steps_before = self._optimizer.steps() if warmup_steps else 0
         critic_only = update_index < training.critic_warmup_updates
 
         def begin() -> None:
+            times.end("passes")
             if before_step is not None:
                 before_step()
+                times.end("await_publication")
             self._optimizer.scale_lr(factor)  # a state that is saved beside this update has the former rate
 
         step_of = partial(self._step, critic_only=critic_only, before=begin)
@@ -144,15 +155,19 @@ class Learner:
         drawn = [
             (index, (*seed, step))
             for seed in ((self._seed, update_index, epoch) for epoch in range(training.epochs))
-            for step, index in enumerate(minibatches(share.chunk_steps, training.minibatch_steps, seed))
+            for step, index in enumerate(minibatches(share.counts, training.minibatch_steps, seed))
         ]
         divisors = self._objective.normalizers(batch, [share.pick(index)[0] for index, _ in drawn], ranks.totals)
-        for (index, seed), by in zip(drawn, divisors, strict=True):
+        times.end("targets")
+        for number, ((index, seed), by) in enumerate(zip(drawn, divisors, strict=True), steps_before):
+            factor = decay * optim.linear_warmup(number, warmup_steps)
             minibatch = rank_batch(batch, share, index, self._limits, ranks)
             done, norm = step_of(self._selected(minibatch, seed), by)
             log.add(done, norm)
             padded.append(minibatch.padded)
+            times.end("step")
             yield
+            times.skip()
             if self._moved_far(done):
                 break
         if before_step is not None:
@@ -160,6 +175,8 @@ class Learner:
         self._statistics.finish(packed)
         table = log.table(ranks.total)
         self._note_skipped(update_index, table, packed, batch, inputs)
+        times.end("step")
+        self.phase_seconds = times.seconds
         self.updates = update_index + 1
         metrics = self._step_metrics(table, own_weights=own_weights and not unlike)
         if ranks.size > 1:

@@ -45,6 +45,10 @@ class AdamW:
         for group, rate in zip(self.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
+    def steps(self) -> int:
+        """Steps taken, by the parameter that took most; it waits for the device."""
+        return max((int(state["step"]) for state in self.state.values()), default=0)
+
     def zero_grad(self) -> None:
         """Drop the gradients."""
         for group in self.param_groups:

@@ -24,7 +24,7 @@ from polyrhythm.training.choose import advantage_estimate
 from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.ranks import ONE_RANK, Ranks
 from polyrhythm.training.reference import Reference
-from polyrhythm.training.steps import Metrics
+from polyrhythm.training.steps import Metrics, PhaseTimes
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -68,12 +68,15 @@ class Recomputed(NamedTuple):
 
 @torch.no_grad()
 def compute_targets(
-    packed: PackedBatch, algorithm: AlgorithmSettings, inputs: TargetInputs
+    packed: PackedBatch, algorithm: AlgorithmSettings, inputs: TargetInputs, times: PhaseTimes | None = None
 ) -> tuple[TrainingBatch, Metrics]:
-    """The update's training batch on the host, and metrics of its targets."""
+    """The update's training batch on the host, and metrics of its targets. times: where the pass that recomputes
+    log-probs is the phase "proximal"."""
     _check_value_shape(packed, algorithm)
     late = algorithm.uses_value and getattr(inputs.policy, "values_late", False)
     recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes else None
+    if recomputed is not None and times is not None:
+        times.end("proximal")
     if late:
         packed = replace(packed, value=recomputed.value if recomputed else late_values(packed, inputs))
     reference = evaluate(packed, inputs.reference, inputs).logprob if inputs.reference is not None else None

@@ -38,7 +38,8 @@ language    with engines that sleep, beside the simulated cluster: batch rollout
             table_1_length of the ROLL Flash paper (2 minutes a part and turn); scaled_base scaled_think: its figure
             1b, 16 to 128 GPUs simulated, 128 live too (15 minutes, and 5 a turn); engines: those that compute beside
             bare vLLM, `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it
-            is installed); --tiny: one small scene in three modes (a minute)
+            is installed); only on request: require_batches, verl's ablation on quickstart_lm, --repeats seeds and 10 x
+            --versions versions (half an hour); --tiny: one small scene in three modes (a minute)
 scale       figure 7 of the RL-VLA3 paper and 1,024 GPUs, simulated with links between hosts and the conductor's CPU
             (--event: of `bench conductor` or `bench ceiling`): what bounds first (10 minutes)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
@@ -380,7 +381,7 @@ def _language(
         raise ConfigError("--tiny: bench language then has one scene, once; leave out --only, --versions and --repeats")
     if tiny:
         return language.run_tiny()
-    _check_names("--only", only, language.PARTS)
+    _check_names("--only", only, (*language.PARTS, *language.ON_REQUEST))
     if not only or "engines" in only:
         check_packages()
     return language.run(only or language.PARTS, versions or 6, repeats or 3)

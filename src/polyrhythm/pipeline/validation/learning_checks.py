@@ -104,12 +104,14 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     declared = _unchanged(defaults, training.model_dump())
     source = f"; as policy {type_of(config.policy)} declares: {', '.join(declared)}" if declared else ""
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
+    if training.require_batches > 1:
+        cut = f"{training.require_batches} mini-batches of {training.mini_batch_samples} samples, each in {cut}"
     passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
     yield Finding("updates", "ok", passes + source)
     longest = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
     longest = min(longest, config.rollout.segment_steps or longest)
     steps = training.batch_size * longest
-    one_pass = training.epochs == 1 != defaults.get("epochs")  # language models are to have one
+    one_pass = training.epochs * training.require_batches == 1 != defaults.get("epochs")  # language models are to have one
     if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
             "optimizer steps",
