@@ -264,6 +264,11 @@ def clip_gradient(
     return GradientNorm(norm, each, tuple(given))
 
 
+def scale_gradient(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply the gradients by the factor."""
+    torch._foreach_mul_(parts_of([p.grad for p in parameters if p.grad is not None]), factor)
+
+
 def linear_decay(update: int, updates: int, final_fraction: float) -> float:
     """Factor on the learning rate of update 0..updates-1: 1 at the first, final_fraction at the last and beyond."""
     done = min(update / (updates - 1), 1.0) if updates > 1 else 0.0

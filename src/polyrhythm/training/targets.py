@@ -96,8 +96,7 @@ def compute_targets(
     if algorithm.needs_groups:
         metrics |= _zero_advantage(estimate.advantages, value_mask, packed, inputs.ranks.total)
     if recomputed is not None and inputs.own_version is not None:
-        own = _own_entries(packed, algorithm, inputs.own_version, mask, by_token=inputs.token_versions)
-        metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
+        metrics |= mismatch(packed, behavior, proximal, algorithm, inputs)
     batch = TrainingBatch(
         obs=packed.obs,
         forward_inputs=packed.forward_inputs,
@@ -263,18 +262,14 @@ def _correct(
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
 
 
-def _own_entries(
-    packed: PackedBatch, algorithm: AlgorithmSettings, own_version: int, mask: Tensor, *, by_token: bool
-) -> Tensor:
-    """Of the entries in the mask those that the weights of `own_version` made: of chunk steps that are wholly theirs,
-    or by token."""
-    own = (_versions(packed, algorithm) if by_token else packed.version).eq(own_version)
-    return mask & aggregation.per_row_like(own, mask)
-
-
-def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:
-    """Divergence of generators' and trainer's log-probs over the entries that the trainer's weights sampled; no metric
-    where there are none."""
+def mismatch(
+    packed: PackedBatch, behavior: Tensor, recomputed: Tensor, algorithm: AlgorithmSettings, inputs: TargetInputs
+) -> Metrics:
+    """Divergence of generators' and trainer's log-probs over the entries that the weights of `inputs.own_version`
+    sampled, of chunk steps that are wholly theirs or by token; no metric where there are none."""
+    mask, total = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1]), inputs.ranks.total
+    own = (_versions(packed, algorithm) if inputs.token_versions else packed.version).eq(inputs.own_version)
+    own = mask & aggregation.per_row_like(own, mask)
     count = total(own.sum())
     differences = total(k3(behavior, recomputed)[own].sum())
     return {MISMATCH: float(differences / count)} if count else {}

@@ -15,6 +15,7 @@ from polyrhythm.scheduler.padding import padded
 class IdleMeter(Observer):
     """Integrates over time how many rows hold a ticket, and whether the trainer trains or publishes, from `now` on.
 
+    An update trains from when it has all of its samples: decisions do not show when passes over a part of them end.
     It hears whatever can change one of these numbers, so the integral is exact though most decisions pass it by.
     """
 
@@ -38,7 +39,7 @@ class IdleMeter(Observer):
         if isinstance(event, records.SimulatorJoined | records.StationLost):
             self._rows = self._rows_there()
         self._running = self._conductor.ledger.running
-        self._training = bool(self._conductor.updates.in_training)
+        self._training = self._conductor.updates.is_complete
 
     def _rows_there(self) -> int:
         batches = self._conductor.rollout.rows.env_batches.values()

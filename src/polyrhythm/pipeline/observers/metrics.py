@@ -222,7 +222,7 @@ class UpdateMetrics(Observer):
 class LagHistogram(Observer):
     """How far behind the trainer each sample was that it trained on. `counts`: lag → samples."""
 
-    hears: ClassVar[tuple[type, ...]] = (records.UpdateDone, records.StartUpdate)
+    hears: ClassVar[tuple[type, ...]] = (records.UpdateDone, records.TrainerJoined, records.StartUpdate)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         """counts: those of an earlier part of the run, as `summary` gave them."""
@@ -232,9 +232,11 @@ class LagHistogram(Observer):
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.UpdateDone):
             self.counts.update(self._lent)
+        if isinstance(event, records.UpdateDone | records.TrainerJoined):  # a new trainer is lent them again
+            self._lent = []
         for command in commands:
-            if isinstance(command, records.StartUpdate):  # again, if the trainer was lost meanwhile
-                self._lent = [command.version - oldest for oldest in command.oldest]
+            if isinstance(command, records.StartUpdate):
+                self._lent += [command.version - oldest for oldest in command.oldest]
 
     def check_bound(self, max_lag: float, bound: str, *, clean: bool) -> None:
         """Raise RunDistrusted if the samples were older than `freshness` allows; a mean is only kept without faults."""

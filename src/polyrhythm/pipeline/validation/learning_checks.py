@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from polyrhythm.config.objective_needs import reward_level_of_objective
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
+from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.policies.base import Policy, as_module
@@ -108,6 +110,10 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
         cut = f"{training.require_batches} mini-batches of {training.mini_batch_samples} samples, each in {cut}"
     passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
     yield Finding("updates", "ok", passes + source)
+    if training.streaming:
+        why = why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease")
+        said = f"no, an update begins with all of its samples: {why}" if why else "yes, from an update's first sample on"
+        yield Finding("streaming", "ok", said)
     longest = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
     longest = min(longest, config.rollout.segment_steps or longest)
     steps = training.batch_size * longest
