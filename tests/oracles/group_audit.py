@@ -36,7 +36,8 @@ class GroupAudit:
 
     group: ticket → group; tickets: group → how many it got; returns: finished ticket → its return; finished: group →
     how many; given_up: cancelled attempts; exhausted: the filter keeps every group until the next update; excused:
-    groups complete meanwhile; open: the trainer of an update that lacks samples; payloads: finished ticket → its payload id; unscored: ticket → what has no score yet.
+    groups complete meanwhile; open: the trainer of an update that lacks samples; payloads: finished ticket → its
+    payload id; unscored: ticket → what has no score yet.
     """
 
     settings: SchedulerSettings

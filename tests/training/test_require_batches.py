@@ -1,5 +1,5 @@
-"""`training.require_batches`: an update of R mini-batches of M samples takes R optimizer steps an epoch, with targets of
-the whole update."""
+"""`training.require_batches`: R mini-batches of M samples are R optimizer steps an epoch, with targets of the whole
+update."""
 
 from __future__ import annotations
 

@@ -29,7 +29,11 @@ POLICY_MEAN = {"value": {"aggregation": "policy", "clip": 0.2, "huber": 1.0}, "n
 STREAMED: list[dict[str, Any]] = [
     *({**FREE, "loss": loss} for loss in POLICY_LOSSES if loss not in SELECTING),
     *({**FREE, "loss": "tis", "advantage": advantage} for advantage in ADVANTAGES),
-    {**FREE, "advantage": {"type": "reinforce_plus_plus", "group_baseline": True}, "kl": {"coef": 0.1, "place": "reward"}},
+    {
+        **FREE,
+        "advantage": {"type": "reinforce_plus_plus", "group_baseline": True},
+        "kl": {"coef": 0.1, "place": "reward"},
+    },
     *({**FREE, "proximal": proximal} for proximal in ("recompute", "interpolate", "behavior")),
     {**FREE, "kl": {"coef": 0.1, "estimator": "k2"}, "entropy_coef": 0.0},
     {**FREE, "loss": "vanilla", "mismatch_cap": 1.1},

@@ -10,7 +10,6 @@ from __future__ import annotations
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
-from polyrhythm.config.sections.objectives import OwnFunction
 
 #: Losses that select entries by comparing all of an optimizer step's (`algorithms.entry_selection.SELECTION_RULES`).
 SELECTING = frozenset({"clip_cov", "kl_cov", "m2po"})
@@ -18,30 +17,35 @@ SELECTING = frozenset({"clip_cov", "kl_cov", "m2po"})
 _COMMON = frozenset({"trajectory_mean", "episode_mean", "sum_over_constant"})
 
 
-def streams(algorithm: AlgorithmSettings, training: TrainingSettings) -> str:  # noqa: PLR0911 - a reason each
+def streams(algorithm: AlgorithmSettings, training: TrainingSettings) -> str:
     """Why an update cannot begin with a part of its samples, as a clause with the setting; "" if it can."""
-    if training.minibatch_steps:
-        return f"training.minibatch_steps = {training.minibatch_steps} draws each step from all of them (0 does not)"
-    if algorithm.whitens:
-        return "algorithm.normalize_advantage compares each advantage with all of the update"
-    if algorithm.scales_rewards:
-        return "algorithm.normalize_rewards divides by a deviation that includes all of the update"
-    if algorithm.loss.type in SELECTING:
-        return f"algorithm.loss.type = {algorithm.loss.type} selects entries among all of a step"
-    if isinstance(algorithm.loss, OwnFunction) or isinstance(algorithm.advantage, OwnFunction):
-        return f"{algorithm.own_functions[0]} may compare samples of different groups"
-    if algorithm.rollout_correction.normalize:
-        return "algorithm.rollout_correction.normalize divides by the mean of the update"
-    if algorithm.value.coef and not (algorithm.value.aggregation == "policy" and algorithm.aggregation in _COMMON):
-        return "policy and value loss have normalisers of their own, which are known once all samples are there"
-    if training.require_batches > 1:
-        if algorithm.recomputes:
-            return "algorithm.proximal = recompute with training.require_batches > 1 takes the weights of its start"
-        if algorithm.uses_value:
-            return "values behind an episode's end, with training.require_batches > 1, are those of its start"
-        if algorithm.aggregation == "episode_mean":
-            return "algorithm.aggregation = episode_mean with training.require_batches > 1 counts steps of the update"
-    return ""
+    loss, several = algorithm.loss.type, training.require_batches > 1
+    common = algorithm.value.aggregation == "policy" and algorithm.aggregation in _COMMON
+    reasons = {
+        f"training.minibatch_steps = {training.minibatch_steps} draws each step from all samples (0 does not)": bool(
+            training.minibatch_steps
+        ),
+        "algorithm.normalize_advantage compares each advantage with all of the update": algorithm.whitens,
+        "algorithm.normalize_rewards divides by a deviation of all of the update": algorithm.scales_rewards,
+        f"algorithm.loss.type = {loss} selects entries among all of a step": loss in SELECTING,
+        f"{', '.join(algorithm.own_functions)} may compare samples of different groups": bool(algorithm.own_functions),
+        "algorithm.rollout_correction.normalize divides by the mean of the update": (
+            algorithm.rollout_correction.normalize
+        ),
+        "policy and value loss have normalisers of their own, known once all samples are there": (
+            algorithm.value.coef > 0 and not common
+        ),
+        "algorithm.proximal = recompute with training.require_batches > 1 takes the weights of its start": (
+            several and algorithm.recomputes
+        ),
+        "values behind an episode's end, with training.require_batches > 1, are those of its start": (
+            several and algorithm.uses_value
+        ),
+        "algorithm.aggregation = episode_mean with training.require_batches > 1 counts steps of the update": (
+            several and algorithm.aggregation == "episode_mean"
+        ),
+    }
+    return next((words for words, holds in reasons.items() if holds), "")
 
 
 def why_whole_updates(config: RunConfig, *, ranks: int = 1, leased: bool = False) -> str:

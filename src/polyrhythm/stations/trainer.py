@@ -155,16 +155,11 @@ class Trainer:
         if self._saving is not None and self._saving[1].over:
             self._finish_saving()
             settled = True
-        if not self._todo:
+        command = self._next()
+        if command is None:
             self._done = None
             return settled
-        command = self._todo[0]
         begin = time.monotonic()
-        if self._awaits_samples():
-            if self._feed is None or self._feed.stepped or not any(isinstance(x, SaveTrainer) for x in self._todo):
-                self._done = None
-                return settled
-            command = next(x for x in self._todo if isinstance(x, SaveTrainer))
         if self._far and isinstance(command, StartUpdate):
             self._doing, self._done = (_FETCH, begin), None
             self._fetch()
@@ -206,6 +201,13 @@ class Trainer:
             raise
         finally:
             self._doing = IDLE
+
+    def _next(self) -> StartUpdate | PublishWeights | SaveTrainer | None:
+        """The command to execute, None if there is none, or only one that waits for samples."""
+        if not self._awaits_samples():
+            return self._todo[0] if self._todo else None
+        assert self._feed is not None
+        return None if self._feed.stepped else next((x for x in self._todo if isinstance(x, SaveTrainer)), None)
 
     def _awaits_samples(self) -> bool:
         """Whether the update under way can only go on with samples that have not come."""

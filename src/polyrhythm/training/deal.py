@@ -33,7 +33,8 @@ def deal(groups: Sequence[int], steps: Sequence[int], ranks: int) -> list[list[i
 class Share:
     """One rank's share of an update of N chunk steps and M trajectories, numbered as one rank would pack them.
 
-    counts: chunk steps of each of the update's mini-batches, which follow one another. own: its trajectories. spare: the trajectory of which it takes a chunk step to pad with, as it has none; else None.
+    own: its trajectories. spare: the trajectory of which it takes a chunk step to pad with, as it has none; else None.
+    counts: chunk steps of each of the update's mini-batches of samples, which follow one another.
     owner [N]: the rank of each chunk step; place [N]: where it is among those of its rank.
     """
 
@@ -66,8 +67,8 @@ def share_of(groups: Sequence[int], steps: Sequence[int], rank: int, ranks: int,
     cuts = [slice(first, first + (samples or len(steps))) for first in range(0, len(steps), samples or len(steps))]
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     for cut in cuts:
-        for own, more in zip(dealt, deal(groups[cut], steps[cut], ranks), strict=True):
-            own += [cut.start + index for index in more]
+        for of_rank, more in zip(dealt, deal(groups[cut], steps[cut], ranks), strict=True):
+            of_rank += [cut.start + index for index in more]
     of_trajectory = torch.empty(len(steps), dtype=torch.int64)
     for number, dealt_to in enumerate(dealt):
         of_trajectory[dealt_to] = number

@@ -228,36 +228,26 @@ class Learner:
         self, progress: _Progress, feed: SampleFeed, version: int, own_version: int | None
     ) -> Generator[None, None, _Prepared]:
         """The first epoch over samples that come in parts, and then all of them."""
-        training, algorithm, times = self._training, self._algorithm, progress.times
+        training, times = self._training, progress.times
         parts, inputs = list[Part](), None
         for first in range(0, training.batch_size, training.mini_batch_samples):
             self._optimizer.zero_grad()
-            metrics: dict[str, Tensor] = {}
-            before, end = len(parts), first + training.mini_batch_samples
+            metrics, before, end = dict[str, Tensor](), len(parts), first + training.mini_batch_samples
             while (taken := sum(part.samples for part in parts)) < end:
                 while not feed:
                     feed.starved = True
                     yield
                 times.skip()
                 samples = feed.take(end - taken)
-                share, packed = take_share(samples, self.ranks)
-                times.end("collate")
-                if inputs is None:
-                    self._statistics.begin(packed, None)
-                    inputs = self._target_inputs(progress, version, (1, 1))
-                packed = self._precomputed(packed, inputs, len(samples) / training.batch_size)
-                times.end("targets")
-                batch, found = compute_targets(packed, algorithm, inputs, times)
-                parts.append(Part(packed, batch, found, len(samples)))
-                minibatch = rank_batch(batch, share, torch.arange(len(batch)), self._limits, self.ranks)
-                times.end("targets")
+                inputs = inputs or self._target_inputs(progress, version, (1, 1))
+                part, minibatch = self._part(progress, samples, inputs)
+                parts.append(part)
                 metrics = self._passes(minibatch, UNSCALED, metrics, critic_only=progress.critic_only)
                 times.end("passes")
                 yield
             times.skip()
-            own = [replace(part.batch, obs={}, forward_inputs={}) for part in parts[before:]]
-            factor = weight_factor(algorithm, [part.packed for part in parts])
-            batch = join_batches(own, factor)
+            factor = weight_factor(self._algorithm, [part.packed for part in parts])
+            batch = join_batches([replace(x.batch, obs={}, forward_inputs={}) for x in parts[before:]], factor)
             (by,) = self._objective.normalizers(batch, [torch.arange(len(batch))], self.ranks.totals)
             optim.scale_gradient(self._parameters, factor / by.policy)
             done = self._apply(progress, self._objective.scaled(metrics, by, factor))
@@ -266,17 +256,35 @@ class Learner:
             times.skip()
             progress.ended = self._moved_far(done)
         assert inputs is not None
+        progress.epoch = 1
+        return self._joined(parts, inputs, own_version)
+
+    def _part(
+        self, progress: _Progress, samples: Sequence[Trajectory], inputs: TargetInputs
+    ) -> tuple[Part, RankBatch]:
+        """These samples with their targets, and as one mini-batch."""
+        share, packed = take_share(samples, self.ranks)
+        progress.times.end("collate")
+        self._statistics.begin(packed, None)  # finds that nothing of them is needed
+        packed = self._precomputed(packed, inputs, len(samples) / self._training.batch_size)
+        progress.times.end("targets")
+        batch, metrics = compute_targets(packed, self._algorithm, inputs, progress.times)
+        minibatch = rank_batch(batch, share, torch.arange(len(batch)), self._limits, self.ranks)
+        progress.times.end("targets")
+        return Part(packed, batch, metrics, len(samples)), minibatch
+
+    def _joined(self, parts: Sequence[Part], inputs: TargetInputs, own_version: int | None) -> _Prepared:
+        """All samples of the update, from its parts."""
+        algorithm, ranks = self._algorithm, self.ranks
         packed = join_packed([part.packed for part in parts])
         batch = join_batches([part.batch for part in parts], weight_factor(algorithm, [part.packed for part in parts]))
         lengths = torch.bincount(packed.trajectory).tolist()
-        share = share_of(packed.group.tolist(), lengths, self.ranks.rank, self.ranks.size, training.step_samples)
-        found = target_metrics(algorithm, parts, batch)
+        share = share_of(packed.group.tolist(), lengths, ranks.rank, ranks.size, self._training.step_samples)
+        metrics = target_metrics(algorithm, parts, batch)
         own_weights = own_version is not None and bool((packed.version == own_version).all())
         if algorithm.recomputes and own_version is not None and not own_weights:
-            compared = inputs._replace(own_version=own_version)
-            found |= mismatch(packed, batch.behavior, batch.proximal, algorithm, compared)
-        progress.epoch = 1
-        return _Prepared(share, packed, batch, inputs, found, own_weights)
+            metrics |= mismatch(packed, (batch.behavior, batch.proximal), algorithm, inputs, own_version)
+        return _Prepared(share, packed, batch, inputs, metrics, own_weights)
 
     def _epochs(self, progress: _Progress, prepared: _Prepared) -> Steps:
         """The epochs that are left, and the end of the update."""

@@ -96,7 +96,7 @@ def compute_targets(
     if algorithm.needs_groups:
         metrics |= _zero_advantage(estimate.advantages, value_mask, packed, inputs.ranks.total)
     if recomputed is not None and inputs.own_version is not None:
-        metrics |= mismatch(packed, behavior, proximal, algorithm, inputs)
+        metrics |= mismatch(packed, (behavior, proximal), algorithm, inputs, inputs.own_version)
     batch = TrainingBatch(
         obs=packed.obs,
         forward_inputs=packed.forward_inputs,
@@ -263,15 +263,19 @@ def _correct(
 
 
 def mismatch(
-    packed: PackedBatch, behavior: Tensor, recomputed: Tensor, algorithm: AlgorithmSettings, inputs: TargetInputs
+    packed: PackedBatch,
+    logprobs: tuple[Tensor, Tensor],
+    algorithm: AlgorithmSettings,
+    inputs: TargetInputs,
+    own_version: int,
 ) -> Metrics:
-    """Divergence of generators' and trainer's log-probs over the entries that the weights of `inputs.own_version`
-    sampled, of chunk steps that are wholly theirs or by token; no metric where there are none."""
+    """Divergence of `logprobs`, of generators and trainer, over the entries that the weights of `own_version` sampled,
+    of chunk steps that are wholly theirs or by token; no metric where there are none."""
     mask, total = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1]), inputs.ranks.total
-    own = (_versions(packed, algorithm) if inputs.token_versions else packed.version).eq(inputs.own_version)
+    own = (_versions(packed, algorithm) if inputs.token_versions else packed.version).eq(own_version)
     own = mask & aggregation.per_row_like(own, mask)
     count = total(own.sum())
-    differences = total(k3(behavior, recomputed)[own].sum())
+    differences = total(k3(*logprobs)[own].sum())
     return {MISMATCH: float(differences / count)} if count else {}
 
 

@@ -22,7 +22,7 @@ MINI_BATCH, VERSION = 64, 256
 
 
 def run(versions: int = 60, seeds: int = 3) -> dict[str, Any]:
-    """Every way with seeds 0..seeds-1, in turns, each run in processes as the recipe has them; what `summarise` returns."""
+    """Every way with seeds 0..seeds-1, in turns, each run in the recipe's processes; what `summarise` returns."""
     runs: dict[int, list[Mapping[str, Any]]] = {batches: [] for batches in BATCHES}
     for seed in range(seeds):
         for batches, found in runs.items():

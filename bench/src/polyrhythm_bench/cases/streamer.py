@@ -66,8 +66,8 @@ def simulated(row: PaperRow, costs: Costs, seeds: int = 3) -> Iterator[dict[str,
         for length, steps in LENGTHS.items():
             first = 0.0
             for rollout, batching in (("lock-step", "lockstep"), ("dynamic", "dynamic")):
-                for training in TRAINING:
-                    if batching == "lockstep" and TRAINING[training].get("parts"):
+                for training, kind in TRAINING.items():
+                    if batching == "lockstep" and kind.get("parts"):
                         continue
                     rates = [_rate(panel, costs, training, batching, steps, seed) for seed in range(seeds)]
                     rate = median(rates)

@@ -46,9 +46,9 @@ class PaperRow:
     """One published throughput, in transitions per second.
 
     placement: `colocated` (everything on all devices), `hybrid` (three of four devices simulate, one generates, all
-    train) or `separate` (half simulate and generate, or rollout_gpus; the others train). batches: env batches per simulating device;
-    max_batches: most that a generator serves in a pass, or fewer after wait_ms. held_out: excluded from the fit;
-    again: printed before.
+    train) or `separate` (half, or rollout_gpus, simulate and generate; the others train). batches: env batches per
+    simulating device; max_batches: most that a generator serves in a pass, or fewer after wait_ms. held_out: excluded
+    from the fit; again: printed before.
     """
 
     table: str

@@ -68,9 +68,9 @@ class TrainingSettings(Section):
     mini_batch_samples: Count
     """Samples of a mini-batch: of one optimizer step, if `minibatch_steps` does not divide it further."""
     require_batches: Count = 1
-    """Such mini-batches in an update, in the order of their samples; advantages and proximal policy are the update's."""
+    """Such mini-batches in an update, in the order of their samples; advantages and proximal policy are of all."""
     streaming: Flag = True
-    """An update begins as soon as its samples are complete; false: a version's first one waits for all its samples."""
+    """An update begins with its first samples, or all of its own (docs/freshness.md); false: those of its version."""
     order: Literal["arrival", "ticket"] = "arrival"
     """Order in which updates take samples: by the time they finished, or by ticket number (reproducible)."""
     epochs: Count = 8

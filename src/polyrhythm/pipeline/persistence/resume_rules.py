@@ -83,7 +83,8 @@ def saved_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
     if isinstance(training, dict) and "warmup_steps" not in training.get("optimizer", {}):
         # Then `require_batches` was a factor of the update's size alone.
         batches = training.get("require_batches", 1)
-        then |= {"training.require_batches": 1, _SAMPLES: batches * training["mini_batch_samples"]} if batches > 1 else {}
+        if batches > 1:
+            then |= {"training.require_batches": 1, _SAMPLES: batches * training["mini_batch_samples"]}
     return load_config(folder / CONFIG_FILE, [then, *overrides])
 
 

@@ -112,12 +112,13 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     yield Finding("updates", "ok", passes + source)
     if training.streaming:
         why = why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease")
-        said = f"no, an update begins with all of its samples: {why}" if why else "yes, from an update's first sample on"
-        yield Finding("streaming", "ok", said)
+        said = f"with all of its samples: {why}" if why else "with the first of its samples"
+        yield Finding("streaming", "ok", f"an update begins {said}")
     longest = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
     longest = min(longest, config.rollout.segment_steps or longest)
     steps = training.batch_size * longest
-    one_pass = training.epochs * training.require_batches == 1 != defaults.get("epochs")  # language models are to have one
+    least = training.epochs * training.require_batches
+    one_pass = least == 1 != defaults.get("epochs")  # language models are to have one
     if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
             "optimizer steps",

@@ -1,6 +1,6 @@
 """Checks before anything starts that an update can be dealt to the trainer's ranks.
 
-The whole groups of a mini-batch are dealt to ranks, and each rank takes the steps of a mini-batch that are of its own groups
+Groups of a mini-batch are dealt to ranks whole, and each rank takes the steps of its own groups
 (docs/design/031-ranks.md). With fewer groups or steps than ranks, some ranks would only wait.
 """
 
@@ -11,8 +11,8 @@ from polyrhythm.errors import ConfigError
 
 
 def check_ranks(config: RunConfig, ranks: int) -> None:
-    """Raise ConfigError, with a problem for each setting, unless the mini-batches of this run fit so many ranks. ranks: of
-    this machine (`pipeline.placed.trainer_ranks`)."""
+    """Raise ConfigError, with a problem for each setting, unless the mini-batches of this run fit so many ranks.
+    ranks: of this machine (`pipeline.placed.trainer_ranks`)."""
     if ranks == 1:
         return
     what, training = _named(config, ranks), config.training
