@@ -97,8 +97,14 @@ def test_the_trainer_begins_before_the_last_sample_is_finished(tmp_path):
     audited(pipeline)
 
 
-@pytest.mark.parametrize("station", ["trainer", "simulator-0", "generator-0"])
-def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(station, tmp_path):
+#: Mini-batches of four are stepped as they are complete.
+STEPPED = {"mini_batch_samples": 4, "require_batches": 2}
+
+
+@pytest.mark.parametrize(
+    ("station", "divided"), [("trainer", {}), ("trainer", STEPPED), ("simulator-0", STEPPED), ("generator-0", {})]
+)
+def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(station, divided, tmp_path):
     def kill(pipeline):
         conductor = pipeline.loop.conductor
         for update in (1, 3):
@@ -108,7 +114,9 @@ def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(sta
                     return
             os.kill(pipeline.launcher.processes()[station], signal.SIGKILL)
 
-    pipeline = audited(run(tmp_path, versions=6, base=SLOW, during=kill, training={"versions": 6}))
+    objective = {"proximal": "behavior" if divided else "recompute"}
+    changes = {"training": {"versions": 6, **divided}, "algorithm": objective}
+    pipeline = audited(run(tmp_path, versions=6, base=SLOW, during=kill, **changes))
     assert lost(pipeline)[0].station == station
     ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.trained, ledger.dropped) == (0, 48, {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from polyrhythm.training.learner import STEPS, Learner
 from polyrhythm.training.parts import SampleFeed
 from polyrhythm.training.steps import Metrics, Steps, finish
 
+PAGE = Path(__file__).parents[2] / "docs/freshness.md"
 LENGTHS = (4, 1, 6, 3, 2, 5, 1, 3, 2, 2, 4, 1)
 #: Without what compares or normalises over the update.
 FREE: dict[str, Any] = {"advantage": "grpo", "normalize_advantage": False, "value": {"coef": 0.0}}
@@ -131,6 +134,9 @@ def test_the_reason_names_the_setting(settings: dict[str, Any], train: dict[str,
     found = streams(algorithm(**settings), training(**train))
     assert words in found
     assert bool(words) == bool(found)
+    table = PAGE.read_text().partition("## Streaming")[2].partition("\n## ")[0]
+    named = [name.rpartition(".")[2] for name in re.findall(r"(?:algorithm|training)\.[a-z_.]+[a-z]", found)]
+    assert all(f"{name}" in table for name in named), "the page has the reason"
 
 
 def test_passes_begin_with_the_first_part_and_weights_change_with_the_last() -> None:
