@@ -247,7 +247,7 @@ class Learner:
                 yield
             times.skip()
             factor = weight_factor(self._algorithm, [part.packed for part in parts])
-            batch = join_batches([replace(x.batch, obs={}, forward_inputs={}) for x in parts[before:]], factor)
+            batch = join_batches([part.batch for part in parts[before:]], {}, {}, factor)
             (by,) = self._objective.normalizers(batch, [torch.arange(len(batch))], self.ranks.totals)
             optim.scale_gradient(self._parameters, factor / by.policy)
             done = self._apply(progress, self._objective.scaled(metrics, by, factor))
@@ -277,7 +277,8 @@ class Learner:
         """All samples of the update, from its parts."""
         algorithm, ranks = self._algorithm, self.ranks
         packed = join_packed([part.packed for part in parts])
-        batch = join_batches([part.batch for part in parts], weight_factor(algorithm, [part.packed for part in parts]))
+        factor = weight_factor(algorithm, [part.packed for part in parts])
+        batch = join_batches([part.batch for part in parts], packed.obs, packed.forward_inputs, factor)
         lengths = torch.bincount(packed.trajectory).tolist()
         share = share_of(packed.group.tolist(), lengths, ranks.rank, ranks.size, self._training.step_samples)
         metrics = target_metrics(algorithm, parts, batch)

@@ -15,7 +15,7 @@ import torch
 
 from polyrhythm.algorithms.metrics import explained_variance
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.batch import PackedBatch, TrainingBatch
+from polyrhythm.training.batch import Arrays, PackedBatch, TrainingBatch
 from polyrhythm.training.steps import Metrics
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ def join_packed(parts: Sequence[PackedBatch]) -> PackedBatch:
     return PackedBatch(**{**joined, "trajectory": moved})
 
 
-def join_batches(parts: Sequence[TrainingBatch], factor: float = 1.0) -> TrainingBatch:
-    """One training batch of all their chunk steps, in order. factor: on the weights of entries (`weight_factor`)."""
-    joined = _joined(parts)
+def join_batches(parts: Sequence[TrainingBatch], obs: Arrays, forward_inputs: Arrays, factor: float) -> TrainingBatch:
+    """One training batch of all their chunk steps, in order, with these inputs of the policy, which are joined already.
+    factor: on the weights of entries (`weight_factor`)."""
+    joined = _joined(parts, without=("obs", "forward_inputs")) | {"obs": obs, "forward_inputs": forward_inputs}
     scaled = {name: joined[name] * factor for name in ("weight", "value_weight") if joined[name] is not None}
     return TrainingBatch(**{**joined, **(scaled if factor != 1.0 else {})})
 
@@ -103,8 +104,9 @@ def _share(name: str, part: Part, *, by_chunk: bool) -> float:
     return entries * (1.0 - part.metrics.get(_REJECTED, 0.0)) if name == _KEPT else entries
 
 
-def _joined(parts: Sequence[Any]) -> dict[str, Any]:
-    return {field.name: _cat([getattr(part, field.name) for part in parts]) for field in fields(parts[0])}
+def _joined(parts: Sequence[Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    names = [field.name for field in fields(parts[0]) if field.name not in without]
+    return {name: _cat([getattr(part, name) for part in parts]) for name in names}
 
 
 def _cat(pieces: Sequence[Any]) -> Any:
