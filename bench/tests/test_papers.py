@@ -188,3 +188,5 @@ def test_an_early_beginning_gains_on_policy_where_episodes_differ() -> None:
 def test_the_live_streamer_alone_begins_with_a_part() -> None:
     for name in streamer.LIVE:
         assert bool(why_whole_updates(streamer.live_config(name, 0))) == (name != "streamer")
+    basic, epoch, early = (streamer.twin(name, 0, versions=20) for name in streamer.LIVE)
+    assert basic > epoch > early

@@ -11,7 +11,7 @@ rollout-only rows (`papers.fit`); environments are 64 a rollout GPU, and episode
 | basic | max_lag 2, `continue`; the same |
 | per epoch | max_lag 2, `continue`; an update begins with its own samples, a quarter of a version |
 | streamer | max_lag 2, `continue`; and with the first of them (dynamic rollout alone) |
-| on-policy streamer | max_lag 0, `drain`; as streamer: the paper has no such mode |
+| on-policy per epoch, on-policy streamer | max_lag 0, `drain`; as the two above: the paper has no such modes |
 
 With max_lag 2 rollout is ahead of training, so an update's samples are there before the trainer is; on policy it waits
 for each of them, and that is where an early beginning is worth most. The live run has both.
@@ -25,7 +25,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.clustersim.costs import parse_count
+from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm_bench.harness.version_cost import VersionCost, measure
@@ -46,6 +48,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "basic": {"max_lag": MAX_LAG, "on_update": "continue", "streaming": False},
     "per epoch": {"max_lag": MAX_LAG, "on_update": "continue", "streaming": True},
     "streamer": {"max_lag": MAX_LAG, "on_update": "continue", "streaming": True, "parts": True},
+    "on-policy per epoch": {"max_lag": 0, "on_update": "drain", "streaming": True},
     "on-policy streamer": {"max_lag": 0, "on_update": "drain", "streaming": True, "parts": True},
 }
 
@@ -67,7 +70,7 @@ def simulated(row: PaperRow, costs: Costs, seeds: int = 3) -> Iterator[dict[str,
             first = 0.0
             for rollout, batching in (("lock-step", "lockstep"), ("dynamic", "dynamic")):
                 for training, kind in TRAINING.items():
-                    if batching == "lockstep" and kind.get("parts"):
+                    if batching == "lockstep" and (kind.get("parts") or training.startswith("on-policy")):
                         continue
                     rates = [_rate(panel, costs, training, batching, steps, seed) for seed in range(seeds)]
                     rate = median(rates)
@@ -139,9 +142,30 @@ def live_config(training: str, max_lag: int, seed: int = 0) -> RunConfig:
     )
 
 
+def twin(training: str, max_lag: int, versions: int = 60) -> float:
+    """Seconds per version of the live run on the virtual clock, where nothing else takes time."""
+    settings = ClusterSettings.model_validate(
+        {
+            "versions": versions,
+            "scheduler": {
+                **{"batch_size": 8, "sync_interval": 2, "max_lag": max_lag, "max_wait_s": 0.002},
+                "on_update": "continue" if max_lag else "drain",
+                "streaming": training != "basic",
+                "parts": training == "streamer",
+            },
+            "simulators": [{"count": 2, "env_batches": 8, "steps": 24, "step": "lognormal:20ms:0.6"}],
+            "generators": [{}],
+            "trainer": {"update": "0ms+1.5ms"},
+        }
+    )
+    cluster = Cluster(settings)
+    cluster.run()
+    return cluster.driver.clock.now / versions
+
+
 def live(repeats: int, versions: int) -> list[dict[str, Any]]:
     """By max_lag and training: seconds per version in interleaved turns (medians), basic's over them in the same turn,
-    and the trainer's busy share."""
+    both simulated, and the trainer's busy share."""
     turns: dict[tuple[int, str], list[VersionCost]] = {(lag, name): [] for lag in (0, 1) for name in LIVE}
     for turn in range(repeats):
         for (lag, name), costs in turns.items():
@@ -156,6 +180,8 @@ def live(repeats: int, versions: int) -> list[dict[str, Any]]:
                 basic.seconds_per_version / cost.seconds_per_version
                 for basic, cost in zip(turns[lag, "basic"], costs, strict=True)
             ),
+            "simulated_s": twin(name, lag),
+            "simulated_gain": twin("basic", lag) / twin(name, lag),
             "trainer_busy": median(cost.busy["trainer"] for cost in costs),
             "lag_mean": median(cost.lag_mean for cost in costs),
         }
