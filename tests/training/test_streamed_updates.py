@@ -51,6 +51,16 @@ STREAMED: list[dict[str, Any]] = [
     {**POLICY_MEAN, "aggregation": "sum_over_constant", "aggregation_constant": 20.0},
     {**POLICY_MEAN, "aggregation": "episode_mean"},
     {**POLICY_MEAN, "aggregation": "trajectory_mean", "reward_level": "action"},
+    {
+        **POLICY_MEAN,
+        "aggregation": "episode_mean",
+        "rollout_correction": {"reject": "ratio", "reject_above": 1.1, "count_rejected": False},
+    },
+    {
+        **POLICY_MEAN,
+        "aggregation": "trajectory_mean",
+        "rollout_correction": {"reject": "ratio", "reject_level": "trajectory", "reject_above": 1.01},
+    },
     {**POLICY_MEAN, "aggregation": "trajectory_mean", "advantage": "v_trace", "loss": "tis"},
 ]
 #: Groups of two as they come; () in the middle: the trainer looks and finds nothing.
@@ -122,6 +132,15 @@ def test_what_compares_over_the_update_does_not_stream() -> None:
         ({**FREE, "loss": "kl_cov"}, {}, "loss.type = kl_cov"),
         ({**FREE, "value": {"coef": 0.5}}, {}, "normalisers of their own"),
         ({**FREE, "rollout_correction": {"weight": "token", "normalize": True}}, {}, "rollout_correction.normalize"),
+        (
+            {
+                **POLICY_MEAN,
+                "aggregation": "trajectory_mean",
+                "rollout_correction": {"reject": "ratio", "reject_above": 1.5, "count_rejected": False},
+            },
+            {},
+            "normalisers of their own",
+        ),
         ({**FREE, "loss": "json:loads"}, {}, "json:loads may compare"),
         (FREE, {"require_batches": 2}, "proximal = recompute with training.require_batches > 1"),
         ({**FREE, "proximal": "behavior", "aggregation": "episode_mean"}, {"require_batches": 2}, "episode_mean"),

@@ -20,7 +20,9 @@ _COMMON = frozenset({"trajectory_mean", "episode_mean", "sum_over_constant"})
 def streams(algorithm: AlgorithmSettings, training: TrainingSettings) -> str:
     """Why an update cannot begin with a part of its samples, as a clause with the setting; "" if it can."""
     loss, several = algorithm.loss.type, training.require_batches > 1
-    common = algorithm.value.aggregation == "policy" and algorithm.aggregation in _COMMON
+    correction = algorithm.rollout_correction
+    alike = algorithm.aggregation != "trajectory_mean" or correction.count_rejected  # rejection can be of all
+    common = algorithm.value.aggregation == "policy" and algorithm.aggregation in _COMMON and alike
     reasons = {
         f"training.minibatch_steps = {training.minibatch_steps} draws each step from all samples (0 does not)": bool(
             training.minibatch_steps
@@ -29,9 +31,7 @@ def streams(algorithm: AlgorithmSettings, training: TrainingSettings) -> str:
         "algorithm.normalize_rewards divides by a deviation of all of the update": algorithm.scales_rewards,
         f"algorithm.loss.type = {loss} selects entries among all of a step": loss in SELECTING,
         f"{', '.join(algorithm.own_functions)} may compare samples of different groups": bool(algorithm.own_functions),
-        "algorithm.rollout_correction.normalize divides by the mean of the update": (
-            algorithm.rollout_correction.normalize
-        ),
+        "algorithm.rollout_correction.normalize divides by the mean of the update": correction.normalize,
         "policy and value loss have normalisers of their own, known once all samples are there": (
             algorithm.value.coef > 0 and not common
         ),
