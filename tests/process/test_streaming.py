@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 from tests.pipeline.test_checkpoints import snapshot_of
+from tests.process.networks import apart_by_setting
 from tests.process.runs import ASYNCHRONOUS, children, config
 from tests.process.test_supervision import at_update, lost, run
 
@@ -145,6 +146,24 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_update_goes_on_with_its_sampl
     finally:
         again.close()
     assert not children()
+
+
+def test_parts_that_lie_on_another_host_are_fetched_as_they_come(tmp_path):
+    """The second simulator is on another host than the trainer."""
+    one, two = apart_by_setting(tmp_path, 2)
+    pipeline = build_pipeline(config(SLOW), folder=tmp_path / "run", record=True, nodes=[one, two, one, one])
+    try:
+        pipeline.loop.train_until(4)
+    finally:
+        pipeline.close()
+    assert not children()
+    lent = [command for parts in updates_of(pipeline).values() for _, command in parts]
+    events = [d.event for d in pipeline.loop.trace if isinstance(d.event, records.SampleFinished)]
+    made = {event.ticket: event.simulator for event in events}
+    assert {made[ticket] for command in lent for ticket in command.tickets} == {"simulator-0", "simulator-1"}
+    assert sum(command.more for command in lent) > 4
+    ledger = audited(pipeline).loop.conductor.ledger
+    assert (ledger.imbalance, ledger.trained) == (0, 32)
 
 
 def in_the_middle(conductor, update):
