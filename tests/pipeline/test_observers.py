@@ -244,6 +244,7 @@ def test_idle_times_are_those_of_the_decisions():
     }
     tell(StationLost("t", 0, "killed"), 10.0)
     assert tempo.take(12.0) == {"rollouter/idle_ratio": 1.0, "trainer/idle_ratio": pytest.approx(0.5)}
+    assert tempo.take(16.0, worked_s=3.0)["trainer/idle_ratio"] == pytest.approx(0.25), "an update in parts"
 
 
 def test_how_full_passes_were():

@@ -214,9 +214,9 @@ RAGGED = {"groups": {"size": 4}, "algorithm": {"advantage": {"type": "grpo"}}, "
     ("changes", "ranks", "problems"),
     [
         ({}, 8, []),
-        ({}, 9, ["ranks = 9: an update has 8 samples .*= 8\\).*use at most 8 ranks, or a .*mini_batch_samples of 9"]),
+        ({}, 9, ["ranks = 9: training.mini_batch_samples = 8 .*use at most 8 ranks, or a .*mini_batch_samples of 9"]),
         (RAGGED, 2, []),
-        (RAGGED, 3, ["an update has 2 groups of 4 samples .*at most 2 ranks, or a .*mini_batch_samples of 12 or"]),
+        (RAGGED, 3, ["mini_batch_samples = 8 are 2 groups of 4 samples.*at most 2 ranks.*samples of 12 or"]),
         ({"training": {"minibatch_steps": 3}}, 3, []),
         ({"training": {"minibatch_steps": 3}}, 4, ["minibatch_steps = 3 is fewer .*at most 3 ranks, or .*of 4 or"]),
         ({"training": {"minibatch_steps": 3}, "launcher": "inline"}, 4, ["launcher = inline there", "is fewer than"]),

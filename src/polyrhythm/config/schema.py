@@ -122,7 +122,15 @@ class RunConfig(Section):
 
 
 def _check_groups(config: RunConfig) -> None:
-    size, batch = config.groups.size, config.training.batch_size
+    size, batch, divided = config.groups.size, config.training.batch_size, config.training.step_samples
+    if divided % size:
+        lower, upper = divided // size * size, (divided // size + 1) * size
+        raise InvalidSetting(
+            "training.mini_batch_samples",
+            divided,
+            f"with require_batches {config.training.require_batches} a mini-batch has whole groups (groups.size "
+            f"{size}); make it {f'{lower} or ' if lower else ''}{upper}",
+        )
     if batch % size:
         lower, upper = batch // size * size, (batch // size + 1) * size
         either = f"{lower} or {upper}" if lower else f"{upper}"

@@ -47,7 +47,10 @@ GROUPS: Mapping[str, str] = {
     "trainer": "idle_ratio: share of the time since the update before in which it neither trained nor published",
     "time/env": "step: seconds inside the environments since the update before, all simulators together",
     "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",
-    "time/actor": "update: seconds that this update took the trainer",
+    "time/actor": (
+        "update: seconds that this update took the trainer; of these, by the host's clock: collate, targets, proximal, "
+        "passes, await_publication, step; publish: of the publication before, which may overlap with the update"
+    ),
     "train/actor": "policy_loss, ratio, clip_fraction, approx_kl, proximal_approx_kl, behav_approx_kl, grad_norm, …",
     "train/critic": "value_loss, explained_variance, lr (if it has its own), reward_scale (if there is one)",
     "train/sft": "supervised warm start: loss, grad_norm",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
+from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
@@ -34,6 +35,7 @@ from polyrhythm.pipeline.placed import (
     generator_names,
     place,
     scorer_names,
+    trainer_ranks,
 )
 from polyrhythm.pipeline.places import slots_of, spread_over
 from polyrhythm.pipeline.run_loop import RunLoop
@@ -134,6 +136,7 @@ def scheduler_settings(
         on_update=freshness.on_update,
         order=config.training.order,
         streaming=config.training.streaming,
+        parts=not why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease"),
         group_size=groups.size,
         min_return=-math.inf if groups.min_return is None else groups.min_return,
         max_return=math.inf if groups.max_return is None else groups.max_return,

@@ -58,7 +58,8 @@ class SchedulerSettings:
 
     batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
     bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update
-    begins with its own samples, else a version's first update waits for those of the whole version.
+    begins with its own samples, else a version's first update waits for those of the whole version. parts: it begins
+    with its first complete groups, and the others follow as they are complete.
     on_update: `drain`, `continue`, or `abort`, in which streams that run when weights change are resumed from their
     tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
     batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s, or `auto`, which chooses max_rows (up
@@ -92,6 +93,7 @@ class SchedulerSettings:
     on_update: Literal["drain", "continue", "abort"] = "continue"
     order: Literal["ticket", "arrival"] = "arrival"
     streaming: bool = True
+    parts: bool = False
     group_size: int = 1
     segments: bool = False
     batching: Literal["lockstep", "dynamic", "auto", "streams"] = "dynamic"
@@ -173,6 +175,20 @@ class SchedulerSettings:
             raise ValueError("segments and groups exclude each other; set segment_steps to 0 or group_size to 1")
         self._check_redundancy()
         self._check_streams()
+        if self.parts and (why := self._why_whole()):
+            raise ValueError(f"parts is true but {why}; make it false")
+
+    def _why_whole(self) -> str:
+        """Why an update's samples are lent all at once, "" if they need not be."""
+        if not self.streaming:
+            return "streaming is false: a version's first update waits for all of its samples"
+        if self.order == "ticket":
+            return "order is ticket: samples that wait for the lowest ticket come in one order"
+        if self.batching == "lockstep":
+            return "batching is lockstep: episodes end together"
+        if self.lease is not None:
+            return "stations lease devices: a trainer that waits for samples would keep the device that makes them"
+        return ""
 
     def _check_streams(self) -> None:
         if self.batching != "streams" and self.on_update == "abort":

@@ -227,7 +227,7 @@ def _update(
     """What an update takes: its largest micro-batch, and its samples, once packed and once a mini-batch."""
     row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
     rows = -(-update_rows(config, layout.steps) // ranks)
-    mini = min(rows, config.training.minibatch_steps or rows)
+    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 an update that streams joins its parts, too
     micro = micro_batch_rows(config, layout.steps, ranks, form.row_tokens)
     frozen = activations.precomputed(rows)
     fits = frozen <= config.training.precomputed_mib * 2**20

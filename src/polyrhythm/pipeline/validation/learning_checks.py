@@ -14,9 +14,11 @@ from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_obje
 from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
+from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
+from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.policies.base import Policy, as_module
@@ -115,13 +117,19 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     declared = _unchanged(defaults, training.model_dump())
     source = f"; as policy {type_of(config.policy)} declares: {', '.join(declared)}" if declared else ""
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
+    if training.require_batches > 1:
+        cut = f"{training.require_batches} mini-batches of {training.mini_batch_samples} samples, each in {cut}"
     passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
     yield Finding("updates", "ok", passes + source)
+    if training.streaming:
+        why = why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease")
+        said = f"with all of its samples: {why}" if why else "with the first of its samples"
+        yield Finding("streaming", "ok", f"an update begins {said}")
     longest = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
     longest = min(longest, config.rollout.segment_steps or longest)
     steps = training.batch_size * longest
-    # Language models are to have one; with sync_interval K a version has at least K steps.
-    one_pass = training.epochs == 1 != defaults.get("epochs") and config.freshness.sync_interval == 1
+    least = training.epochs * training.require_batches * config.freshness.sync_interval  # optimizer steps of a version
+    one_pass = least == 1 != defaults.get("epochs")  # language models are to have one
     if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
             "optimizer steps",
