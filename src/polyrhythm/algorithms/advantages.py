@@ -9,8 +9,8 @@ or a tensor where it has no returns of its own (a value function is then trained
 function and one line in the table, or a user's `module:function`.
 
 Sources: Schulman et al. 2016 (GAE), truncation as in Pardo et al. 2018; Espeholt et al. 2018 (V-trace); Shao et al.
-2024 (GRPO); Ahmadian et al. 2024 (RLOO); Hu 2025 (REINFORCE++). Deviation: masked entries are skipped instead of
-zeroed, so that a chunk cut short by the end of its episode never leaves a gap in a recursion.
+2024 (GRPO); Ahmadian et al. 2024 (RLOO); Tajwar et al. 2026 (MaxRL); Hu 2025 (REINFORCE++). Deviation: masked entries
+are skipped instead of zeroed, so that a chunk cut short by the end of its episode never leaves a gap in a recursion.
 """
 
 from __future__ import annotations
@@ -116,6 +116,19 @@ def rloo(samples: AdvantageInput) -> Tensor:
     return _at_all_entries(factor[groups.place] * groups.centred(_scores(samples.rewards, samples)), samples)
 
 
+def maxrl(samples: AdvantageInput) -> Tensor:
+    """A_i = (R_i − mean_g)/mean_g(|R|) at all entries of trajectory i (Tajwar et al. 2026, MaxRL).
+
+    Where no return is negative that divisor is the paper's, the group's mean. With negative ones (a penalty) it is
+    still positive, whatever the mean; a group whose returns are all 0 gives 0. For returns of 0 and 1, a success rate p
+    and groups of n the expected gradient is that of log p times 1 − (1 − p)^(n−1).
+    Example: scores (1, 0, 0, 0), one group → (3, -1, -1, -1).
+    """
+    groups, scores = _Groups(samples), _scores(samples.rewards, samples)
+    size = (groups.sums(scores.abs()) / groups.count)[groups.place]
+    return _at_all_entries(groups.centred(scores) / torch.where(size > 0, size, 1.0), samples)
+
+
 def reinforce_plus_plus(
     samples: AdvantageInput, *, gamma: float = 1.0, returns: Returns = "total", group_baseline: bool = False
 ) -> Tensor:
@@ -136,7 +149,14 @@ def reinforce_plus_plus(
 
 
 ADVANTAGES: Mapping[str, Estimate] = MappingProxyType(
-    {"gae": gae, "v_trace": v_trace, "grpo": grpo, "rloo": rloo, "reinforce_plus_plus": reinforce_plus_plus}
+    {
+        "gae": gae,
+        "v_trace": v_trace,
+        "grpo": grpo,
+        "rloo": rloo,
+        "maxrl": maxrl,
+        "reinforce_plus_plus": reinforce_plus_plus,
+    }
 )
 
 

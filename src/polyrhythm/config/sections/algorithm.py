@@ -16,6 +16,7 @@ from polyrhythm.config.sections.objectives import (
     KlCovLoss,
     Loss,
     M2poLoss,
+    MaxRlAdvantage,
     OwnFunction,
     PpoLoss,
     ReinforcePlusPlusAdvantage,
@@ -134,9 +135,9 @@ class AlgorithmSettings(Section):
     gae_lambda: Fraction = 0.95
     """Decay of the generalised advantage estimate."""
     advantage: Advantage = GaeAdvantage()
-    """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
+    """gae, v_trace, grpo, rloo, maxrl, reinforce_plus_plus, or module:function; with settings as {type: …}."""
     normalize_advantage: Flag | None = None
-    """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
+    """Whiten advantages over the valid entries of an update; null for yes, but for grpo, rloo and maxrl."""
     normalize_rewards: Flag | None = None
     """Divide rewards by their discounted sum's running deviation, for advantages and values; null: gae and v_trace."""
     advantage_clip: Positive | None = None
@@ -144,7 +145,7 @@ class AlgorithmSettings(Section):
     bootstrap: Literal["standard", "always", "never"] = "standard"
     """Where the final observation's value is added: at truncations (standard), at every end (always), or never."""
     loss: Loss = PpoLoss()
-    """ppo, decoupled_ppo, gspo, sapo, clip_cov, kl_cov, m2po, vanilla, tis, cispo, topr, or module:function."""
+    """ppo, decoupled_ppo, gspo, sapo, gipo, clip_cov, kl_cov, m2po, vanilla, tis, cispo, topr, or module:function."""
     proximal: Literal["recompute", "interpolate", "behavior"] = "recompute"
     """The policy that ppo clips against: that of the update's start, an estimate of it, or the one that acted."""
     mismatch_cap: Positive | None = None
@@ -173,7 +174,7 @@ class AlgorithmSettings(Section):
         """Whether advantages are whitened. By default not where groups are compared: a group of equal returns carries
         no signal, and whitening would give it the update's mean."""
         if self.normalize_advantage is None:
-            return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage)
+            return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage | MaxRlAdvantage)
         return self.normalize_advantage
 
     @property
@@ -208,7 +209,7 @@ class AlgorithmSettings(Section):
     def needs_groups(self) -> bool:
         """Whether the advantage compares samples of a group."""
         advantage = self.advantage
-        return isinstance(advantage, GrpoAdvantage | RlooAdvantage) or (
+        return isinstance(advantage, GrpoAdvantage | RlooAdvantage | MaxRlAdvantage) or (
             isinstance(advantage, ReinforcePlusPlusAdvantage) and advantage.group_baseline
         )
 
@@ -267,8 +268,8 @@ def _check_proximal(algorithm: AlgorithmSettings) -> None:
     weighted = isinstance(loss, OwnFunction) or loss.corrects_staleness or algorithm.rollout_correction.weight != "none"
     if algorithm.advantage.type == "v_trace" and not weighted:
         why = (
-            "v_trace leaves the importance weight of a stale sample to the loss; use tis, cispo, topr, gspo or "
-            "decoupled_ppo, or set algorithm.rollout_correction.weight"
+            "v_trace leaves the importance weight of a stale sample to the loss; use tis, cispo, topr, gspo, gipo "
+            "or decoupled_ppo, or set algorithm.rollout_correction.weight"
         )
         raise InvalidSetting("loss.type", loss.type, why)
     if algorithm.proximal == "interpolate" and not algorithm.uses_proximal:

@@ -74,7 +74,7 @@ def _check_has_value(config: RunConfig, policy: Policy) -> None:
         head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
         raise ConfigError(
             f"algorithm.advantage = {algorithm.advantage.type}, value.coef = {algorithm.value.coef:g}: the policy "
-            f"{type_of(config.policy)} has no value; use grpo, rloo, reinforce_plus_plus, with value.coef 0{head}"
+            f"{type_of(config.policy)} has no value; use grpo, rloo, maxrl, reinforce_plus_plus, with value.coef 0{head}"
         )
 
 
@@ -91,7 +91,7 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         raise ConfigError(
             f"policy.type = {type_of(config.policy)}: its log-probs do not depend on its parameters, so "
             "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
-            "method flow_sde or flow_noise), or set training.versions to 0"
+            "method flow_sde, flow_cps or flow_noise), or set training.versions to 0"
         )
 
 
