@@ -20,6 +20,7 @@ from polyrhythm.algorithms.advantages import (
     maxrl,
     needs_bootstrap,
     normalize,
+    overlong_penalty,
     reinforce_plus_plus,
     rloo,
     v_trace,
@@ -321,6 +322,21 @@ def test_worked_examples_of_groups() -> None:
     assert maxrl(samples).tolist() == [1.0, -1.0, -1.0, 1.0]
     assert maxrl(of_scores([1.0, 0.0, 0.0, 0.0], [7] * 4)).tolist() == [3.0, -1.0, -1.0, -1.0]
     assert reinforce_plus_plus(samples).tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(("tokens", "penalty"), [(20, 1.0), (100, 0.5), (1, 2.0), (7, 1.0)])
+def test_overlong_messages_are_punished_as_in_dapo(tokens: int, penalty: float) -> None:
+    """Equation 13 of DAPO at every length that a message may have, times verl's factor."""
+    lengths = list(range(101))
+
+    def of_paper(length: int) -> float:
+        if length <= 100 - tokens:
+            return 0.0
+        return (100 - tokens - length) / tokens if length <= 100 else -1.0
+
+    got = overlong_penalty(torch.arange(100) < torch.tensor(lengths).unsqueeze(1), tokens=tokens, penalty=penalty)
+    assert got.tolist() == pytest.approx([penalty * of_paper(length) for length in lengths])
+    assert got.min() == -penalty
 
 
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.9])

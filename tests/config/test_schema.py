@@ -320,6 +320,7 @@ def test_a_key_is_refused_where_its_own_section_does_not_allow_it(env: dict[str,
         ({"algorithm": {"loss": "ppoo"}}, "algorithm.loss", "did you mean ppo"),
         ({"algorithm": {"loss": {"type": "tis", "clip_low": 0.2}}}, "algorithm.loss.clip_low", "are type, cap"),
         ({"algorithm": {"advantage": "rloo"}}, "groups.size", "rloo compares the samples of a group"),
+        ({"algorithm": {"overlong": {"penalty": 0.5}}}, "algorithm.overlong.penalty", "tokens is null"),
         ({"algorithm": {"advantage": "maxrl"}}, "groups.size", "maxrl compares the samples of a group"),
         ({"algorithm": {"loss": {"type": "gipo", "sigma": 0.0}}}, "algorithm.loss.sigma", "more than 0"),
         (

@@ -185,6 +185,16 @@ def normalize(advantages: Tensor, valid: Tensor, *, eps: float = 1e-8, total: To
     return out
 
 
+def overlong_penalty(valid: Tensor, *, tokens: int, penalty: float) -> Tensor:
+    """penalty·min(0, (C − tokens − L)/tokens) of each message of L tokens: [N] ≤ 0 (Yu 2025, DAPO's soft overlong
+    punishment). valid [N,C]: the L tokens of a message that may have C.
+
+    Example: C = 100, tokens = 20, penalty = 1: L = 80 → 0, L = 90 → −0.5, L = 100 → −1.
+    """
+    room = valid.shape[1] - tokens - valid.sum(1)
+    return penalty * (room / tokens).clamp(max=0.0)
+
+
 def discounted_sums(rewards: Tensor, valid: Tensor, trajectory: Tensor, trajectories: int, *, gamma: float) -> Tensor:
     """R_t = r_t + γ·R_{t−1} from the start of each trajectory: [valid entries]. Shapes as in `AdvantageInput`.
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from polyrhythm.config.base import Flag, Fraction, InvalidSetting, NotNegative, Positive, Section
+from polyrhythm.config.base import Count, Flag, Fraction, InvalidSetting, NotNegative, Positive, Section
 from polyrhythm.config.sections.objectives import (
     Advantage,
     Bound,
@@ -64,6 +64,22 @@ class KlSettings(Section):
             raise InvalidSetting(
                 "cap", self.cap, f"it bounds k3, not {self.estimator}; set estimator k3, or this to null"
             )
+        return self
+
+
+class OverlongSettings(Section):
+    """A penalty on messages near env.max_new_tokens, in the rewards that training sees (DAPO's soft overlong
+    punishment)."""
+
+    tokens: Count | None = None
+    """Over so many last tokens of env.max_new_tokens the penalty grows, in proportion; null for no penalty."""
+    penalty: Positive = 1.0
+    """Of a message of env.max_new_tokens tokens."""
+
+    @model_validator(mode="after")
+    def _penalty_has_an_effect(self) -> OverlongSettings:
+        if self.tokens is None and self.penalty != 1.0:
+            raise InvalidSetting("penalty", self.penalty, "tokens is null, so it has no effect; give a number of tokens")
         return self
 
 
@@ -142,6 +158,8 @@ class AlgorithmSettings(Section):
     """Divide rewards by their discounted sum's running deviation, for advantages and values; null: gae and v_trace."""
     advantage_clip: Positive | None = None
     """Advantages are clamped to ± this after whitening (ROLL); null for no bound."""
+    overlong: OverlongSettings = OverlongSettings()
+    """The penalty on overlong messages."""
     bootstrap: Literal["standard", "always", "never"] = "standard"
     """Where the final observation's value is added: at truncations (standard), at every end (always), or never."""
     loss: Loss = PpoLoss()

@@ -59,11 +59,24 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
 
 
 def check_tokens(config: RunConfig, form: PolicyForm) -> None:
-    """Check that passes can be bounded by tokens, where `training.micro_batch_tokens` asks for it."""
+    """Check that rows are messages of tokens, where settings count those."""
     if config.training.micro_batch_tokens and not form.row_tokens:
         raise ConfigError(
             f"training.micro_batch_tokens = {config.training.micro_batch_tokens}: rows of the policy "
             f"{type_of(config.policy)} do not differ in length; use micro_batch_steps"
+        )
+    tokens = config.algorithm.overlong.tokens
+    if tokens is None:
+        return
+    if not form.row_tokens:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: the policy {type_of(config.policy)} gives no messages of tokens; "
+            "set it to null"
+        )
+    if tokens > form.chunk:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: a message has at most {form.chunk} tokens (env.max_new_tokens); "
+            "lower it"
         )
 
 
