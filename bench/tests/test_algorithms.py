@@ -43,7 +43,7 @@ def test_objectives_are_compared_with_the_best_at_the_same_staleness():
 def test_every_loss_is_among_the_objectives():
     types = {
         algorithms.TASKS["cartpole"].config(algorithms.settings(name, 2), 0).algorithm.loss.type
-        for name in algorithms.OBJECTIVES
+        for name in algorithms.LOSSES
     }
     assert types == set(POLICY_LOSSES)
 

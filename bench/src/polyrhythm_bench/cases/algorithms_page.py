@@ -28,6 +28,16 @@ _LINES = {
     "topr": ("#d99000", ""),
     "weighted_topr": ("#d99000", "7 4"),
     "v_trace": ("#1b7f5a", ""),
+    "gipo": ("#a02c5d", ""),
+    "gipo_half": ("#a02c5d", "7 4"),
+    "gipo_fifth": ("#a02c5d", "2 3"),
+    "grpo": ("#4f94cd", ""),
+    "rloo": ("#c2570c", "7 4"),
+    "maxrl": ("#1b7f5a", ""),
+    "flow_noise": ("#4f94cd", ""),
+    "flow_sde": ("#c2570c", "7 4"),
+    "flow_cps": ("#1b7f5a", ""),
+    "flow_cps_most": ("#1b7f5a", "2 3"),
 }
 _OTHER = ("#1c2126", "2 3")
 _PANEL = (340, 260)
