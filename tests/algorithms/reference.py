@@ -106,7 +106,7 @@ def v_trace_of_one(
 
 
 def group_score(name: str, own: int, scores: list[float], groups: list[int]) -> float:
-    """The advantage of trajectory `own` by its group: grpo with each kind of std, rloo, maxrl, or its distance to the mean."""
+    """The advantage of trajectory `own` by its group: grpo with each kind of std, rloo, maxrl, or without any scale."""
     mine = [score for score, group in zip(scores, groups, strict=True) if group == groups[own]]
     mean = sum(mine) / len(mine)
     if name == "rloo":

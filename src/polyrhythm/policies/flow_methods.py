@@ -165,10 +165,11 @@ class Ode:
 
 
 class OneNoisyStep:
-    """flow_sde and flow_cps: one noisy step per row. kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}; its log-prob counts.
+    """One noisy step per row: flow_sde and flow_cps.
 
-    Each row draws k uniformly, so that every batch trains all steps; the other steps follow the ode. flow_cps never
-    draws the last one, which has no noise.
+    kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}; that step's log-prob counts. Each row
+    draws k uniformly, so that every batch trains all steps; the others follow the ode. flow_cps never draws the last
+    one, which has no noise.
     """
 
     def __init__(self, steps: int, noise: float, kind: flow_matching.Kind = "sde") -> None:

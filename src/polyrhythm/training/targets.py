@@ -279,9 +279,7 @@ def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -
     return {MISMATCH: float(differences / count)} if count else {}
 
 
-def _penalise_overlong(
-    packed: PackedBatch, algorithm: AlgorithmSettings, total: Total
-) -> tuple[PackedBatch, Metrics]:
+def _penalise_overlong(packed: PackedBatch, algorithm: AlgorithmSettings, total: Total) -> tuple[PackedBatch, Metrics]:
     """The batch with the penalty of `algorithm.overlong` at the last token of each message, and its mean; the samples'
     own rewards, which episodes report, stay as they are."""
     settings = algorithm.overlong

@@ -1,5 +1,5 @@
-"""Every policy loss at growing staleness α, with the same budget and seeds; advantages of groups and sampling methods of
-a flow policy too, each on a task that has those.
+"""Every policy loss at growing staleness α, with the same budget and seeds; advantages of groups and sampling methods
+of a flow policy too, each on a task that has those.
 
 α = 0 is lock-step; above it rollout never waits for training, and samples are about α versions old (which is measured).
 Everything else is equal: rows (enough to keep α = 8 busy), tickets, initial weights, learning rate, epochs. The metric
@@ -103,23 +103,14 @@ def run(
     alphas: Sequence[int] = ALPHAS,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Train every task with each of its objectives (of the named ones, if any) at every α with seeds 0..seeds-1; for each
-    task that has some what `summarise` returns. folder: see `trainings.compare`."""
-    ways = {
-        name: {
-            Way(objective, alpha): settings(objective, alpha)
-            for objective in COMPARED.get(name, LOSSES)
-            if objective in (objectives or OBJECTIVES)
-            for alpha in alphas
-        }
-        for name in tasks
-    }
-    chosen = {name: task for name, task in tasks.items() if ways[name]}
-    for name, task in chosen.items():
-        trainings.check_tasks({name: task}, ways[name])
+    """Train every task with each of its objectives (of the named ones, if any) at every α with seeds 0..seeds-1; for
+    each task that has some what `summarise` returns. folder: see `trainings.compare`."""
+    chosen = {name: ways for name in tasks if (ways := ways_of(name, objectives, alphas))}
+    for name, ways in chosen.items():
+        trainings.check_tasks({name: tasks[name]}, ways)
     found: dict[str, Any] = {}
-    for name, task in chosen.items():
-        found |= trainings.compare({name: task}, ways[name], seeds, summarise, may_halt=True, folder=folder)
+    for name, ways in chosen.items():
+        found |= trainings.compare({name: tasks[name]}, ways, seeds, summarise, may_halt=True, folder=folder)
     return found
 
 
@@ -131,6 +122,12 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.objective}, α = {self.alpha}"
+
+
+def ways_of(task: str, objectives: Sequence[str], alphas: Sequence[int]) -> dict[Way, tuple[str, ...]]:
+    """The settings of each of a task's objectives (of those among the named ones, if any) at each α."""
+    own = [name for name in COMPARED.get(task, LOSSES) if name in (objectives or OBJECTIVES)]
+    return {Way(name, alpha): settings(name, alpha) for name in own for alpha in alphas}
 
 
 def settings(objective: str, alpha: int) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ _STRIDE, _NEAR = 0.25, 0.2
 class SpotSettings(BaseModel):
     """An episode ends when the hand is within 0.2 of the spot; both begin anywhere in the square from -1 to 1.
 
-    Observation: `image` uint8 [16,16,3] with the spot, `proprio` float32 [2], the hand. Action: float32 [2], a stride of
-    at most 0.25 along each axis. Episodes have at most 8 steps, so the far corner is just within reach.
+    Observation: `image` uint8 [16,16,3] with the spot, `proprio` float32 [2], the hand. Action: float32 [2], a stride
+    of at most 0.25 along each axis. Episodes have at most 8 steps, so the far corner is just within reach.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -54,7 +54,7 @@ class SpotBatch:
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         before = self._distance(rows)
-        self._hand[rows] = np.clip(self._hand[rows] + _STRIDE * np.clip(actions, -1.0, 1.0), -1.0, 1.0)  # type: ignore[call-overload]
+        self._hand[rows] = np.clip(self._hand[rows] + _STRIDE * np.clip(actions, -1.0, 1.0), -1.0, 1.0)
         after = self._distance(rows)
         there = after < _NEAR
         reward = (before - after) / _STRIDE if self._settings.reward == "progress" else there
@@ -68,10 +68,12 @@ class SpotBatch:
         out["proprio"][: len(rows)] = self._hand[rows]
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.generic]:
-        return np.clip((self._spot[rows] - self._hand[rows]) / _STRIDE, -1.0, 1.0)
+        stride: NDArray[np.float32] = np.clip((self._spot[rows] - self._hand[rows]) / _STRIDE, -1.0, 1.0)
+        return stride
 
     def _distance(self, rows: RowNumbers) -> NDArray[np.float32]:
-        distance: NDArray[np.float32] = np.linalg.norm(self._spot[rows] - self._hand[rows], axis=1)
+        offset = self._spot[rows] - self._hand[rows]
+        distance: NDArray[np.float32] = np.hypot(offset[:, 0], offset[:, 1])
         return distance
 
     def close(self) -> None:

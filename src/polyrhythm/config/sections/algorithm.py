@@ -79,7 +79,7 @@ class OverlongSettings(Section):
     @model_validator(mode="after")
     def _penalty_has_an_effect(self) -> OverlongSettings:
         if self.tokens is None and self.penalty != 1.0:
-            raise InvalidSetting("penalty", self.penalty, "tokens is null, so it has no effect; give a number of tokens")
+            raise InvalidSetting("penalty", self.penalty, "tokens is null, so it has no effect; give a number")
         return self
 
 

@@ -87,7 +87,8 @@ def _check_has_value(config: RunConfig, policy: Policy) -> None:
         head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
         raise ConfigError(
             f"algorithm.advantage = {algorithm.advantage.type}, value.coef = {algorithm.value.coef:g}: the policy "
-            f"{type_of(config.policy)} has no value; use grpo, rloo, maxrl, reinforce_plus_plus, with value.coef 0{head}"
+            f"{type_of(config.policy)} has no value; use grpo, rloo, maxrl or reinforce_plus_plus with value.coef 0"
+            f"{head}"
         )
 
 
