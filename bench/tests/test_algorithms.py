@@ -124,11 +124,12 @@ def test_the_command_writes_what_its_page_reads(monkeypatch, capsys, tmp_path):
         (name, alpha) for name in ("tis", "ppo") for alpha in algorithms.ALPHAS
     }
     script = Path(__file__).parents[1] / "scripts" / "algorithms_table.py"
-    monkeypatch.setattr(sys, "argv", ["", str(results), "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["", str(results), "--out", str(tmp_path / "newer.md")])
     runpy.run_path(str(script), run_name="__main__")
-    page = (tmp_path / "algorithms.md").read_text()
+    page = (tmp_path / "newer.md").read_text()
+    assert "(newer_cartpole.svg)" in page
     assert page.count("\n| tis |") == 1 + len(algorithms.ALPHAS)
-    drawn = ET.fromstring((tmp_path / "algorithms_cartpole.svg").read_text())
+    drawn = ET.fromstring((tmp_path / "newer_cartpole.svg").read_text())
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}path[@class='line o0']")) == 1 + len(algorithms.ALPHAS)
 
 
