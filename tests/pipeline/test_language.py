@@ -136,10 +136,12 @@ def test_an_advantage_that_needs_a_value_is_refused() -> None:
 
 def test_overlong_messages_cost_in_training_and_not_in_what_episodes_earn(tmp_path: Path) -> None:
     """With a buffer as long as a message may be the penalty is each message's share of it."""
-    summary, updates = run(tmp_path, *SINGLE, "launcher=inline", "algorithm.overlong={tokens: 24, penalty: 0.5}")
+    settings = ("launcher=inline", "algorithm.advantage=maxrl", "algorithm.overlong={tokens: 24, penalty: 0.5}")
+    summary, updates = run(tmp_path, *SINGLE, *settings)
     for line in updates:
         assert line["train/actor/overlong_fraction"] == 1.0
         assert -0.5 <= line["train/actor/overlong_penalty"] <= -0.5 / 24
+        assert line["train/actor/zero_advantage_fraction"] < 1.0, "messages of unequal lengths tell answers apart"
         assert line.get("env/return", 0.0) >= 0.0
     assert any("env/return" in line for line in updates)
     assert summary["after"]["mean_return"] >= 0.0
