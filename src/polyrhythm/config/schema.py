@@ -196,7 +196,7 @@ def _check_advantage(config: RunConfig) -> None:
             "algorithm.value.coef is 0, so nothing trains the value; leave it out",
         )
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
-        why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
+        why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, maxrl, reinforce_plus_plus"
         raise InvalidSetting("algorithm.value.coef", 0.0, why)
     if config.rollout.segment_steps and algorithm.bootstrap == "never" and algorithm.needs_value:
         why = "a segment's end is not an episode's end, so its value is needed; use standard, or segment_steps 0"

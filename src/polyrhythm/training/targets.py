@@ -74,6 +74,7 @@ def compute_targets(
     """The update's training batch on the host, and metrics of its targets. times: where the pass that recomputes
     log-probs is the phase "proximal"."""
     _check_value_shape(packed, algorithm)
+    packed, shaping = _penalise_overlong(packed, algorithm, inputs.ranks.total)
     late = algorithm.uses_value and getattr(inputs.policy, "values_late", False)
     recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes else None
     if recomputed is not None and times is not None:
@@ -95,6 +96,7 @@ def compute_targets(
     correction, counted, metrics = _correct(
         algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
     )
+    metrics |= shaping
     if algorithm.needs_groups:
         metrics |= _zero_advantage(estimate.advantages, value_mask, packed, inputs.ranks.total)
     if recomputed is not None and inputs.own_version is not None:
@@ -281,6 +283,24 @@ def mismatch(
     count = total(own.sum())
     differences = total(k3(*logprobs)[own].sum())
     return {MISMATCH: float(differences / count)} if count else {}
+
+
+def _penalise_overlong(packed: PackedBatch, algorithm: AlgorithmSettings, total: Total) -> tuple[PackedBatch, Metrics]:
+    """The batch with the penalty of `algorithm.overlong` at the last token of each message, and its mean; the samples'
+    own rewards, which episodes report, stay as they are."""
+    settings = algorithm.overlong
+    if settings.tokens is None:
+        return packed, {}
+    penalty = advantages.overlong_penalty(packed.valid, tokens=settings.tokens, penalty=settings.penalty)
+    last = (packed.valid.sum(1, keepdim=True) - 1).clamp(min=0)
+    rewards = packed.rewards.scatter_add(1, last, penalty.to(packed.rewards.dtype).unsqueeze(1))
+    columns = torch.stack([penalty, penalty < 0, packed.valid.any(1)]).double()  # no token: a rank's spare sample
+    penalties, overlong, messages = total(columns.sum(1)).tolist()
+    metrics = {
+        "train/actor/overlong_penalty": penalties / messages,
+        "train/actor/overlong_fraction": overlong / messages,
+    }
+    return replace(packed, rewards=rewards), metrics
 
 
 def _zero_advantage(advantage: Tensor, valid: Tensor, packed: PackedBatch, total: Total) -> Metrics:

@@ -22,8 +22,9 @@ metaworld   the quickstart in lock-step and with each kind of asynchrony: second
             metaworld extra)
 learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
             stage sleeps (20 minutes; the tasks drawer and reach need the metaworld extra)
-algorithms  every policy loss under growing staleness: areas under learning curves (an hour; the task drawer needs the
-            metaworld extra)
+algorithms  every policy loss under growing staleness, and on tasks of their own advantages of groups and sampling
+            methods of a flow policy: areas under learning curves (an hour and a half; the task drawer needs the
+            metaworld extra, chains the vla extra)
 overlap     stages that sleep, in four modes, beside the limit; CPU time per transition. NAME=VALUE words change the
             scene: env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag
             seed
@@ -91,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="NAME,NAME",
         help=f"learning: some of {', '.join(PARTS)} (all but the last two); algorithms: some of "
-        f"{', '.join(PARTS[1:3])}",
+        f"{', '.join(PARTS[1:3])}, chains, spot",
     )
     parser.add_argument(
         "--repeats",

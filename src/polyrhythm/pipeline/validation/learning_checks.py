@@ -72,11 +72,24 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
 
 
 def check_tokens(config: RunConfig, form: PolicyForm) -> None:
-    """Check that passes can be bounded by tokens, where `training.micro_batch_tokens` asks for it."""
+    """Check that rows are messages of tokens, where settings count those."""
     if config.training.micro_batch_tokens and not form.row_tokens:
         raise ConfigError(
             f"training.micro_batch_tokens = {config.training.micro_batch_tokens}: rows of the policy "
             f"{type_of(config.policy)} do not differ in length; use micro_batch_steps"
+        )
+    tokens = config.algorithm.overlong.tokens
+    if tokens is None:
+        return
+    if not form.row_tokens:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: the policy {type_of(config.policy)} gives no messages of tokens; "
+            "set it to null"
+        )
+    if tokens > form.chunk:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: a message has at most {form.chunk} tokens (env.max_new_tokens); "
+            "lower it"
         )
 
 
@@ -87,7 +100,8 @@ def _check_has_value(config: RunConfig, policy: Policy) -> None:
         head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
         raise ConfigError(
             f"algorithm.advantage = {algorithm.advantage.type}, value.coef = {algorithm.value.coef:g}: the policy "
-            f"{type_of(config.policy)} has no value; use grpo, rloo, reinforce_plus_plus, with value.coef 0{head}"
+            f"{type_of(config.policy)} has no value; use grpo, rloo, maxrl or reinforce_plus_plus with value.coef 0"
+            f"{head}"
         )
 
 
@@ -104,7 +118,7 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         raise ConfigError(
             f"policy.type = {type_of(config.policy)}: its log-probs do not depend on its parameters, so "
             "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
-            "method flow_sde or flow_noise), or set training.versions to 0"
+            "method flow_sde, flow_cps or flow_noise), or set training.versions to 0"
         )
 
 
