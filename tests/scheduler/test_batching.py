@@ -1,10 +1,11 @@
 """The batching rule, case by case: what is due, when, and how lock-step shares work out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from polyrhythm.scheduler.inference.batching import Waiting, due_at, is_due, split_evenly
+from polyrhythm.scheduler.inference.batching import Waiting, due_from, is_due, split_evenly
 from polyrhythm.scheduler.records import Request
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -34,8 +35,15 @@ def test_dynamic_rule(waiting: Waiting, now: float, due: bool) -> None:
 
 
 def test_the_clock_starts_at_the_oldest_request() -> None:
-    assert due_at(2.5, SETTINGS) == pytest.approx(2.51)
-    assert due_at(math.inf, SETTINGS) == math.inf
+    assert due_from(Waiting(1, 1, 2.5, False), SETTINGS) == pytest.approx(2.51)
+    assert due_from(Waiting(0, 0, math.inf, False), SETTINGS) == math.inf
+
+
+def test_without_the_third_trigger_limits_and_wait_decide() -> None:
+    off = replace(SETTINGS, fire_when_all_wait=False)
+    assert not is_due(Waiting(1, 1, 1.000, True), off, 1.009)
+    assert is_due(Waiting(1, 1, 1.000, True), off, 1.010)
+    assert is_due(Waiting(2, 8, 1.000, True), off, 1.000)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def scheduler_settings(
     if isinstance(batching, StreamsBatching):
         limits = {"max_rows": batching.max_rows}
     if isinstance(batching, DynamicBatching):
-        limits["max_wait_s"] = batching.max_wait_ms / 1000.0
+        limits |= {"max_wait_s": batching.max_wait_ms / 1000.0, "fire_when_all_wait": batching.fire_when_all_wait}
     return SchedulerSettings(
         batch_size=config.training.batch_size,
         sync_interval=freshness.sync_interval,

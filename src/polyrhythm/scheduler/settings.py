@@ -9,11 +9,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """A batch is due when max_rows rows or max_requests requests wait, or the oldest has waited for max_wait_s."""
+    """A batch is due when max_rows rows or max_requests requests wait, when the oldest has waited for max_wait_s, or,
+    with fire_when_all_wait, when no live slot could add a request."""
 
     max_rows: int
     max_requests: int
     max_wait_s: float
+    fire_when_all_wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ class SchedulerSettings:
     begins with its own samples, else a version's first update waits for those of the whole version.
     on_update: `drain`, `continue`, or `abort`, in which streams that run when weights change are resumed from their
     tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
-    batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s, or `auto`, which chooses max_rows (up
-    to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each generator has max_rows
-    places, and a request begins as soon as there are places for its rows. buckets: row counts, ascending, that
+    batching: `lockstep`, or `dynamic` with max_rows, max_requests, max_wait_s and fire_when_all_wait, or `auto`, which
+    chooses max_rows (up to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each
+    generator has max_rows places, and a request begins as soon as there are places for its rows. buckets: row counts, ascending, that
     generators pad their passes to.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
@@ -98,6 +100,7 @@ class SchedulerSettings:
     max_requests: int = 1_000_000
     buckets: tuple[int, ...] = ()
     max_wait_s: float = 0.005
+    fire_when_all_wait: bool = True
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     queue_key: str = ""
     tasks: int = 1
@@ -216,7 +219,7 @@ class SchedulerSettings:
     @property
     def limits(self) -> BatchLimits:
         """The configured batch limits."""
-        return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s)
+        return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s, self.fire_when_all_wait)
 
     @property
     def version_samples(self) -> int:

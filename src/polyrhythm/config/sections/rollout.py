@@ -140,6 +140,8 @@ class DynamicBatching(Section):
     """Requests in one forward pass."""
     max_wait_ms: NotNegative = 5.0
     """Milliseconds that the oldest request waits for others."""
+    fire_when_all_wait: bool = True
+    """A batch also starts when every live slot that its generator may serve waits; false: by limits and wait alone."""
 
 
 class AutoBatching(Section):
