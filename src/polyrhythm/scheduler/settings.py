@@ -65,8 +65,8 @@ class SchedulerSettings:
     tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
     batching: `lockstep`, or `dynamic` with max_rows, max_requests, max_wait_s and fire_when_all_wait, or `auto`, which
     chooses max_rows (up to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each
-    generator has max_rows places, and a request begins as soon as there are places for its rows. buckets: row counts, ascending, that
-    generators pad their passes to.
+    generator has max_rows places, and a request begins as soon as there are places for its rows. buckets: row counts,
+    ascending, that generators pad their passes to.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.

@@ -21,8 +21,8 @@ from polyrhythm.scheduler.settings import BatchLimits
 
 
 class Waiting(NamedTuple):
-    """What an idle generator could be given. oldest: arrival of the oldest, infinite for none; complete: every live slot
-    that it may serve waits."""
+    """What an idle generator could be given. oldest: arrival of the oldest, infinite for none; complete: every live
+    slot that it may serve waits."""
 
     requests: int
     rows: int

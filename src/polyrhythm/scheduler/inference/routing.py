@@ -42,8 +42,8 @@ class Router:
         return generators[(self.turn - 1) % len(generators)]
 
     def expected_pool(self, slot: str, named: str | None, ordinal: int, generators: Sequence[str]) -> str:
-        """Pool in which the slot's next request will wait if generators and bindings stay as they are; ANY also where any
-        generator may get it. named: the generator that its sharding names."""
+        """Pool in which the slot's next request will wait if generators and bindings stay as they are; ANY also where
+        any generator may get it. named: the generator that its sharding names."""
         if named is not None and named in generators:
             return named
         if self.rule == "fixed" and generators:

@@ -1,7 +1,7 @@
 """Serving by passes: from waiting requests to batches, one forward pass each, by the batching rule.
 
-Invariants: those of `serving`; an idle generator with a due batch never waits; `slots.absent` is up to date; weights wait for two passes at most,
-as no batch is queued behind a pass while newer ones are published.
+Invariants: those of `serving`; an idle generator with a due batch never waits; `slots.absent` is up to date; weights
+wait for two passes at most, as no batch is queued behind a pass while newer ones are published.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from polyrhythm.scheduler.inference.locality import deal
 from polyrhythm.scheduler.inference.requests import ANY
 from polyrhythm.scheduler.inference.routing import in_turn, next_idle
 from polyrhythm.scheduler.inference.serving import RequestScheduler
+from polyrhythm.scheduler.inference.slots import ServedSlot
 from polyrhythm.scheduler.records import Batch, BatchingChosen, Request, Serve
 from polyrhythm.scheduler.settings import BatchLimits
 
@@ -73,7 +74,8 @@ class BatchScheduler(RequestScheduler):
 
     def due_away(self, now: float) -> list[str]:
         """Generators for which a batch is due, but which are not on the devices that they lease."""
-        return [name for name in self.generators.away if self._is_due(name, now)] if self.queue.orders else []
+        common = ANY not in self.slots.absent
+        return [name for name in self.generators.away if self._is_due(name, common, now)] if self.queue.orders else []
 
     def _expect(self, slot: ServedSlot) -> None:
         pool = None
@@ -103,33 +105,33 @@ class BatchScheduler(RequestScheduler):
         if self.settings.batching == "lockstep":
             return self._serve_all(now) if len(waiting) == self.slots.live else []
         present = self.generators.present
+        common = ANY not in self.slots.absent  # before any of them is taken: all batches of such an instant start
         bound = [name for name in self.queue.bound if name in idle]
-        started = [self._start_next(present[name], now) for name in bound if self._is_due(name, now)]
+        started = [self._start_next(present[name], now) for name in bound if self._is_due(name, common, now)]
         if not self.queue.bound and self.generators.several_hosts:
-            return [*started, *self._serve_near(now)]
-        while free := self._free_for_common(now):
+            return [*started, *self._serve_near(common, now)]
+        while free := self._free_for_common(common, now):
             started.append(self._start_next(next_idle(present[name] for name in free), now))
         return started
 
-    def _free_for_common(self, now: float) -> list[str]:
-        """Idle generators for which a batch of requests that any generator may serve is due."""
-        idle, waiting, absent = self.generators.idle, self.queue.view((ANY,)), self.slots.absent
+    def _free_for_common(self, common: bool, now: float) -> list[str]:
+        """Idle generators for which a batch of requests that any generator may serve is due. common: all such slots
+        wait."""
+        idle, waiting = self.generators.idle, self.queue.view((ANY,))
         if not idle or not waiting[0]:
             return []
         if is_due(Waiting(*waiting, complete=False), self.limits, now):
             return list(idle)
-        if ANY in absent or not self.limits.fire_when_all_wait:
+        if not common or not self.limits.fire_when_all_wait:
             return []
-        return [name for name in idle if name not in absent]
+        return [name for name in idle if name not in self.slots.absent]
 
-    def _serve_near(self, now: float) -> list[Serve]:
+    def _serve_near(self, common: bool, now: float) -> list[Serve]:
         """The batches that are due now, each on the requests' hosts as far as that costs no waiting (`locality`)."""
         limits, batches, order = self.limits, list[tuple[Request, ...]](), list[str]()
-        while len(batches) < len(free := self._free_for_common(now)):
+        while len(batches) < len(free := self._free_for_common(common, now)):
             batches.append(self.queue.take((ANY,), limits.max_rows, limits.max_requests))
             order = free
-            for request in batches[-1]:
-                self._expect(self.slots.slots[request.slot])
         order = sorted((self.generators.present[name] for name in order), key=in_turn)
         started = []
         for generator, requests in deal(batches, order, self.host_of) if batches else ():
@@ -161,9 +163,10 @@ class BatchScheduler(RequestScheduler):
         requests, self.background = tuple(self.background), []
         return [self._start(evaluator, requests, now, pinned=True)]
 
-    def _is_due(self, generator: str, now: float) -> bool:
-        """Whether a batch is due for it, of its own requests and those that any may serve."""
-        complete = ANY not in self.slots.absent and generator not in self.slots.absent
+    def _is_due(self, generator: str, common: bool, now: float) -> bool:
+        """Whether a batch is due for it, of its own requests and those that any may serve. common: all slots wait of
+        which any generator may get the next request."""
+        complete = common and generator not in self.slots.absent
         return is_due(Waiting(*self.queue.view((ANY, generator)), complete), self.limits, now)
 
     def _start_next(self, generator: GeneratorState, now: float) -> Serve:

@@ -3,8 +3,8 @@
 The other half of a slot's state (rows, tickets, parked episodes) is in `rollout/rows`. The conductor tells this half
 when a slot becomes live (one of its rows holds a ticket) or stops being live.
 
-Invariants: `live` counts the live slots that are not reserved for evaluation; `absent` those of them that do not wait in
-the queue, by the pool in which they are expected next.
+Invariants: `live` counts the live slots that are not reserved for evaluation; `absent` those of them that do not wait
+in the queue, by the pool in which they are expected next.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ServedSlot:
 
 @dataclass(slots=True)
 class SlotRegistry:
-    """All slots of all present simulators. ordinals: slot → its number, kept while its simulator is away. absent: counts
-    of 1 or more by pool, kept by `BatchScheduler`; expected_among: the live generators for which they were counted, None
-    if they have to be counted anew, as after a restore."""
+    """All slots of all present simulators. ordinals: slot → its number, kept while its simulator is away. absent:
+    counts of 1 or more by pool, kept by `BatchScheduler`; expected_among: the live generators for which they were
+    counted, None if they have to be counted anew, as after a restore."""
 
     slots: dict[str, ServedSlot] = field(default_factory=dict)
     live: int = 0
