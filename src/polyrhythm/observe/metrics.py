@@ -36,7 +36,8 @@ GROUPS: Mapping[str, str] = {
         "reward function"
     ),
     "staleness": (
-        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "
+        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max, and the same in updates: "
+        "updates_mean, updates_max; samples in whose middle new "
         "weights came: partial_ratio, total_partial_num, and max_partial_span, by how many versions; with a lag: "
         "stale_trajectory_processed (samples), stale_samples_processed (groups)"
     ),

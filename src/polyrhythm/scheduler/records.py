@@ -586,7 +586,8 @@ class StartUpdate:
     """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`.
 
     oldest: the oldest behaviour version in each sample; version - oldest is its lag. scores: what scorers gave each
-    sample beside the rewards in it; empty where there are no scorers.
+    sample beside the rewards in it; empty where there are no scorers. updates_since: updates that the trainer's weights
+    contain and those of the oldest version do not, at least 0.
     """
 
     trainer: str
@@ -596,6 +597,7 @@ class StartUpdate:
     payload_ids: tuple[str, ...]
     oldest: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
+    updates_since: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,9 +354,11 @@ def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:
     spans = [sample.newest - first for sample, first in zip(samples, oldest, strict=True)]
     lags = [command.version - first for first in oldest]
     count, stale = len(samples), [sample.group for sample, lag in zip(samples, lags, strict=True) if lag > 0]
-    scores = {"env/sample_score": sum(command.scores) / count} if command.scores else {}
+    values = {"env/sample_score": sum(command.scores) / count} if command.scores else {}
+    if since := command.updates_since:
+        values |= {"staleness/updates_mean": sum(since) / count, "staleness/updates_max": float(max(since))}
     return {
-        **scores,
+        **values,
         "env/sample_env_steps": sum(sample.env_steps for sample in samples) / count,
         "env/sample_chunk_steps": sum(sample.steps for sample in samples) / count,
         "staleness/lag_mean": sum(lags) / count,

@@ -163,6 +163,7 @@ class VirtualTrainer(VirtualStation):
         lent = self._lent.popleft()
         for payload_id in lent.payload_ids:
             measures.lags[lent.version - payloads[payload_id].oldest] += 1
+        measures.updates_since.update(lent.updates_since)
         measures.updates += 1
         measures.trained_samples += len(lent.payload_ids)
         measures.trained_transitions += transitions

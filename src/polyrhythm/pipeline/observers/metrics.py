@@ -265,6 +265,8 @@ class ProgressLogger(Observer):
             return
         self._said = now
         lag = report.values["staleness/lag_mean"]
+        since = report.values.get("staleness/updates_mean", lag)
         recent = self._episodes.recent
         went = live.episodes(recent) if recent else "no episode has ended"
-        log.info("update %d of %d: %s, lag %.1f", report.step + 1, self._updates, went, lag)
+        behind = f"lag {lag:.1f}" if since == lag else f"lag {lag:.1f} ({since:.1f} updates)"
+        log.info("update %d of %d: %s, %s", report.step + 1, self._updates, went, behind)
