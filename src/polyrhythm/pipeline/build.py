@@ -197,7 +197,8 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
     settings = policy_settings(config)
     form = settings.form(spec)
     states = _trainer_states(config, folder)
-    buckets = bucket_sizes(config, infos)
+    placed = place(config, trainer=trainer, folder=folder)
+    buckets = bucket_sizes(config, infos, on_device=placed.serves_on_device)
     places = open_places(config, folder)
     with ExitStack() as undo:
         if places is not None:
@@ -207,7 +208,6 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
             assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
             factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
         factories += _scorer_factories(config, spec)
-        placed = place(config, trainer=trainer, folder=folder)
         layout = arena_layout(config, spec, infos, form, trainer=trainer)
         stations = _with_seats(factories, placed)
         launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)
