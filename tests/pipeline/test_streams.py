@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from polyrhythm.config.load import validate
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import ApplyWeights, SampleFinished, StartStream, StartUpdate, StreamDone
@@ -56,6 +60,19 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     fresh = Conductor(conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.save() == conductor.save()
+
+
+def test_tokens_per_second_are_those_of_the_generators(tmp_path: Path) -> None:
+    summary = train(validate_run(validate(LANGUAGE)), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "staleness/lag_mean" in line]
+    for name in ("tokens", "prompt_tokens"):
+        counts = [
+            line[f"throughput/{name}_per_s"] * (line["time_s"] - before["time_s"]) for before, line in pairwise(updates)
+        ]
+        assert [count - round(count) for count in counts] == pytest.approx([0] * 3, abs=0.3)  # times are rounded
+        total = sum(summary["stations"][f"generator-{number}"][name] for number in range(2))
+        assert 0 < sum(counts) < total, "without those before the first update and after the last"
 
 
 def test_a_policy_that_answers_in_one_pass_cannot_stream() -> None:

@@ -55,7 +55,8 @@ GROUPS: Mapping[str, str] = {
     "samples": "the ledger's counts by state; dropped/<reason>",
     "throughput": (
         "transitions: env steps of all samples that finished since training began, over all parts of the run; "
-        "transitions_per_s: of those that finished since the update before"
+        "transitions_per_s: of those that finished since the update before; where generators serve by streams, "
+        "tokens_per_s and prompt_tokens_per_s: generated in answers that ended since then, and read of prompts"
     ),
     "stations": (
         "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "

@@ -194,9 +194,10 @@ class UpdateMetrics(Observer):
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
         values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
-        transitions = self._totals.transitions
+        transitions, seconds = self._totals.transitions, max(now - self._last, 1e-9)
         values["throughput/transitions"] = transitions
-        values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
+        values["throughput/transitions_per_s"] = (transitions - self._transitions) / seconds
+        values |= self._stations.token_rates(seconds)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
         values |= self._idle.take(now) | self._passes.take() | self._stations.seconds()
