@@ -145,6 +145,7 @@ def scheduler_settings(
         evaluator_only=config.evaluation.weights == "own_generator",
         evaluation_priority=config.evaluation.priority,
         evaluation_max_wait_s=config.evaluation.max_wait_s,
+        evaluation_hedge=config.evaluation.hedge,
         segments=rollout.segment_steps > 0,
         batching=batching.type,
         buckets=buckets,

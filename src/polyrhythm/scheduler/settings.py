@@ -82,6 +82,7 @@ class SchedulerSettings:
     evaluator: the generator with the copy of the weights that background evaluations use; evaluator_only: it
     serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
     evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
+    evaluation_hedge: rows that an evaluation has no episodes for run copies of its last ones (`rollout/evaluation`).
     lease: stations that are on their devices in turn; None for none.
     scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
     """
@@ -119,6 +120,7 @@ class SchedulerSettings:
     evaluator_only: bool = False
     evaluation_priority: Literal["turns", "first", "last"] = "turns"
     evaluation_max_wait_s: float = 1.0
+    evaluation_hedge: bool = False
     lease: LeaseSettings | None = None
     scoring: ScoringRules | None = None
 

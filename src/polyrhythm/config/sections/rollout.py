@@ -69,7 +69,7 @@ class RolloutSettings(Section):
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     """Generator of a request: any idle one, each in turn, number i mod n for slot i, or the slot's previous one."""
     buckets: Buckets = "auto"
-    """Row counts that passes are padded to: powers (of two), a list, none, or auto: powers for CUDA graphs, else none."""
+    """Row counts that passes are padded to: powers (of two), a list, none; auto: powers for CUDA graphs, else none."""
     graphs: Literal["auto", "off"] = "auto"
     """On a CUDA device, the forward passes of buckets: auto: captured as CUDA graphs where the policy allows; off."""
     queue_key: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
