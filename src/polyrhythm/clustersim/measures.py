@@ -52,7 +52,8 @@ class Measures:
     tokens: generated, in answers that reached their slots; tokens_aborted: by streams that were aborted.
     lags: lag → samples of completed updates; updates_since: the same by lag in updates; down: seconds that stations of
     a kind were dead; devices: seconds of occupation of each shared device; publishing: seconds in which versions were
-    being sent to the generators. switches: of leased devices, one for each take and each yield; switching: their seconds.
+    being sent to the generators. switches: of leased devices, one for each take and each yield; switching: their
+    seconds.
     """
 
     simulator: Busy = field(default_factory=Busy)

@@ -128,11 +128,11 @@ class BatchScheduler(RequestScheduler):
 
     def _serve_near(self, common: bool, now: float) -> list[Serve]:
         """The batches that are due now, each on the requests' hosts as far as that costs no waiting (`locality`)."""
-        limits, batches, order = self.limits, list[tuple[Request, ...]](), list[str]()
+        limits, batches, names = self.limits, list[tuple[Request, ...]](), list[str]()
         while len(batches) < len(free := self._free_for_common(common, now)):
             batches.append(self.queue.take((ANY,), limits.max_rows, limits.max_requests))
-            order = free
-        order = sorted((self.generators.present[name] for name in order), key=in_turn)
+            names = free
+        order = sorted((self.generators.present[name] for name in names), key=in_turn)
         started = []
         for generator, requests in deal(batches, order, self.host_of) if batches else ():
             started.append(self._start_tuned(generator, requests, now))

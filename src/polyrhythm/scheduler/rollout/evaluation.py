@@ -21,6 +21,9 @@ from dataclasses import dataclass, field, replace
 from polyrhythm.scheduler.records import Episode, Ticket
 from polyrhythm.scheduler.samples.admission import mix
 
+#: Between the numbers of an episode's ticket and of its only copy's.
+_COPY = 1 << 40
+
 
 def noise_stream(episode: Episode) -> int:
     """The stream of its sampling noise: a function of its seed alone."""
@@ -56,6 +59,17 @@ class EvaluationState:
         if (twin := self.twins.pop(number, None)) is not None:
             del self.twins[twin]
 
+    def copy(self) -> Ticket | None:
+        """A ticket for a copy of the episode that has run longest without one, once no episode waits."""
+        if self.waiting or not self.single:
+            return None
+        original = self.single.pop(next(iter(self.single)))
+        number = original.number - _COPY
+        copy = replace(original, number=number, group=number)
+        self.running += 1
+        self.twins |= {original.number: copy.number, copy.number: original.number}
+        return copy
+
     @property
     def done(self) -> bool:
         return self.finished + self.dropped == self.wanted
@@ -84,17 +98,6 @@ class EvaluationQueue:
             evaluation.waiting = left
             kept = evaluation.single.items()
             evaluation.single = {number: ticket for number, ticket in kept if (ticket.task, ticket.seed) != start}
-
-    def copy(self, evaluation: EvaluationState) -> Ticket | None:
-        """A ticket for a copy of the episode that has run longest without one, once no episode waits."""
-        if evaluation.waiting or not evaluation.single:
-            return None
-        self.tickets += 1
-        original = evaluation.single.pop(next(iter(evaluation.single)))
-        copy = replace(original, number=-self.tickets, group=-self.tickets)
-        evaluation.running += 1
-        evaluation.twins |= {original.number: copy.number, copy.number: original.number}
-        return copy
 
     def _ticket(self, name: str, episode: Episode) -> Ticket:
         self.tickets += 1

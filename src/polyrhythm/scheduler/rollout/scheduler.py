@@ -143,7 +143,7 @@ class RolloutScheduler:
         if not self.settings.evaluation_hedge or not evaluation.single:
             return []
         return self._deal(
-            lambda: None if self._evaluates_enough() else self.evaluations.copy(evaluation),
+            lambda: None if self._evaluates_enough() else evaluation.copy(),
             lambda: next((rows for rows in idle if not rows.parked), None),
             now,
         )
