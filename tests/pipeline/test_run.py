@@ -92,18 +92,6 @@ def test_a_run_without_training_measures_what_it_begins_with(tmp_path):
     assert evaluate(tmp_path, 4, 1_000_000_000, greedy=True)["mean_return"] == summary["before"]["mean_return"]
 
 
-def test_copies_of_the_last_episodes_change_no_result(tmp_path):
-    found = {}
-    for hedge in ("false", "true"):
-        changes = ["launcher=inline", "training.versions=0", "evaluation.episodes=13", "evaluation.sampled=true"]
-        run = validate_run(load_config("cartpole", [*changes, "rollout.rows=8", f"evaluation.hedge={hedge}"]))
-        found[hedge] = train(run, tmp_path / hedge)
-    same = {"before", "before_sampled"}
-    assert {name: found["true"][name] for name in same} == {name: found["false"][name] for name in same}
-    steps = {hedge: summary["stations"]["simulator-0"]["chunk_steps"] for hedge, summary in found.items()}
-    assert steps["true"] > steps["false"], "copies ran"
-
-
 def test_the_weights_file_is_plain_data(tmp_path):
     train(
         validate_run(load_config("cartpole", ["launcher=inline", "training.versions=0", "evaluation.episodes=0"])),

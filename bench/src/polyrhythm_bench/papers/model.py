@@ -3,7 +3,7 @@
 | mode | settings |
 |---|---|
 | baseline | `lockstep` batches, max_lag 0, `drain`, a version's first update waits for all its samples |
-| rollout | `dynamic` batches of one env batch (or as published), the rest as in the baseline |
+| rollout | `dynamic` batches of one env batch (or as published) by the paper's rule, size or oldest wait alone; the rest as in the baseline |
 | full | `dynamic`, max_lag 2, `continue`, `streaming`: an update begins with its own samples |
 
 A version is a training step of the paper: four episodes of every environment, an update on each of the four. A slot
@@ -113,6 +113,7 @@ def _scheduler(row: PaperRow, slots: int) -> dict[str, Any]:
         "batching": "lockstep" if row.mode == "baseline" else "dynamic",
         "max_requests": row.max_batches,
         "max_wait_s": row.wait_ms / 1000,
+        "fire_when_all_wait": False,
     }
 
 
