@@ -33,7 +33,7 @@ def test_without_the_trigger_a_lone_request_waits_its_time(routing: str) -> None
 
 
 def test_generators_with_slots_of_their_own_gain_from_it() -> None:
-    """Slots that any generator may serve are all awaited, as all slots were by the rule before, whatever the routing."""
+    """Slots that any generator may serve are all awaited, as all slots were by the rule before."""
 
     def rate(routing: str) -> float:
         cluster = settings(
