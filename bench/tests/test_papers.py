@@ -73,6 +73,15 @@ def test_a_lock_step_row_takes_the_sum_of_its_stages() -> None:
     assert found.throughput == pytest.approx(512 * 5 / (1 + 1.28 + 0.32))
 
 
+def test_the_latency_threshold_of_a_pass_with_a_fixed_part_has_a_best_value() -> None:
+    """The shape of figure 8, by the paper's rule: some waiting makes larger batches, more of it only delays them."""
+    costs, example = papers.UNSATURATED, row("table 3", "hybrid", "full")
+    rates = [
+        simulate(replace(example, max_batches=6, wait_ms=wait_ms), costs, 24).throughput for wait_ms in (0, 100, 1000)
+    ]
+    assert rates[0] < rates[1] > 1.05 * rates[2]
+
+
 def test_asynchrony_hides_what_it_should() -> None:
     example = row("table 5", "colocated", "full", 4)
     rates = {

@@ -34,7 +34,8 @@ def test_lock_step_adds_up_every_stage() -> None:
     assert summary["time"]["slots"]["in_batch"]["s"] == ms(0.036)
     assert summary["time"]["slots"]["tickets"]["s"] == ms(0.546 - 0.160 - 0.036)
     assert summary["time"]["trainer"]["samples"]["s"] == ms(0.346)
-    assert summary["lag"] == {"histogram": {"0": 2}, "mean": 0.0, "max": 0}
+    none = {"mean": 0.0, "max": 0, "updates_mean": 0.0, "updates_max": 0}
+    assert summary["lag"] == {"histogram": {"0": 2}, **none}
 
 
 def test_with_lag_the_rollout_of_the_next_version_overlaps_the_update() -> None:

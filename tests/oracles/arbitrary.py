@@ -248,6 +248,8 @@ def _scheduler(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, 
         "max_attempts": rng.choice((1, 3)),
         "quarantine_after": rng.choice((0, 1, 2, 5)),
         "max_dropped": 1_000_000,
+        "fire_when_all_wait": rng.random() < 0.8,
+        "evaluation_hedge": rng.random() < 0.5,
         **({} if segments else _filter(rng)),
         **({} if segments or order == "ticket" else _redundancy(rng)),
     }

@@ -5,9 +5,9 @@
    whose request is refused is aborted.
 2. The ledger balances at every event; no sample is trained twice.
 3. A sample's lag when it is lent is at most ⌈α⌉ (`bound: sample`); the mean lag is at most α (`bound: mean`).
-4. No generator that could serve idles while a batch is due, or has places for the request that came first (checked
-   for `routing: least_loaded`). A batch waits behind a pass only at a generator of depth 2 that holds the newest
-   version, only if it was full and no generator could begin it, and always then.
+4. No generator that could serve idles while a batch is due (`batching_audit`), or has places for the request that came
+   first (checked for `routing: least_loaded`). A batch waits behind a pass only at a generator of depth 2 that holds
+   the newest version, only if it was full and no generator could begin it, and always then.
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
 its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
+from tests.oracles.batching_audit import idle_but_due
 from tests.oracles.evaluation_audit import EvaluationAudit, disagreeing, unbalanced
 from tests.oracles.group_audit import GroupAudit, misplaced
 from tests.oracles.lease_audit import LeaseAudit
@@ -143,6 +144,7 @@ class GuaranteeChecker:
         if not wrong and self.leases is not None:
             wrong = self.leases.note(commands)
         wrong = wrong or unbalanced(self._conductor, self._evaluations) or disagreeing(self._conductor)
+        wrong = wrong or idle_but_due(self._conductor, now)
         if not wrong and self._shadow is not None:
             wrong = self._shadow.note(now, event, commands)
         if wrong:

@@ -276,7 +276,7 @@ def _check_streams(config: RunConfig) -> None:
                 "batching streams with a policy that generates tokens",
             )
         return
-    if config.rollout.buckets != "none":
+    if config.rollout.buckets not in ("auto", "none"):
         raise InvalidSetting(
             "rollout.buckets", config.rollout.buckets, "batching streams has no passes to pad; set it to none"
         )

@@ -36,7 +36,8 @@ GROUPS: Mapping[str, str] = {
         "reward function"
     ),
     "staleness": (
-        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "
+        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max, and the same in updates: "
+        "updates_mean, updates_max; samples in whose middle new "
         "weights came: partial_ratio, total_partial_num, and max_partial_span, by how many versions; with a lag: "
         "stale_trajectory_processed (samples), stale_samples_processed (groups)"
     ),
@@ -57,7 +58,8 @@ GROUPS: Mapping[str, str] = {
     "samples": "the ledger's counts by state; dropped/<reason>",
     "throughput": (
         "transitions: env steps of all samples that finished since training began, over all parts of the run; "
-        "transitions_per_s: of those that finished since the update before"
+        "transitions_per_s: of those that finished since the update before; where generators serve by streams, "
+        "tokens_per_s and prompt_tokens_per_s: generated in answers that ended since then, and read of prompts"
     ),
     "stations": (
         "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "

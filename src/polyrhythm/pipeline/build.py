@@ -127,7 +127,7 @@ def scheduler_settings(
     if isinstance(batching, StreamsBatching):
         limits = {"max_rows": batching.max_rows}
     if isinstance(batching, DynamicBatching):
-        limits["max_wait_s"] = batching.max_wait_ms / 1000.0
+        limits |= {"max_wait_s": batching.max_wait_ms / 1000.0, "fire_when_all_wait": batching.fire_when_all_wait}
     return SchedulerSettings(
         batch_size=config.training.batch_size,
         sync_interval=freshness.sync_interval,
@@ -148,6 +148,7 @@ def scheduler_settings(
         evaluator_only=config.evaluation.weights == "own_generator",
         evaluation_priority=config.evaluation.priority,
         evaluation_max_wait_s=config.evaluation.max_wait_s,
+        evaluation_hedge=config.evaluation.hedge,
         segments=rollout.segment_steps > 0,
         batching=batching.type,
         buckets=buckets,
@@ -201,7 +202,8 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
     settings = policy_settings(config)
     form = settings.form(spec)
     states = _trainer_states(config, folder)
-    buckets = bucket_sizes(config, infos)
+    placed = place(config, trainer=trainer, folder=folder)
+    buckets = bucket_sizes(config, infos, on_device=placed.serves_on_device)
     places = open_places(config, folder)
     with ExitStack() as undo:
         if places is not None:
@@ -211,7 +213,6 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
             assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
             factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
         factories += _scorer_factories(config, spec)
-        placed = place(config, trainer=trainer, folder=folder)
         layout = arena_layout(config, spec, infos, form, trainer=trainer)
         stations = _with_seats(factories, placed)
         launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)

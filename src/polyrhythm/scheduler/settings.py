@@ -9,11 +9,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """A batch is due when max_rows rows or max_requests requests wait, or the oldest has waited for max_wait_s."""
+    """A batch is due when max_rows rows or max_requests requests wait, when the oldest has waited for max_wait_s, or,
+    with fire_when_all_wait, when no live slot could add a request."""
 
     max_rows: int
     max_requests: int
     max_wait_s: float
+    fire_when_all_wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,10 @@ class SchedulerSettings:
     with its first complete groups, and the others follow as they are complete.
     on_update: `drain`, `continue`, or `abort`, in which streams that run when weights change are resumed from their
     tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
-    batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s, or `auto`, which chooses max_rows (up
-    to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each generator has max_rows
-    places, and a request begins as soon as there are places for its rows. buckets: row counts, ascending, that
-    generators pad their passes to.
+    batching: `lockstep`, or `dynamic` with max_rows, max_requests, max_wait_s and fire_when_all_wait, or `auto`, which
+    chooses max_rows (up to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each
+    generator has max_rows places, and a request begins as soon as there are places for its rows. buckets: row counts,
+    ascending, that generators pad their passes to.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
@@ -82,6 +84,7 @@ class SchedulerSettings:
     evaluator: the generator with the copy of the weights that background evaluations use; evaluator_only: it
     serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
     evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
+    evaluation_hedge: rows that an evaluation has no episodes for run copies of its last ones (`rollout/evaluation`).
     lease: stations that are on their devices in turn; None for none.
     scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
     """
@@ -101,6 +104,7 @@ class SchedulerSettings:
     max_requests: int = 1_000_000
     buckets: tuple[int, ...] = ()
     max_wait_s: float = 0.005
+    fire_when_all_wait: bool = True
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     queue_key: str = ""
     tasks: int = 1
@@ -120,6 +124,7 @@ class SchedulerSettings:
     evaluator_only: bool = False
     evaluation_priority: Literal["turns", "first", "last"] = "turns"
     evaluation_max_wait_s: float = 1.0
+    evaluation_hedge: bool = False
     lease: LeaseSettings | None = None
     scoring: ScoringRules | None = None
 
@@ -235,7 +240,7 @@ class SchedulerSettings:
     @property
     def limits(self) -> BatchLimits:
         """The configured batch limits."""
-        return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s)
+        return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s, self.fire_when_all_wait)
 
     @property
     def version_samples(self) -> int:

@@ -98,6 +98,7 @@ class Trainer:
         self._feed: SampleFeed | None = None
         self._samples: list[Trajectory] = []
         self._scores: list[float] = []
+        self._updates_since: list[int] = []
         self._steps: Steps | None = None
         self._publication: Publication | None = None
         self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
@@ -226,14 +227,15 @@ class Trainer:
         except StopIteration as stop:
             self._todo.popleft()
             self._await_saved()
-            metrics = _sample_metrics(self._samples, self._scores, command.version)
+            metrics = _sample_metrics(self._samples, self._scores, self._updates_since, command.version)
             metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
             metrics |= {f"time/actor/{phase}": s for phase, s in self._learner.phase_seconds.items()}
             if self._publish_s:
                 metrics["time/actor/publish"] = self._publish_s
             if self._feed is not None:
                 self._optimizer_steps += int(stop.value[STEPS])
-            self._steps, self._feed, self._samples, self._scores = None, None, [], []
+            self._steps, self._feed = None, None
+            self._samples, self._scores, self._updates_since = [], [], []
             self._published = False
             self._update_s = self._publish_s = 0.0
             self._channels.report(
@@ -265,6 +267,7 @@ class Trainer:
             samples = [with_score(sample, score) for sample, score in zip(samples, command.scores, strict=True)]
         self._samples += samples
         self._scores += command.scores
+        self._updates_since += command.updates_since
         return samples
 
     def _publish(self, version: int) -> None:
@@ -400,7 +403,7 @@ _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", Sav
 _FETCH = "fetch"
 
 
-def _sample_metrics(samples: list[Trajectory], scored: list[float], version: int) -> Metrics:
+def _sample_metrics(samples: list[Trajectory], scored: list[float], since: list[int], version: int) -> Metrics:
     """Metrics of the samples. lag: the trainer's version minus a sample's oldest behaviour version; span: its newest
     minus its oldest, above zero if new weights arrived during the sample. Counters by verl's names, whose samples are
     our groups and whose trajectories are our samples."""
@@ -408,9 +411,11 @@ def _sample_metrics(samples: list[Trajectory], scored: list[float], version: int
     spans = [sample.newest - first for sample, first in zip(samples, oldest, strict=True)]
     lags = [version - first for first in oldest]
     count, stale = len(samples), [sample.group for sample, lag in zip(samples, lags, strict=True) if lag > 0]
-    scores = {"env/sample_score": sum(scored) / count} if scored else {}
+    values = {"env/sample_score": sum(scored) / count} if scored else {}
+    if since:
+        values |= {"staleness/updates_mean": sum(since) / count, "staleness/updates_max": float(max(since))}
     return {
-        **scores,
+        **values,
         "env/sample_env_steps": sum(sample.env_steps for sample in samples) / count,
         "env/sample_chunk_steps": sum(sample.steps for sample in samples) / count,
         "staleness/lag_mean": sum(lags) / count,

@@ -203,6 +203,9 @@ def test_policies_that_act_alike_share_the_passes_of_generators() -> None:
 def test_rows_of_the_largest_pass(changes: dict[str, Any], rows: int) -> None:
     run = config(**changes)
     assert pass_rows(run, env_settings(run).spec()) == rows
+    padded = 1 << (rows - 1).bit_length()  # by default, on a CUDA device
+    if "max_requests" not in changes.get("batching", {}):
+        assert pass_rows(run, env_settings(run).spec(), on_device=True) == padded
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ class VirtualTrainer(VirtualStation):
         for part in self._begun:
             for payload_id in part.payload_ids:
                 measures.lags[part.version - payloads[payload_id].oldest] += 1
+            measures.updates_since.update(part.updates_since)
             measures.trained_samples += len(part.payload_ids)
         measures.updates += 1
         measures.trained_transitions += self._transitions

@@ -144,6 +144,8 @@ class EvaluationSettings(Section):
     """Order of passes with second_copy: in turns, evaluation first, or last (while no training batch is due)."""
     max_wait_s: NotNegative = 1.0
     """With priority last: seconds after which an evaluation's request goes before training's, so that it ends."""
+    hedge: Flag = False
+    """Run copies of the last episodes, same seed and noise, on rows that would idle; the first to finish counts."""
 
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:

@@ -96,7 +96,7 @@ def list_parts(
         device = placed.seats[name].device
         parts += _generator(config, spec, form, name, device, published.nbytes)
         if activations is not None:
-            rows = pass_rows(config, spec)
+            rows = pass_rows(config, spec, on_device=device != HOST)
             parts += _passes(config, spec, form, name, device, rows, activations)
     parts += _trainer(config, spec, form, placed, layout, activations)
     return [part for part in parts if part.nbytes]

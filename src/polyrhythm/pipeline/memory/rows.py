@@ -12,10 +12,10 @@ from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 
 
-def pass_rows(config: RunConfig, spec: EnvSpec) -> int:
-    """Rows of a generator's largest forward pass, padding included."""
+def pass_rows(config: RunConfig, spec: EnvSpec, *, on_device: bool = False) -> int:
+    """Rows of a generator's largest forward pass, padding included. on_device: generators are on CUDA devices."""
     infos = env_batch_infos(config, spec)
-    if buckets := bucket_sizes(config, infos):
+    if buckets := bucket_sizes(config, infos, on_device=on_device):
         return buckets[-1]
     most = largest_batch(config, infos)
     if not isinstance(config.batching, LimitedBatching):

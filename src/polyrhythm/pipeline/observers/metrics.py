@@ -194,9 +194,10 @@ class UpdateMetrics(Observer):
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
         values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
-        transitions = self._totals.transitions
+        transitions, seconds = self._totals.transitions, max(now - self._last, 1e-9)
         values["throughput/transitions"] = transitions
-        values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
+        values["throughput/transitions_per_s"] = (transitions - self._transitions) / seconds
+        values |= self._stations.token_rates(seconds)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
         values |= self._idle.take(now, report.values.get("time/actor/update", 0.0))
@@ -268,6 +269,8 @@ class ProgressLogger(Observer):
             return
         self._said = now
         lag = report.values["staleness/lag_mean"]
+        since = report.values.get("staleness/updates_mean", lag)
         recent = self._episodes.recent
         went = live.episodes(recent) if recent else "no episode has ended"
-        log.info("update %d of %d: %s, lag %.1f", report.step + 1, self._updates, went, lag)
+        behind = f"lag {lag:.1f}" if since == lag else f"lag {lag:.1f} ({since:.1f} updates)"
+        log.info("update %d of %d: %s, %s", report.step + 1, self._updates, went, behind)
