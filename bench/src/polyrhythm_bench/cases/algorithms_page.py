@@ -30,7 +30,6 @@ _LINES = {
     "v_trace": ("#1b7f5a", ""),
     "gipo": ("#a02c5d", ""),
     "gipo_half": ("#a02c5d", "7 4"),
-    "gipo_fifth": ("#a02c5d", "2 3"),
     "grpo": ("#4f94cd", ""),
     "rloo": ("#c2570c", "7 4"),
     "maxrl": ("#1b7f5a", ""),
