@@ -1,4 +1,5 @@
-"""Writes `algorithms.md` and `algorithms_TASK.svg`, the page of `bench algorithms`, to bench/results or --out FOLDER.
+"""Writes `algorithms.md` and `algorithms_TASK.svg`, the page of `bench algorithms`, to bench/results or --out FOLDER;
+with --out FOLDER/NAME.md that page, and NAME_TASK.svg.
 
     polyrhythm bench algorithms --json > algorithms.json
     python bench/scripts/algorithms_table.py algorithms.json

@@ -8,15 +8,18 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.long import long
 
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.cli.main import main
+from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import RunHalted
 from polyrhythm_bench.cases import algorithms, update
 from polyrhythm_bench.harness.trainings import TrainingTask, train
+from polyrhythm_bench.workloads.spot_env import SpotSettings
 
 TINY = TrainingTask("cartpole", ("training.versions=3", "training.mini_batch_samples=4", "env.max_steps=20"), window=4)
 WHOLE = (*TINY.settings, "rollout.segment_steps=0")
@@ -43,9 +46,47 @@ def test_objectives_are_compared_with_the_best_at_the_same_staleness():
 def test_every_loss_is_among_the_objectives():
     types = {
         algorithms.TASKS["cartpole"].config(algorithms.settings(name, 2), 0).algorithm.loss.type
-        for name in algorithms.OBJECTIVES
+        for name in algorithms.LOSSES
     }
     assert types == set(POLICY_LOSSES)
+
+
+@pytest.mark.parametrize("alpha", [0, 8])
+def test_groups_and_flow_policies_have_tasks_of_their_own(alpha):
+    for name in algorithms.ADVANTAGES:
+        config = algorithms.TASKS["chains"].config(algorithms.settings(name, alpha), 0)
+        assert (config.algorithm.advantage.type, config.groups.size) == (name, 8)
+        assert config.freshness.max_lag == alpha
+    methods = [
+        algorithms.TASKS["spot"].config(algorithms.settings(name, alpha), 0).policy.head.method
+        for name in algorithms.METHODS
+    ]
+    assert [method.type for method in methods] == ["flow_noise", "flow_sde", "flow_cps", "flow_cps"]
+    assert methods[2] != methods[3]
+
+
+def test_a_task_trains_its_own_objectives_among_the_chosen():
+    found = {task: [str(way) for way in algorithms.ways_of(task, ["gipo", "maxrl"], [4])] for task in algorithms.TASKS}
+    gipo = ["gipo, α = 4"]
+    assert found == {"cartpole": gipo, "drawer": gipo, "chains": ["maxrl, α = 4"], "spot": []}
+    assert {way.objective for way in algorithms.ways_of("spot", (), [0, 1])} == set(algorithms.METHODS)
+
+
+def test_the_spot_is_within_reach_of_its_expert():
+    settings = SpotSettings(reward="progress")
+    assert all(finding.state == "ok" for finding in check_contract(settings, 4, lambda _: None))
+    batch, rows = settings.build(64), np.arange(64)
+    batch.reset(rows, [0] * 64, list(range(64)))
+    first, image = np.zeros((64, 2), np.float32), np.zeros((64, 16, 16, 3), np.uint8)
+    batch.observe(rows, {"image": image, "proprio": first})
+    assert all(0 < lit <= 16 for lit in (image[..., 0] > 0).sum((1, 2)))
+    ended, earned = np.zeros(64, bool), np.zeros(64)
+    for _ in range(8):
+        step = batch.step(rows, batch.expert_actions(rows))
+        earned += np.where(ended, 0.0, step.reward)
+        ended |= step.terminated
+    assert ended.all()
+    assert (earned > 0).mean() > 0.9, "but for those that begin there"
 
 
 @pytest.mark.parametrize("alpha", algorithms.ALPHAS)
@@ -83,11 +124,12 @@ def test_the_command_writes_what_its_page_reads(monkeypatch, capsys, tmp_path):
         (name, alpha) for name in ("tis", "ppo") for alpha in algorithms.ALPHAS
     }
     script = Path(__file__).parents[1] / "scripts" / "algorithms_table.py"
-    monkeypatch.setattr(sys, "argv", ["", str(results), "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["", str(results), "--out", str(tmp_path / "newer.md")])
     runpy.run_path(str(script), run_name="__main__")
-    page = (tmp_path / "algorithms.md").read_text()
+    page = (tmp_path / "newer.md").read_text()
+    assert "(newer_cartpole.svg)" in page
     assert page.count("\n| tis |") == 1 + len(algorithms.ALPHAS)
-    drawn = ET.fromstring((tmp_path / "algorithms_cartpole.svg").read_text())
+    drawn = ET.fromstring((tmp_path / "newer_cartpole.svg").read_text())
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}path[@class='line o0']")) == 1 + len(algorithms.ALPHAS)
 
 

@@ -10,10 +10,18 @@ import pytest
 from tests.long import long
 
 from polyrhythm.clustersim.costs import parse_cost, parse_count
+from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.policies.engine import EngineRequest
-from polyrhythm_bench.cases import language, language_engines, language_figures, language_scaling, language_schedules
+from polyrhythm_bench.cases import (
+    language,
+    language_batches,
+    language_engines,
+    language_figures,
+    language_scaling,
+    language_schedules,
+)
 from polyrhythm_bench.cli.bench import _language
 from polyrhythm_bench.harness.version_cost import VersionCost
 from polyrhythm_bench.workloads.answer_scenes import SCENES
@@ -216,6 +224,17 @@ def test_engines_are_compared_within_a_turn() -> None:
     assert found["tokens_per_s"] == [{"sequences": 1, "native": 20.0, "generate": 7.5, "vllm": 14.5, "bare_vllm": 15.0}]
     assert found["ratios"][0]["vllm/bare_vllm"] == pytest.approx(0.95)
     assert found["within_limits"] == {"vllm/bare_vllm": True, "native/generate": True}
+
+
+def test_the_ablation_of_require_batches_has_equal_samples_and_steps() -> None:
+    """What a training gives is `harness.trainings.train`'s, which other tests hold."""
+    for batches in language_batches.BATCHES:
+        training = (config := load_config("quickstart_lm", language_batches.way(batches, 1))).training
+        assert training.batch_size * config.freshness.sync_interval == language_batches.VERSION
+        assert (training.step_samples or training.batch_size, training.minibatch_steps) == (64, 0)
+    one = {"successes": [0.0] * 18 + [1.0] * 2, "seconds": 30.0, "lag_mean": 1.0}
+    (found,) = language_batches.summarise({2: [one, {**one, "seconds": 50.0}]}, versions=10)
+    assert (found["success"], found["last"], found["seconds_per_version"]) == (pytest.approx(0.1), 1.0, 4.0)
 
 
 @long(40, "bench language --tiny: three short runs of five processes")

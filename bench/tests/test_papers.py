@@ -9,8 +9,10 @@ from tests.long import long
 from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm_bench import papers
+from polyrhythm_bench.cases import streamer
 from polyrhythm_bench.papers import scaling, turns
 from polyrhythm_bench.papers.fit import Vector, fit, least_squares
 from polyrhythm_bench.papers.model import Costs, cluster_settings, simulate
@@ -69,6 +71,15 @@ def test_a_lock_step_row_takes_the_sum_of_its_stages() -> None:
     # 64 environments a device in one batch: 1 s stepping, 64 · 20 ms generating, 64 · 5 · 1 ms training.
     found = simulate(row("table 5", "colocated", "baseline", 1), replace(COSTS, spread=1e-9), chunk_steps=4)
     assert found.throughput == pytest.approx(512 * 5 / (1 + 1.28 + 0.32))
+
+
+def test_the_latency_threshold_of_a_pass_with_a_fixed_part_has_a_best_value() -> None:
+    """The shape of figure 8, by the paper's rule: some waiting makes larger batches, more of it only delays them."""
+    costs, example = papers.UNSATURATED, row("table 3", "hybrid", "full")
+    rates = [
+        simulate(replace(example, max_batches=6, wait_ms=wait_ms), costs, 24).throughput for wait_ms in (0, 100, 1000)
+    ]
+    assert rates[0] < rates[1] > 1.05 * rates[2]
 
 
 def test_asynchrony_hides_what_it_should() -> None:
@@ -168,3 +179,23 @@ def test_the_first_bottleneck_is_what_grew() -> None:
     assert papers.first_bottleneck([small, at(16, "simulation", 0.6, 0.3)]) == "simulation, from 16 GPUs on"
     assert papers.first_bottleneck([small]) == "generation, from 8 GPUs on"
     assert papers.first_bottleneck([at(8, "trainer", 0.2, 0.3)]) == "synchronisation, from 8 GPUs on"
+
+
+def test_an_early_beginning_gains_on_policy_where_episodes_differ() -> None:
+    """And nothing where they are equally long and rollout is ahead, as the paper says of its figure 9."""
+    row = next(row for row in published().rows if row.setup.key == "b8" and row.mode == "full")
+    costs = Costs(step=2.8, spread=0.1, generate=0.058, train=0.005)
+
+    def rate(training: str, length: str) -> float:
+        return streamer._rate(replace(row, rollout_gpus=4), costs, training, "dynamic", streamer.LENGTHS[length], 0)
+
+    late, early = rate("none", "lognormal, σ 0.5"), rate("on-policy streamer", "lognormal, σ 0.5")
+    assert early > 1.1 * late
+    assert rate("streamer", "equal") == pytest.approx(rate("per epoch", "equal"), rel=0.02)
+
+
+def test_the_live_streamer_alone_begins_with_a_part() -> None:
+    for name in streamer.LIVE:
+        assert bool(why_whole_updates(streamer.live_config(name, 0))) == (name != "streamer")
+    basic, epoch, early = (streamer.twin(name, 0, versions=20) for name in streamer.LIVE)
+    assert basic > epoch > early

@@ -19,6 +19,7 @@ USUAL = {
     "tau_positive": 1.0,
     "tau_negative": 1.05,
     "kl_coef": 1.0,
+    "sigma": 0.5,
 }
 
 

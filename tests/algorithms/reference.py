@@ -52,6 +52,12 @@ def sapo_entry(logp: float, old: float, adv: float, positive: float, negative: f
     return -adv * 4 / tau / (1 + math.exp(-tau * (math.exp(logp - old) - 1)))
 
 
+def gipo_entry(logp: float, old: float, adv: float, sigma: float) -> tuple[float, float]:
+    """(loss, trust weight) of one entry; the loss is also its gradient, as the weight is a constant there."""
+    weight = math.exp(-0.5 * ((logp - old) / sigma) ** 2)
+    return -weight * math.exp(logp - old) * adv, weight
+
+
 def kl_cov_entry(logp: float, prox: float, adv: float, chosen: float, coef: float) -> float:
     return -adv * math.exp(logp - prox) + (coef * abs(logp - prox) if chosen else 0.0)
 
@@ -100,11 +106,13 @@ def v_trace_of_one(
 
 
 def group_score(name: str, own: int, scores: list[float], groups: list[int]) -> float:
-    """The advantage of trajectory `own` by its group: grpo with each kind of std, rloo, or its distance to the mean."""
+    """The advantage of trajectory `own` by its group: grpo with each kind of std, rloo, maxrl, or without any scale."""
     mine = [score for score, group in zip(scores, groups, strict=True) if group == groups[own]]
     mean = sum(mine) / len(mine)
     if name == "rloo":
         return scores[own] - (sum(mine) - scores[own]) / (len(mine) - 1) if len(mine) > 1 else 0.0
+    if name == "maxrl":
+        return (scores[own] - mean) / (sum(abs(x) for x in mine) / len(mine))
     if name in ("none", "mean"):
         return scores[own] - mean
     freedom = max(len(mine) - 1, 1) if name == "sample" else len(mine)

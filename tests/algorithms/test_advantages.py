@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import math
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -16,8 +18,10 @@ from polyrhythm.algorithms.advantages import (
     WhiteningStd,
     gae,
     grpo,
+    maxrl,
     needs_bootstrap,
     normalize,
+    overlong_penalty,
     reinforce_plus_plus,
     rloo,
     v_trace,
@@ -112,10 +116,11 @@ def test_v_trace_on_policy_has_the_targets_of_gae(lam: float) -> None:
 
 @CHUNKS
 @LENGTHS
-@pytest.mark.parametrize("name", ["sample", "population", "none", "rloo"])
+@pytest.mark.parametrize("name", ["sample", "population", "none", "rloo", "maxrl"])
 def test_group_advantages_golden(chunk: int | None, lengths: list[int], name: str) -> None:
     samples = packed(lengths, chunk, seed=8)
-    got = rloo(samples) if name == "rloo" else grpo(samples, std=name)  # type: ignore[arg-type]
+    own = {"rloo": rloo, "maxrl": maxrl}
+    got = own[name](samples) if name in own else grpo(samples, std=name)  # type: ignore[arg-type]
     trajectories = one_by_one(samples)
     scores = [float(samples.rewards[mine][valid].sum()) for mine, valid in trajectories]
     for i, (mine, valid) in enumerate(trajectories):
@@ -285,7 +290,7 @@ def test_equal_returns_have_no_variance_to_explain(value: float) -> None:
     assert explained_variance(torch.randn(77), returns, valid).item() == 0.0
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce_plus_plus"])
 @pytest.mark.parametrize("splits", [[[1.0], [0.1, 0.9], [0.3, 0.7]], [[-1.6], [-0.4, -1.2], [-0.1] * 16, [-0.2] * 8]])
 def test_the_same_return_in_other_parts_gives_exactly_nothing(name: str, splits: list[list[float]]) -> None:
     """0.1 + 0.9 is not 1 in float32: without care a group that earned the same has a signal of rounding errors."""
@@ -320,17 +325,60 @@ def test_worked_examples_of_groups() -> None:
     assert grpo(samples).tolist() == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)
     assert grpo(samples, epsilon=0.1)[0] == pytest.approx(0.5 / (3**-0.5 + 0.1))
     assert rloo(samples).tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    assert maxrl(samples).tolist() == [1.0, -1.0, -1.0, 1.0]
+    assert maxrl(of_scores([1.0, 0.0, 0.0, 0.0], [7] * 4)).tolist() == [3.0, -1.0, -1.0, -1.0]
     assert reinforce_plus_plus(samples).tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize(("tokens", "penalty"), [(20, 1.0), (100, 0.5), (1, 2.0), (7, 1.0)])
+def test_overlong_messages_are_punished_as_in_dapo(tokens: int, penalty: float) -> None:
+    """Equation 13 of DAPO at every length that a message may have, times verl's factor."""
+    lengths = list(range(101))
+
+    def of_paper(length: int) -> float:
+        if length <= 100 - tokens:
+            return 0.0
+        return (100 - tokens - length) / tokens if length <= 100 else -1.0
+
+    got = overlong_penalty(torch.arange(100) < torch.tensor(lengths).unsqueeze(1), tokens=tokens, penalty=penalty)
+    assert got.tolist() == pytest.approx([penalty * of_paper(length) for length in lengths])
+    assert got.min() == -penalty
+
+
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.9])
+def test_maxrl_follows_the_logarithm_of_the_success_rate(p: float) -> None:
+    """Over all outcomes of four attempts: E[mean of A·d logπ/dp] = (1 − (1−p)³)/p, where reinforce has 1."""
+    found = 0.0
+    for scores in itertools.product([1.0, 0.0], repeat=4):
+        chance = math.prod(p if score else 1 - p for score in scores)
+        slopes = [1 / p if score else -1 / (1 - p) for score in scores]
+        advantages = maxrl(of_scores(list(scores), [0] * 4)).tolist()
+        found += chance * sum(a * slope for a, slope in zip(advantages, slopes, strict=True)) / 4
+    assert found == pytest.approx((1 - (1 - p) ** 3) / p)
+
+
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        ([0.0, 0.0], [0.0, 0.0]),
+        ([1.0, -1.0], [1.0, -1.0]),
+        ([-1.0, -1.0, 1.0, -1.0], [-0.5, -0.5, 1.5, -0.5]),
+        ([1.0, -0.9, 0.0, 0.0], [0.975 / 0.475, -0.925 / 0.475, -0.025 / 0.475, -0.025 / 0.475]),
+    ],
+)
+def test_maxrl_with_penalties_keeps_the_order_of_returns(scores: list[float], wanted: list[float]) -> None:
+    """A mean of 0, below it, or near it: neither infinite nor with the sign turned round."""
+    assert maxrl(of_scores(scores, [3] * len(scores))).tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce_plus_plus"])
 def test_nobody_to_be_compared_with_gives_nothing(name: str) -> None:
     assert not estimate(name, of_scores([3.0, 5.0], [1, 2])).advantages.any()
     assert not estimate(name, of_scores([4.0, 4.0, 4.0], [1, 1, 1])).advantages.any()
 
 
 @pytest.mark.parametrize(("count", "score"), [(5, 123.456), (7, 12.7), (7, -45.67), (6, 987.1)])
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce_plus_plus"])
 def test_equal_scores_give_exactly_nothing_in_float32_too(name: str, count: int, score: float) -> None:
     """Their mean is rounded; a difference of the last bit, divided by itself, would be a signal."""
     samples = of_scores([score] * count, [1] * count)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Literal
 
 import pytest
 import torch
 from tests.algorithms.entries import entries, loss_named
 from tests.algorithms.reference import (
     decoupled_entry,
+    gipo_entry,
     gspo_decision,
     importance_weight,
     kl_cov_entry,
@@ -22,6 +24,7 @@ from polyrhythm.algorithms.losses import (
     LossInput,
     clip_cov,
     decoupled_ppo,
+    gipo,
     gspo,
     kl_cov,
     m2po,
@@ -134,6 +137,36 @@ def test_sapo_golden() -> None:
     torch.testing.assert_close(other, loop(got.shape, sapo_entry, e.logprob, e.behavior, e.advantage, 1.0, 1.05))
 
 
+@pytest.mark.parametrize("shape", [(40,), (20, 3), (12, 2, 3)])
+@pytest.mark.parametrize("ratio_to", ["behavior", "proximal"])
+def test_gipo_golden_with_its_gradient(shape: tuple[int, ...], ratio_to: Literal["behavior", "proximal"]) -> None:
+    """At every level; the trust weight is a constant of the gradient, or that would have another sign at ρ > e^σ²."""
+    e = entries(shape, seed=24)
+    logprob = e.logprob.clone().requires_grad_()
+    got = gipo(e._replace(logprob=logprob), sigma=0.5, ratio_to=ratio_to)
+    args = (e.logprob, getattr(e, ratio_to), e.advantage, 0.5)
+    wanted = loop(e.logprob.shape, lambda *a: gipo_entry(*a)[0], *args)
+    torch.testing.assert_close(got.loss.detach(), wanted)
+    torch.testing.assert_close(got.metrics["trust_weight"], loop(wanted.shape, lambda *a: gipo_entry(*a)[1], *args))
+    got.loss.sum().backward()
+    torch.testing.assert_close(logprob.grad, wanted)
+
+
+@pytest.mark.parametrize(("sigma", "at_20"), [(0.1, 0.0), (1.0, 0.0), (2.0, math.exp(20 - 50)), (10.0, math.exp(18))])
+def test_gipo_at_extreme_ratios_is_the_product_of_its_factors(sigma: float, at_20: float) -> None:
+    """e^±20 in float32, and beyond, where the ratio is clamped and has no gradient; no 0·∞."""
+    logprob = torch.tensor([20.0, -20.0, 90.0, -90.0], requires_grad=True)
+    zero, one = torch.zeros(4), torch.ones(4)
+    loss = gipo(LossInput(logprob, zero, zero, one, one.bool()), sigma=sigma).loss
+    loss.sum().backward()
+    assert loss[0].item() == pytest.approx(-at_20, rel=1e-4, abs=1e-30)
+    assert loss[2].item() == loss[0].item()
+    assert logprob.grad is not None
+    assert logprob.grad.isfinite().all()
+    assert not logprob.grad[2:].any()
+    assert (loss <= 0).all()
+
+
 def test_losses_of_selected_entries() -> None:
     """clip_cov and m2po drop them, kl_cov penalises them; the others are PPO's, unclipped in kl_cov and m2po."""
     e = entries(seed=23)
@@ -161,7 +194,7 @@ def test_importance_sampling_without_a_cap_has_the_whole_ratio() -> None:
     torch.testing.assert_close(tis(e, cap=None).loss, wanted)
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES.keys() - WEIGHTS.keys()))
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES.keys() - WEIGHTS.keys() - {"gipo"}))
 def test_gradients_agree_with_differences(name: str) -> None:
     e = entries((4, 3), seed=3)
 

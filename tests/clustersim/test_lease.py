@@ -48,7 +48,7 @@ def leased(rng: random.Random, base: ClusterSettings) -> ClusterSettings:
             "trainer": placed(base.trainer).model_copy(update={"gradient_steps": rng.choice((1, 3))}),
         }
     )
-    return found.model_copy(update={"scheduler": replace(base.scheduler, lease=found.lease_rules())})
+    return found.model_copy(update={"scheduler": replace(base.scheduler, parts=False, lease=found.lease_rules())})
 
 
 PLACE = {"devices": "0"}

@@ -109,3 +109,11 @@ def test_what_was_thrown_away_is_compared_with_what_was_trained() -> None:
     assert selection["trained"]["chunk_steps"] == selection["trained"]["env_steps"] == 12
     assert selection["cancelled"]["seconds"] < selection["trained"]["seconds"], "cut before the end"
     assert run(BUSY)[1]["groups"] == {}
+
+
+def test_samples_of_a_version_with_several_updates_are_behind_by_updates() -> None:
+    """K = 4 at max_lag 0: update i of a version gets samples of the weights before its first one: i updates."""
+    lockstep = {"batch_size": 16, "sync_interval": 4, "max_lag": 0.0, "on_update": "drain"}
+    _, summary = run(BUSY.model_copy(update={"scheduler": replace(BUSY.scheduler, **lockstep)}))
+    assert (summary["lag"]["mean"], summary["lag"]["max"]) == (0, 0)
+    assert (summary["lag"]["updates_mean"], summary["lag"]["updates_max"]) == (1.5, 3)

@@ -34,7 +34,8 @@ def test_lock_step_adds_up_every_stage() -> None:
     assert summary["time"]["slots"]["in_batch"]["s"] == ms(0.036)
     assert summary["time"]["slots"]["tickets"]["s"] == ms(0.546 - 0.160 - 0.036)
     assert summary["time"]["trainer"]["samples"]["s"] == ms(0.346)
-    assert summary["lag"] == {"histogram": {"0": 2}, "mean": 0.0, "max": 0}
+    none = {"mean": 0.0, "max": 0, "updates_mean": 0.0, "updates_max": 0}
+    assert summary["lag"] == {"histogram": {"0": 2}, **none}
 
 
 def test_with_lag_the_rollout_of_the_next_version_overlaps_the_update() -> None:
@@ -44,6 +45,16 @@ def test_with_lag_the_rollout_of_the_next_version_overlaps_the_update() -> None:
     assert times(cluster, UpdateDone) == ms([0.248, 0.348])
     assert summary["virtual_s"] == ms(0.398)
     assert summary["lag"]["histogram"] == {"0": 1, "1": 1}
+
+
+def test_a_first_pass_over_a_part_of_the_samples_overlaps_the_rollout_of_the_others() -> None:
+    trainer = {"update": "10ms+20ms", "streamed": 0.5}
+    cluster, _ = run(settings(scheduler={"batch_size": 2, "parts": True}, trainer=trainer, versions=1))
+    # Samples of 3 transitions at 148 and 246. Half of 20 ms each: until 178 and 276. Then 10 ms, and the other halves.
+    assert times(cluster, SampleFinished) == ms([0.148, 0.246])
+    assert times(cluster, UpdateDone) == ms([0.276 + 0.010 + 0.060])
+    cluster, _ = run(settings(scheduler={"batch_size": 2}, trainer=trainer, versions=1))
+    assert times(cluster, UpdateDone) == ms([0.246 + 0.010 + 0.120])
 
 
 def test_publication_overlaps_the_next_update() -> None:

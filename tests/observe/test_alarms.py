@@ -36,6 +36,7 @@ _NAMES = {
     "explained": "train/critic/explained_variance",
     "earned": "env/return",
     "success": "env/success_once",
+    "behind": "staleness/updates_mean",
 }
 ONE_STEP: dict[str, float] = {"steps": 1, "kl": 0, "clip": 0}
 TROUBLES = {
@@ -45,6 +46,7 @@ TROUBLES = {
     "entropy_loss = 0.01": ({}, {"entropy": 0.01}, "algorithm.entropy_coef"),
     "entropy_loss = -1.5": ({}, {"entropy": -1.5}, "algorithm.entropy_coef"),
     "explained_variance = -0.3": ({"explained": -0.3}, None, "training.optimizer.value_lr"),
+    "updates_mean = 1.5": ({"behind": 1.5, "clip": 0.6}, None, "freshness.sync_interval"),
     "return = -50": ({"earned": -50}, None, "demonstrations"),
 }
 

@@ -35,6 +35,8 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
     scheduler |= evaluator
     if redundant:
         scheduler |= {"order": "arrival", **rng.choice(_REDUNDANT)}
+    if scheduler["streaming"] and scheduler["order"] == "arrival" and scheduler["batching"] != "lockstep":
+        scheduler["parts"] = rng.random() < 0.6
     return ClusterSettings.model_validate(
         {
             "seed": rng.randint(0, 1000),
@@ -43,7 +45,8 @@ def arbitrary_cluster(rng: random.Random, *, redundant: bool = False) -> Cluster
             "simulators": simulators,
             "generators": generators,
             "trainer": {
-                "update": rng.choice(("0ms", "20ms", "lognormal:40ms:1.0")),
+                "update": rng.choice(("0ms", "20ms", "lognormal:40ms:1.0", "2ms+1ms")),
+                "streamed": rng.choice((0.0, 0.5, 1.0)),
                 "publish": rng.choice(("0ms", "40ms", "lognormal:60ms:1.0")),
                 "checkpoint_every": rng.choice((0, 1, 3)),
                 "detected": "50ms",
@@ -245,6 +248,8 @@ def _scheduler(rng: random.Random, *, segments: bool, stuck: bool) -> dict[str, 
         "max_attempts": rng.choice((1, 3)),
         "quarantine_after": rng.choice((0, 1, 2, 5)),
         "max_dropped": 1_000_000,
+        "fire_when_all_wait": rng.random() < 0.8,
+        "evaluation_hedge": rng.random() < 0.5,
         **({} if segments else _filter(rng)),
         **({} if segments or order == "ticket" else _redundancy(rng)),
     }

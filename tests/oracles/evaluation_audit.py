@@ -143,7 +143,8 @@ def unbalanced(conductor: Conductor, book: EvaluationAudit) -> str:
         asked = book.open[evaluation.name]
         running = sum(sample.ticket.evaluation == evaluation.name for sample in rollout.samples.values())
         parts = (len(evaluation.waiting), evaluation.running, evaluation.finished, evaluation.dropped)
-        if (sum(parts), parts[1], parts[2]) != (evaluation.wanted, running, asked.finished):
+        pairs = len(evaluation.twins) // 2
+        if (sum(parts) - pairs, parts[1], parts[2]) != (evaluation.wanted, running, asked.finished):
             return f"{running} episodes run and {asked.finished} were told of {evaluation}"
     for slot in rollout.rows.slots.values():
         background = [ticket in book.tickets for ticket in slot.tickets.values()]

@@ -21,6 +21,8 @@ from polyrhythm.scheduler.records import (
     ScoreCounted,
     StartRows,
     StartUpdate,
+    StationLost,
+    TrainerJoined,
 )
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.ledger import SampleState
@@ -34,7 +36,8 @@ class GroupAudit:
 
     group: ticket → group; tickets: group → how many it got; returns: finished ticket → its return; finished: group →
     how many; given_up: cancelled attempts; exhausted: the filter keeps every group until the next update; excused:
-    groups complete meanwhile; payloads: finished ticket → its payload id; unscored: ticket → what has no score yet.
+    groups complete meanwhile; open: the trainer of an update that lacks samples; payloads: finished ticket → its
+    payload id; unscored: ticket → what has no score yet.
     """
 
     settings: SchedulerSettings
@@ -44,6 +47,7 @@ class GroupAudit:
     finished: Counter[int] = field(default_factory=Counter)
     given_up: set[tuple[int, int]] = field(default_factory=set)
     exhausted: bool = False
+    open: str = ""
     excused: set[int] = field(default_factory=set)
     payloads: dict[int, str] = field(default_factory=dict)
     unscored: dict[int, SampleFinished] = field(default_factory=dict)
@@ -63,6 +67,9 @@ class GroupAudit:
 
     def note(self, event: Event, commands: list[Command]) -> str:
         """What is wrong with this decision, in words, or nothing."""
+        match event:
+            case StationLost(station=name) | TrainerJoined(trainer=name) if name == self.open:
+                self.open = ""
         self.exhausted |= any(isinstance(command, FilterExhausted) for command in commands)
         if isinstance(event, SampleFinished) and event.ticket in self.group:
             if self.settings.scoring is None:
@@ -115,7 +122,9 @@ class GroupAudit:
         return ""
 
     def _lend(self, command: StartUpdate) -> str:
-        self.exhausted = False
+        if not self.open:
+            self.exhausted = False
+        self.open = command.trainer if command.more else ""
         members: dict[int, list[int]] = {}
         for ticket in command.tickets:
             members.setdefault(self.group[ticket], []).append(ticket)

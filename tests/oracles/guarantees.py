@@ -5,9 +5,9 @@
    whose request is refused is aborted.
 2. The ledger balances at every event; no sample is trained twice.
 3. A sample's lag when it is lent is at most ⌈α⌉ (`bound: sample`); the mean lag is at most α (`bound: mean`).
-4. No generator that could serve idles while a batch is due, or has places for the request that came first (checked
-   for `routing: least_loaded`). A batch waits behind a pass only at a generator of depth 2 that holds the newest
-   version, only if it was full and no generator could begin it, and always then.
+4. No generator that could serve idles while a batch is due (`batching_audit`), or has places for the request that came
+   first (checked for `routing: least_loaded`). A batch waits behind a pass only at a generator of depth 2 that holds
+   the newest version, only if it was full and no generator could begin it, and always then.
 
 Beside these: groups are lent whole and within the filter's bounds, deadlines stay feasible, and redundancy stays within
 its limits (`group_audit`); evaluations keep to their rows, their generator and one version, and end
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
+from tests.oracles.batching_audit import idle_but_due
 from tests.oracles.evaluation_audit import EvaluationAudit, disagreeing, unbalanced
 from tests.oracles.group_audit import GroupAudit, misplaced
 from tests.oracles.lease_audit import LeaseAudit
@@ -49,6 +50,7 @@ from polyrhythm.scheduler.records import (
     StationLost,
     Stream,
     StreamDone,
+    TrainerJoined,
     UpdateDone,
     WeightsApplied,
     WeightsOffered,
@@ -107,7 +109,7 @@ class GuaranteeChecker:
         self._waiting: dict[str, QueuedRequest] = {}
         self._seats: dict[str, GeneratorView] = {}
         self._published = -1
-        self._lent: StartUpdate | None = None
+        self._lent: list[StartUpdate] = []
         self._lent_lags: list[int] = []
         self._trained: set[int] = set()
         self._lags: list[int] = []
@@ -142,6 +144,7 @@ class GuaranteeChecker:
         if not wrong and self.leases is not None:
             wrong = self.leases.note(commands)
         wrong = wrong or unbalanced(self._conductor, self._evaluations) or disagreeing(self._conductor)
+        wrong = wrong or idle_but_due(self._conductor, now)
         if not wrong and self._shadow is not None:
             wrong = self._shadow.note(now, event, commands)
         if wrong:
@@ -176,6 +179,9 @@ class GuaranteeChecker:
         self._forget(event.generator)
         self._seats[event.generator] = GeneratorView(event.version, event.depth)
 
+    def _trainer(self, _now: float, event: TrainerJoined) -> None:
+        self._forget(event.trainer)
+
     def _new_version(self, _now: float, event: Published | WeightsOffered) -> None:
         self._published = max(self._published, event.version)
 
@@ -184,6 +190,8 @@ class GuaranteeChecker:
 
     def _forget(self, station: str) -> None:
         """A station is lost, or replaced by a later incarnation."""
+        if self._lent and self._lent[0].trainer == station:
+            self._lent = []
         seat = self._seats.pop(station, None)
         for request in seat.requests if seat is not None else ():
             self._put_back(request)
@@ -234,12 +242,14 @@ class GuaranteeChecker:
             seat.version, seat.applying = event.version, False
 
     def _updated(self, now: float, _event: UpdateDone) -> None:
-        lent, self._lent = self._lent, None
-        assert lent is not None
-        twice = self._trained.intersection(lent.tickets)
+        lent, self._lent = self._lent, []
+        if not lent or lent[-1].more:
+            raise Violation(f"at {now} an update is done that was not lent whole: {lent}")
+        tickets = [ticket for part in lent for ticket in part.tickets]
+        twice = self._trained.intersection(tickets)
         if twice:
             raise Violation(f"at {now} these tickets are trained twice: {sorted(twice)}")
-        self._trained.update(lent.tickets)
+        self._trained.update(tickets)
         self._lags.extend(self._lent_lags)
 
     # ------------------------------------------------------------ commands
@@ -293,13 +303,19 @@ class GuaranteeChecker:
         seat.applying = True
 
     def _lend(self, now: float, command: StartUpdate) -> None:
-        self._lent = command
-        if len(command.tickets) != self._settings.batch_size or len(set(command.tickets)) != len(command.tickets):
-            raise Violation(f"at {now} an update has not {self._settings.batch_size} different samples: {command}")
-        payloads = self._cluster.driver.payloads
-        self._lent_lags = [command.version - payloads[payload_id].oldest for payload_id in command.payload_ids]
-        if self._settings.bound == "sample" and max(self._lent_lags) > ceil(self._settings.max_lag):
-            raise Violation(f"at {now} the lags {self._lent_lags} exceed {self._settings.max_lag}: {command}")
+        before, size = self._lent, self._settings.batch_size
+        lags = [command.version - self._cluster.driver.payloads[number].oldest for number in command.payload_ids]
+        self._lent_lags = [*(self._lent_lags if before else ()), *lags]
+        if before and (command.update, command.version) != (before[0].update, before[0].version):
+            raise Violation(f"at {now} {command} is lent while {before[0]} is under way")
+        self._lent = [*before, command]
+        tickets = [ticket for part in self._lent for ticket in part.tickets]
+        if (len(tickets) < size) != command.more or len(tickets) > size or len(set(tickets)) != len(tickets):
+            raise Violation(f"at {now} an update has not {size} different samples: {self._lent}")
+        if command.more and not self._settings.parts:
+            raise Violation(f"at {now} an update is lent in parts: {command}")
+        if self._settings.bound == "sample" and max(lags) > ceil(self._settings.max_lag):
+            raise Violation(f"at {now} the lags {lags} exceed {self._settings.max_lag}: {command}")
 
     # ------------------------------------------------------------ batches
 
@@ -377,6 +393,7 @@ _EVENTS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
     StreamDone: GuaranteeChecker._stream_done,
     WeightsApplied: GuaranteeChecker._applied,
     UpdateDone: GuaranteeChecker._updated,
+    TrainerJoined: GuaranteeChecker._trainer,
 }
 _COMMANDS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
     Serve: GuaranteeChecker._serve,

@@ -233,7 +233,7 @@ REFUSED = [
     ),
     (
         {"env": PICTURES, "policy": {"type": "tiny_vla", "head": {"type": "flow_matching", "method": "ode"}}},
-        r"policy.type = tiny_vla: its log-probs do not depend on its parameters.*flow_sde or flow_noise\), or set",
+        r"policy.type = tiny_vla: its log-probs do not depend on its parameters.*flow_cps or flow_noise\), or set",
     ),
     (
         {

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.build import env_settings, scheduler_settings
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import validate_run
@@ -106,6 +107,31 @@ def test_the_check_names_settings_that_learn_little(check: Any, override: tuple[
     found = [examined.finding for examined in check(config(*override)) if examined.part == "training"]
     assert [finding.name for finding in found if finding.state == "note"] == ([] if name is None else [name])
     assert all("training." in finding.fix for finding in found if finding.state == "note")
+
+
+STREAMED = (
+    *("training.minibatch_steps=0", "algorithm.advantage=grpo", "algorithm.value.coef=0", "groups.size=2"),
+    *("preset=partial_rollout", "training.order=arrival"),
+)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ((), None),
+        (STREAMED[-2:], "with all of its samples: training.minibatch_steps = 64"),
+        (STREAMED, "with the first of its samples"),
+        ((*STREAMED, "training.streaming=false"), None),
+        ((*STREAMED, "training.order=ticket"), "with all of its samples: training.order = ticket"),
+        ((*STREAMED, "placement.trainer.ranks=2"), "with all of its samples: 2 ranks"),
+    ],
+)
+def test_the_check_says_whether_updates_stream_as_the_run_will(override: tuple[str, ...], words: str | None) -> None:
+    settings = config(*override)
+    said = [x.finding.detail for x in check_unstarted(settings) if x.finding.name == "streaming"]
+    assert [line.partition(words or "?")[1] for line in said] == ([] if words is None else [words])
+    parts = scheduler_settings(settings, env_settings(settings).spec()).parts
+    assert parts == (words == "with the first of its samples")
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,27 @@ def test_an_advantage_that_needs_a_value_is_refused() -> None:
         validate_run(config)
 
 
+def test_overlong_messages_cost_in_training_and_not_in_what_episodes_earn(tmp_path: Path) -> None:
+    """With a buffer as long as a message may be the penalty is each message's share of it."""
+    settings = ("launcher=inline", "algorithm.advantage=maxrl", "algorithm.overlong={tokens: 24, penalty: 0.5}")
+    summary, updates = run(tmp_path, *SINGLE, *settings)
+    for line in updates:
+        assert line["train/actor/overlong_fraction"] == 1.0
+        assert -0.5 <= line["train/actor/overlong_penalty"] <= -0.5 / 24
+        assert line["train/actor/zero_advantage_fraction"] < 1.0, "messages of unequal lengths tell answers apart"
+        assert line.get("env/return", 0.0) >= 0.0
+    assert any("env/return" in line for line in updates)
+    assert summary["after"]["mean_return"] >= 0.0
+
+
+def test_overlong_messages_are_of_tokens_and_of_this_environment() -> None:
+    longer = load_config(SINGLE[0], [*SMALL, *SINGLE[1:], "launcher=inline", "algorithm.overlong.tokens=25"])
+    with pytest.raises(ConfigError, match=r"overlong.tokens = 25: a message has at most 24 tokens .*; lower it"):
+        validate_run(longer)
+    with pytest.raises(ConfigError, match=r"overlong.tokens = 5: the policy gaussian gives no messages of tokens"):
+        validate_run(load_config("reach", ["algorithm.overlong.tokens=5"]))
+
+
 def test_a_micro_batch_of_tokens_needs_a_policy_that_counts_them() -> None:
     small = load_config(SINGLE[0], [*SMALL, "launcher=inline", "training.micro_batch_tokens=60"])
     validate_run(small)

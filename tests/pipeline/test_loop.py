@@ -67,6 +67,23 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     assert fresh.save() == pipeline.loop.conductor.save()
 
 
+def test_copies_of_the_last_episodes_change_no_result():
+    """Thirteen episodes on six rows: the last ones have copies on the other rows, and equal results."""
+    found = {}
+    for hedge in (False, True):
+        pipeline = build_pipeline(config(evaluation={"hedge": hedge}, batching={"type": "dynamic"}), record=True)
+        results = pipeline.loop.evaluate("before", held_out(13, 1, 1, greedy=False))
+        trace = pipeline.loop.trace
+        pipeline.close()
+        starts = [c for decision in trace for c in decision.commands if isinstance(c, StartRows)]
+        tickets = [grant.ticket for start in starts for grant in start.grants]
+        assert (len(tickets) > 13) == hedge
+        found[hedge] = sorted((each.seed, each.episode_return, each.env_steps) for each in results)
+        assert first_difference(Conductor(pipeline.loop.conductor.settings), trace) is None
+    assert len(found[True]) == 13
+    assert found[True] == found[False]
+
+
 def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is_trained(monkeypatch):
     """Generators with the passes of a device, on the CPU: what is sent behind a pass is launched before its end."""
     passes = partial(DevicePasses, capture=None)

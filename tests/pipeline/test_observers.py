@@ -20,6 +20,8 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
@@ -223,6 +225,17 @@ def test_every_metric_of_a_run_is_documented(tmp_path):
     assert all(0 <= line["staleness/max_partial_span"] <= line["staleness/lag_max"] for line in updates)
 
 
+def test_a_stream_off_policy_run_reports_its_lag_in_updates(tmp_path):
+    """K = 4 at max_lag 0: update i of a version trains samples that are i updates behind its weights."""
+    changes = {"freshness": {"sync_interval": 4}, "training": {"versions": 2, "epochs": 1}}
+    train(validate_run(config(**changes)), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "staleness/lag_max" in line]
+    assert [line["staleness/lag_max"] for line in updates] == [0] * 8
+    assert [line["staleness/updates_mean"] for line in updates] == [0, 1, 2, 3] * 2
+    assert [line["staleness/updates_max"] for line in updates] == [0, 1, 2, 3] * 2
+
+
 def test_idle_times_are_those_of_the_decisions():
     conductor = Conductor(SchedulerSettings(batch_size=2, max_lag=0.0, on_update="drain"))
     tempo = IdleMeter(conductor, 0.0)
@@ -244,6 +257,7 @@ def test_idle_times_are_those_of_the_decisions():
     }
     tell(StationLost("t", 0, "killed"), 10.0)
     assert tempo.take(12.0) == {"rollouter/idle_ratio": 1.0, "trainer/idle_ratio": pytest.approx(0.5)}
+    assert tempo.take(16.0, worked_s=3.0)["trainer/idle_ratio"] == pytest.approx(0.25), "an update in parts"
 
 
 def test_how_full_passes_were():

@@ -8,11 +8,15 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipeline.runs import LOCKSTEP
 from tests.process.runs import config
 
-from polyrhythm.config.load import load_config
+from polyrhythm.config.load import load_config, merge, validate
 from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
 from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.array_specs import bucket_sizes
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.seats import (
     assign_seats,
@@ -214,9 +218,9 @@ RAGGED = {"groups": {"size": 4}, "algorithm": {"advantage": {"type": "grpo"}}, "
     ("changes", "ranks", "problems"),
     [
         ({}, 8, []),
-        ({}, 9, ["ranks = 9: an update has 8 samples .*= 8\\).*use at most 8 ranks, or a .*mini_batch_samples of 9"]),
+        ({}, 9, ["ranks = 9: training.mini_batch_samples = 8 .*use at most 8 ranks, or a .*mini_batch_samples of 9"]),
         (RAGGED, 2, []),
-        (RAGGED, 3, ["an update has 2 groups of 4 samples .*at most 2 ranks, or a .*mini_batch_samples of 12 or"]),
+        (RAGGED, 3, ["mini_batch_samples = 8 are 2 groups of 4 samples.*at most 2 ranks.*samples of 12 or"]),
         ({"training": {"minibatch_steps": 3}}, 3, []),
         ({"training": {"minibatch_steps": 3}}, 4, ["minibatch_steps = 3 is fewer .*at most 3 ranks, or .*of 4 or"]),
         ({"training": {"minibatch_steps": 3}, "launcher": "inline"}, 4, ["launcher = inline there", "is fewer than"]),
@@ -266,6 +270,24 @@ def test_stations_for_evaluation_have_seats_and_names_are_those_of_the_run():
     assert (names["simulators"][-1], names["generators"][-1]) == ("simulator-evaluation", "generator-evaluation")
     assert list(place(settings).seats) == [name for kind in names.values() for name in kind]
     assert "trainer" not in place(settings, trainer=False).seats
+
+
+@pytest.mark.parametrize(
+    ("sections", "sizes"),
+    [
+        ({}, (1, 2, 4, 8, 16)),
+        ({"placement": {"generators": {"devices": "cpu"}}}, ()),
+        ({"rollout": {"rows": 10, "graphs": "off"}}, ()),
+        ({"rollout": {"rows": 10, "buckets": "none"}}, ()),
+        ({"rollout": {"rows": 10, "buckets": [12]}}, (12,)),
+    ],
+)
+def test_passes_are_padded_by_default_where_generators_are_on_devices(sections, sizes):
+    given = {"rollout": {"rows": 10}, "placement": {"generators": {"devices": "0"}}, **sections}
+    settings = validate(merge(LOCKSTEP, given))
+    infos = env_batch_infos(settings, env_settings(settings).spec())
+    placed = place(settings, devices=1)
+    assert bucket_sizes(settings, infos, on_device=placed.serves_on_device) == sizes
 
 
 def test_ranges_and_ids_are_listed_in_their_order():

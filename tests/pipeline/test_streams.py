@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,8 @@ from polyrhythm.config.load import validate
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.pipeline.observers.totals import StationActivity
+from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import ApplyWeights, SampleFinished, StartStream, StartUpdate, StreamDone
@@ -56,6 +62,32 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     fresh = Conductor(conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.save() == conductor.save()
+
+
+def test_tokens_per_second_are_those_of_the_generators(tmp_path: Path) -> None:
+    summary = train(validate_run(validate(LANGUAGE)), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "staleness/lag_mean" in line]
+    for name in ("tokens", "prompt_tokens"):
+        counts = [
+            line[f"throughput/{name}_per_s"] * (line["time_s"] - before["time_s"]) for before, line in pairwise(updates)
+        ]
+        total = sum(summary["stations"][f"generator-{number}"][name] for number in range(2))
+        assert 0 < sum(counts) < total, "without those before the first update and after the last"
+
+
+def test_token_rates_are_counts_over_the_seconds_since_the_last_call() -> None:
+    pipeline = build_pipeline(validate(LANGUAGE))
+    stations = StationActivity(pipeline.launcher)
+    pipeline.loop.train_until(1)
+    counts = Counter[str]()
+    for own in pipeline.launcher.statistics().values():
+        counts.update(own)
+    first, again = stations.token_rates(2.0), stations.token_rates(2.0)
+    pipeline.close()
+    assert first == {f"throughput/{name}_per_s": counts[name] / 2.0 for name in ("tokens", "prompt_tokens")}
+    assert counts["tokens"] > 8
+    assert again == dict.fromkeys(first, 0.0)
 
 
 def test_a_policy_that_answers_in_one_pass_cannot_stream() -> None:

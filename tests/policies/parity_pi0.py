@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,19 +179,17 @@ def first_step_layers(network: Pi0Network, prefix: Prefix, inputs: Mapping[str, 
 def rl_arrays(
     network: FlowNetwork, prefix: Prefix, inputs: Mapping[str, Tensor], states: Tensor, eps: Tensor
 ) -> dict[str, Tensor]:
-    """RLinf's steps from each state of the ode with four steps; flow_cps (coefficients-preserving) is not ours."""
+    """RLinf's steps from each state of the ode with four steps."""
     steps, shape = len(states) - 1, inputs["noise"].shape
     found: dict[str, list[Tensor]] = {"value_feature_suffix_mean": []}
     for k in range(steps):
-        t, s = (steps - k) / steps, (steps - k - 1) / steps
+        t = (steps - k) / steps
         v, features = network.velocity(prefix, inputs, states[k], torch.full((shape[0],), t))
         found["value_feature_suffix_mean"].append(features.mean(1))
-        angle = LEVEL * math.pi / 2.0
-        cps = torch.tensor([t, 1.0 - s, s * math.cos(angle), s * math.sin(angle)])
         rows = {
             "ode": torch.tensor(flow_matching.step_coefficients(steps, 0.0)[k]),
             "sde": torch.tensor(flow_matching.step_coefficients(steps, LEVEL)[k]),
-            "cps": cps,
+            "cps": torch.tensor(flow_matching.step_coefficients(steps, LEVEL, "cps")[k]),
         }
         for name, coefficients in rows.items():
             mean, std = flow_matching.step(states[k], v, coefficients.expand(shape[0], -1))

@@ -18,7 +18,7 @@ from polyrhythm.policies import conformance
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.calls import evaluate_act, sample
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
@@ -81,6 +81,7 @@ CASES = {
     ),
     "tiny_vla flow_sde": flow(FlowSdeSettings()),
     "tiny_vla flow_sde in one step": flow(FlowSdeSettings(noise=1.0), steps=1),
+    "tiny_vla flow_cps in two steps": flow(FlowCpsSettings(), steps=2),
     "tiny_vla flow_noise": flow(FlowNoiseSettings(), steps=3),
     "tiny_vla ode": flow(OdeSettings()),
     "pi0": pi0(Pi0Settings),

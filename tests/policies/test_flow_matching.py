@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.policies import flow_matching, noise
-from polyrhythm.policies.flow_methods import FlowNoise, FlowSde, Method, Network, Ode, start_noise
+from polyrhythm.policies.flow_methods import FlowNoise, Method, Network, Ode, OneNoisyStep, start_noise
 
 SHAPE = (2, 3)
 RAW = 0.3
@@ -30,15 +30,17 @@ def slow_velocity(x: list[float], t: float) -> tuple[list[float], list[float]]:
     return v, [RAW + 0.5 * x_j * t for x_j in x]
 
 
-def slow_step(x: list[float], i: int, steps: int, a: float) -> tuple[list[float], float]:
-    """Mean and std of step i of flow_sde (a = 0: of the ode), as the table of formulas says it."""
+def slow_step(x: list[float], i: int, steps: int, a: float, kind: str = "sde") -> tuple[list[float], float]:
+    """Mean and std of step i of flow_sde or flow_cps (a = 0: of the ode), as the table of formulas says it."""
     t, delta = 1.0 - i / steps, 1.0 / steps
     first = 1.0 - 1.0 / steps
     sigma = a * math.sqrt(t / (1.0 - (first if i == 0 else t)))
-    w0, w1 = 1.0 - (t - delta), t - delta - sigma**2 * delta / (2.0 * t)
+    w0, w1, std = 1.0 - (t - delta), t - delta - sigma**2 * delta / (2.0 * t), sigma * math.sqrt(delta)
+    if kind == "cps":
+        w1, std = (t - delta) * math.cos(math.pi * a / 2.0), (t - delta) * math.sin(math.pi * a / 2.0)
     v, _ = slow_velocity(x, t)
     means = [w0 * (x_j - v_j * t) + w1 * (x_j + v_j * (1.0 - t)) for x_j, v_j in zip(x, v, strict=True)]
-    return means, sigma * math.sqrt(delta)
+    return means, std
 
 
 def slow_logprob(x: float, mean: float, std: float) -> float:
@@ -55,16 +57,20 @@ def approx(expected: object) -> object:
     return pytest.approx(expected, rel=2e-4, abs=2e-4)
 
 
-@pytest.mark.parametrize(("steps", "a"), [(4, 0.5), (3, 1.0), (1, 0.7)])
-def test_flow_sde_is_the_ode_with_one_noisy_step(steps: int, a: float) -> None:
-    data, kept = sampled(FlowSde(steps, a))
-    logprob, _ = FlowSde(steps, a).evaluate(curved, kept)
+NOISY = [(4, 0.5, "sde"), (3, 1.0, "sde"), (1, 0.7, "sde"), (4, 0.5, "cps"), (2, 0.3, "cps"), (3, 1.0, "cps")]
+
+
+@pytest.mark.parametrize(("steps", "a", "kind"), NOISY)
+def test_one_noisy_step_is_the_ode_elsewhere(steps: int, a: float, kind: flow_matching.Kind) -> None:
+    method = OneNoisyStep(steps, a, kind)
+    data, kept = sampled(method)
+    logprob, _ = method.evaluate(curved, kept)
     starts = noise.normal(torch.arange(5) * 7919, 6, stream=1).tolist()
     draws = noise.normal(torch.arange(5) * 7919, 6, stream=2).tolist()
     for row, (start, draw) in enumerate(zip(starts, draws, strict=True)):
         x, k = start, int(kept["step"][row])
         for i in range(steps):
-            mean, std = slow_step(x, i, steps, a if i == k else 0.0)
+            mean, std = slow_step(x, i, steps, a, kind) if i == k else slow_step(x, i, steps, 0.0)
             after = [m + std * e for m, e in zip(mean, draw, strict=True)]
             if i == k:
                 assert kept["before"][row].flatten().tolist() == approx(x)
@@ -150,6 +156,31 @@ def test_at_the_first_step_the_denominator_is_that_of_the_second() -> None:
     assert flow_matching.step_coefficients(2, 0.0) == [[1.0, 0.5, 0.5, 0.0], [0.5, 1.0, 0.0, 0.0]]
 
 
+def test_flow_cps_keeps_the_coefficient_of_the_noise() -> None:
+    """w1² + std² = s²: old and new noise together are as strong as an ode's; at time 0 both are gone."""
+    half, quarter = math.sqrt(0.5), math.pi / 4.0
+    rows = flow_matching.step_coefficients(4, 0.5, "cps")
+    assert rows[0] == pytest.approx([1.0, 0.25, 0.75 * half, 0.75 * half])
+    assert rows[2] == pytest.approx([0.5, 0.75, 0.25 * math.cos(quarter), 0.25 * math.sin(quarter)])
+    for _, w0, w1, std in rows + flow_matching.step_coefficients(5, 0.9, "cps"):
+        assert math.hypot(w1, std) == pytest.approx(1.0 - w0)
+    assert rows[3] == [0.25, 1.0, 0.0, 0.0]
+
+
+def test_flow_cps_is_the_same_where_time_counts_towards_the_data() -> None:
+    """GR00T's clock: τ = 1 − t, u = −v; the step from τ to τ + δ as RLinf writes it there (a3816b5)."""
+    x, t, delta, angle = torch.linspace(-1, 1, 6).view(1, *SHAPE), 0.75, 0.25, 0.25 * math.pi
+    tau, v = 1.0 - t, curved(x, torch.tensor([t]))[0]
+    u = -v
+    noise_end, data_end = x - u * tau, x + u * (1.0 - tau)
+    wanted = (1.0 - tau - delta) * math.cos(angle) * noise_end + (tau + delta) * data_end
+    ours = flow_matching.from_data(lambda x, t: -curved(x, 1.0 - t)[0])
+    row = torch.tensor(flow_matching.step_coefficients(4, 0.5, "cps")[1:2])
+    mean, std = flow_matching.step(x, ours(x, row[:, 0]), row)
+    torch.testing.assert_close(mean, wanted)
+    assert std.item() == pytest.approx((1.0 - tau - delta) * math.sin(angle))
+
+
 MEAN, STD = 0.7, 0.4
 
 
@@ -165,15 +196,17 @@ def affine(x: Callable[[float], float]) -> tuple[float, float]:
     return x(0.0), x(1.0) - x(0.0)
 
 
-def moments(steps: int, noisy: Callable[[int], tuple[float, float | None]]) -> tuple[float, float]:
+def moments(
+    steps: int, noisy: Callable[[int], tuple[float, float | None]], kind: flow_matching.Kind = "sde"
+) -> tuple[float, float]:
     """Mean and variance of the data that steps steps make of `exact`: a step is affine, so they follow exactly.
 
-    noisy: step -> strength a of its mean, and its std where that is not flow_sde's.
+    noisy: step -> strength a of its mean, and its std where that is not the kind's.
     """
     mean, variance = 0.0, 1.0
     for i in range(steps):
         a, own = noisy(i)
-        place = torch.tensor(flow_matching.step_coefficients(steps, a)[i], dtype=torch.float64)
+        place = torch.tensor(flow_matching.step_coefficients(steps, a, kind)[i], dtype=torch.float64)
 
         def moved(x: float, place: Tensor = place) -> float:
             state = torch.full((1, 1, 1), x, dtype=torch.float64)
@@ -190,22 +223,26 @@ SAMPLING_ERROR = 0.01  # four standard errors of the mean of 20,000·6 entries a
 
 
 @pytest.mark.parametrize("steps", [4, 64])
-def test_samples_of_the_ode_and_flow_sde_have_the_moments_of_their_steps(steps: int) -> None:
+def test_samples_of_the_ode_and_of_one_noisy_step_have_the_moments_of_their_steps(steps: int) -> None:
     ode, _ = sampled(Ode(steps), exact, ROWS)
     mean, variance = moments(steps, lambda i: (0.0, None))
     assert float(ode.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
     assert float(ode.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
-    sde, _ = sampled(FlowSde(steps, 0.5), exact, ROWS)
-    of_step = [moments(steps, lambda i, k=k: (0.5 if i == k else 0.0, None)) for k in range(steps)]
-    mean = sum(m for m, _ in of_step) / steps
-    variance = sum(v + m**2 for m, v in of_step) / steps - mean**2
-    assert float(sde.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
-    assert float(sde.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
+    kinds: list[flow_matching.Kind] = ["sde", "cps"]
+    for kind in kinds:
+        method = OneNoisyStep(steps, 0.5, kind)
+        noisy, _ = sampled(method, exact, ROWS)
+        count = method.noisy_steps
+        of_step = [moments(steps, lambda i, k=k: (0.5 if i == k else 0.0, None), kind) for k in range(count)]
+        mean = sum(m for m, _ in of_step) / count
+        variance = sum(v + m**2 for m, v in of_step) / count - mean**2
+        assert float(noisy.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
+        assert float(noisy.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
 
 
 def test_flow_sde_preserves_the_marginals() -> None:
     """With many steps the data have the data's moments, with noise or without it."""
-    for method in (Ode(64), FlowSde(64, 0.5)):
+    for method in (Ode(64), OneNoisyStep(64, 0.5)):
         data, _ = sampled(method, exact, ROWS)
         assert float(data.mean()) == pytest.approx(MEAN, abs=SAMPLING_ERROR)
         assert float(data.std()) == pytest.approx(STD, abs=SAMPLING_ERROR)
@@ -215,7 +252,7 @@ def test_noise_in_every_step_preserves_the_marginals_too() -> None:
     """The weights' correction, where it counts most: an ode's mean with the same noise would end far too wide."""
     start = noise.normal(torch.arange(ROWS), 1).view(-1, 1, 1)
     draws = noise.normal(torch.arange(ROWS), 256, stream=1).view(-1, 256, 1, 1).unbind(1)
-    places = flow_matching.coefficient_table(256, 0.7, torch.float32, start.device)
+    places = flow_matching.coefficient_table(256, 0.7, "sde", torch.float32, start.device)
 
     def step(i: int, x: Tensor) -> flow_matching.Normal:
         return flow_matching.step(x, exact(x, places[i, :1].expand(ROWS))[0], places[i])
@@ -232,7 +269,7 @@ def test_samples_of_flow_noise_have_the_moments_of_their_steps() -> None:
     assert float(data.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
 
 
-@pytest.mark.parametrize("method", [Ode(8), FlowSde(8, 0.5), FlowNoise(8, 0.1, 0.4)])
+@pytest.mark.parametrize("method", [Ode(8), OneNoisyStep(8, 0.5), OneNoisyStep(8, 0.5, "cps"), FlowNoise(8, 0.1, 0.4)])
 def test_a_greedy_row_from_the_mean_of_the_noise_is_the_mean_of_the_ode(method: Method) -> None:
     greedy, keys = torch.tensor([True, True, False]), torch.tensor([1, 2, 3])
     start = start_noise(SHAPE, keys)
@@ -244,7 +281,7 @@ def test_a_greedy_row_from_the_mean_of_the_noise_is_the_mean_of_the_ode(method: 
 
 
 def test_logprob_is_torchs() -> None:
-    method = FlowSde(4, 0.5)
+    method = OneNoisyStep(4, 0.5)
     _, kept = sampled(method)
     places = torch.tensor(flow_matching.step_coefficients(4, 0.5))[kept["step"]]
     v, _ = curved(kept["before"], places[:, 0])
@@ -255,7 +292,7 @@ def test_logprob_is_torchs() -> None:
     torch.testing.assert_close(entropy, reference.entropy())
 
 
-@pytest.mark.parametrize("method", [FlowSde(3, 0.5), FlowNoise(3, 0.1, 0.6)])
+@pytest.mark.parametrize("method", [OneNoisyStep(3, 0.5), OneNoisyStep(3, 0.5, "cps"), FlowNoise(3, 0.1, 0.6)])
 def test_gradients_of_the_log_prob(method: Method) -> None:
     _, kept = sampled(method, rows=2)
     wide = {name: x.double() if x.is_floating_point() else x for name, x in kept.items()}
@@ -272,12 +309,21 @@ def test_gradients_of_the_log_prob(method: Method) -> None:
 
 
 def test_the_noisy_step_is_the_rows_own_and_uniform() -> None:
-    _, kept = sampled(FlowSde(5, 0.5), rows=10_000)
+    _, kept = sampled(OneNoisyStep(5, 0.5), rows=10_000)
     counts = torch.bincount(kept["step"], minlength=5)
     assert len(counts) == 5
     assert float(((counts - 2000.0) ** 2 / 2000.0).sum()) < 20.0  # χ² with 4 degrees of freedom: p = 0.0005
     neighbours = torch.stack((kept["step"][:-1], kept["step"][1:])).float()
     assert abs(float(torch.corrcoef(neighbours)[0, 1])) < 0.04
+
+
+def test_flow_cps_never_draws_the_step_without_noise() -> None:
+    method = OneNoisyStep(4, 0.5, "cps")
+    data, kept = sampled(method, rows=9_000)
+    assert torch.bincount(kept["step"], minlength=4).tolist()[3] == 0
+    assert kept["step"].unique().tolist() == [0, 1, 2]
+    assert method.evaluate(curved, kept)[0].isfinite().all()
+    assert data.isfinite().all()
 
 
 def test_a_model_that_counts_time_towards_the_data() -> None:
@@ -302,7 +348,7 @@ def test_half_precision_models_are_computed_in_float32() -> None:
         v, raw = curved(x.bfloat16(), t.bfloat16())
         return v.bfloat16(), raw.bfloat16()
 
-    for method in (Ode(4), FlowSde(4, 0.5), FlowNoise(4, 0.1, 0.6)):
+    for method in (Ode(4), OneNoisyStep(4, 0.5), OneNoisyStep(4, 0.5, "cps"), FlowNoise(4, 0.1, 0.6)):
         data, kept = sampled(method, half)
         logprob, entropy = method.evaluate(half, kept)
         assert data.dtype == logprob.dtype == entropy.dtype == torch.float32

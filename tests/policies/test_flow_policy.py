@@ -13,13 +13,14 @@ from torch import Tensor
 from polyrhythm.conformance import run_checks
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample, take_rows
-from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.specs import PROGRESS
 
 ROWS = 6
 CASES = {
     "pi0 flow_sde": SmallFlowSettings(method=FlowSdeSettings()),
+    "pi0 flow_cps": SmallFlowSettings(method=FlowCpsSettings()),
     "pi0 flow_noise": SmallFlowSettings(method=FlowNoiseSettings()),
     "pi0 ode": SmallFlowSettings(method=OdeSettings()),
     "pi05 flow_sde": SmallFlowSettings(method=FlowSdeSettings(), adaptive=True),
@@ -57,7 +58,7 @@ def test_supervised_training_learns(name: str) -> None:
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
-@pytest.mark.parametrize("name", ["pi0 flow_sde", "pi0 flow_noise"])
+@pytest.mark.parametrize("name", ["pi0 flow_sde", "pi0 flow_cps", "pi0 flow_noise"])
 def test_the_recorded_log_prob_is_that_of_a_pass_of_its_own(name: str) -> None:
     policy, obs = built(CASES[name]), observations(ROWS)
     act = sample(policy, obs)

@@ -40,6 +40,7 @@ SMALL = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "flow_sde": {},
+    "flow_cps": {"method": "flow_cps"},
     "flow_noise": {"method": "flow_noise", "horizon": 4},
     "expert": {"train": "expert"},
     "head": {"train": "head"},
@@ -60,10 +61,11 @@ def test_every_check_passes_without_a_note(variant: str) -> None:
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
 
 
-def test_two_updates_of_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["flow_sde", "flow_cps"])
+def test_two_updates_of_a_run(method: str, tmp_path: Path) -> None:
     lamps = {"type": "tests.pipeline.pictures:LampSettings"}
     section = {"type": "groot_n1d5", "size": SMALL, "state": "left", "chunk": 2, "dtype": "float32", "steps": 2}
-    run = config(env=lamps, policy=section, training={"versions": 2})
+    run = config(env=lamps, policy=section | {"method": method}, training={"versions": 2})
     summary = train(validate_run(run), tmp_path)
     assert summary["ledger"]["trained"] == 2 * run.training.batch_size
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -43,6 +43,7 @@ SMALL = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "flow_sde": {},
+    "flow_cps": {"method": "flow_cps"},
     "flow_noise": {"method": "flow_noise", "horizon": 4},
     "expert": {"train": "expert"},
     "head": {"train": "head"},

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.policies.base import PolicySettings
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla.bins import BinsSettings
 from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 
-HEADS = (BinsSettings, FlowMatchingSettings, OdeSettings, FlowSdeSettings, FlowNoiseSettings)
+HEADS = (BinsSettings, FlowMatchingSettings, OdeSettings, FlowSdeSettings, FlowCpsSettings, FlowNoiseSettings)
 ALL = (CategoricalSettings, GaussianSettings, TinyVlaSettings)
 
 
@@ -53,6 +54,17 @@ def test_heads_and_methods_go_by_type_and_have_defaults():
     assert again.head == flow
     with pytest.raises(ValidationError, match="bins"):
         TinyVlaSettings.model_validate({"head": {"type": "tokens"}})
+
+
+@pytest.mark.parametrize("section", [{"type": "pi0"}, {"type": "tiny_vla", "head": {"type": "flow_matching"}}])
+def test_flow_cps_needs_a_step_before_the_last(section):
+    inner = section.get("head", section)
+    for steps in (2, 1):
+        inner.update(method="flow_cps", steps=steps)
+        if steps > 1:
+            assert resolve("policy", section)
+    with pytest.raises(NestedRefusal, match=r"steps = 1: the last step of flow_cps has no noise.* set it to 2 or more"):
+        resolve("policy", section)
 
 
 def test_the_bounds_of_learned_noise_are_in_order():

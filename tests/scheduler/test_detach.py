@@ -241,8 +241,10 @@ def trained(cluster: Cluster) -> list[int]:
     for step in cluster.driver.steps:
         if isinstance(step.event, r.UpdateDone):
             done += lent
+        if isinstance(step.event, r.UpdateDone | r.TrainerJoined):
+            lent = ()
         for command in step.commands:
-            lent = command.tickets if isinstance(command, r.StartUpdate) else lent
+            lent += command.tickets if isinstance(command, r.StartUpdate) else ()
     return done
 
 

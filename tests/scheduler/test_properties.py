@@ -136,7 +136,7 @@ def _lockstep(base: ClusterSettings) -> ClusterSettings:
     A second copy of the weights delays its generator by the passes that it gives to evaluations, so what happens at the
     same time otherwise may not: the shadow conductor of `watched` holds for that case what can be held.
     """
-    scheduler = replace(base.scheduler, batching="lockstep", max_lag=0.0, on_update="drain")
+    scheduler = replace(base.scheduler, batching="lockstep", parts=False, max_lag=0.0, on_update="drain")
     return base.model_copy(
         update={
             "scheduler": scheduler,

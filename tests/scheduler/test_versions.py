@@ -128,3 +128,18 @@ def test_a_version_whose_updates_were_undone_is_nobodys_so_the_trainer_gets_the_
     versions.note_published(1)  # the run is resumed with what was written
     assert versions.restart(1) == (0, True)
     assert state(versions) == (2, 0, 1)
+
+
+def test_updates_in_each_version_also_after_undone_ones_and_another_k() -> None:
+    versions = ledger("0uu1uu2uu")  # K=2; version 3 is trained, not published
+    assert [versions.updates_in(version) for version in range(4)] == [0, 2, 4, 6]
+    versions.restart(3)  # an update of version 2, which generators have seen, is undone
+    assert versions.trained == 4
+    assert [versions.updates_in(version) for version in (0, 1, 2, 4)] == [0, 2, 4, 3]
+    versions.count_update()
+    versions.count_update()
+    assert (versions.trained, versions.updates_in(5)) == (5, 5)
+    versions.settings = SchedulerSettings(batch_size=1, sync_interval=3)  # resumed with another K
+    for _ in range(6):
+        versions.count_update()
+    assert [versions.updates_in(version) for version in (2, 4, 5, 6, 7)] == [4, 3, 5, 8, 11]

@@ -56,6 +56,7 @@ POLICIES = {
     "bins": (TinyVlaSettings(width=16, layers=1, heads=2), CONTINUOUS),
     "ode": (flow({"type": "ode"}), CONTINUOUS),
     "flow_sde": (flow({"type": "flow_sde"}), CONTINUOUS),
+    "flow_cps": (flow({"type": "flow_cps"}), CONTINUOUS),
     "flow_noise": (flow({"type": "flow_noise"}), CONTINUOUS),
     "pi0": (Pi0Settings(size=GEMMA), CONTINUOUS),
     "pi05": (Pi05Settings(size=GEMMA), CONTINUOUS),

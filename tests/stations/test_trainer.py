@@ -513,3 +513,85 @@ def test_the_last_publication_is_measured_too(overlap):
             spans += stand.trainer.spans(0.0, 1.0)
     assert [(span.kind, span.number) for span in spans] == [("publish", 0)]
     assert not stand.trainer.work()
+
+
+FREE = {"advantage": "grpo", "value": {"coef": 0.0}}
+PARTS = (
+    replace(LEND, tickets=(0,), payload_ids=("0",), oldest=(0,), more=True),
+    replace(LEND, tickets=(1,), payload_ids=("1",), oldest=(0,), more=True),
+    replace(LEND, tickets=(2,), payload_ids=("2",), oldest=(0,)),
+)
+
+
+def streamed(states=None, *, more=()):
+    """A stand whose updates may come in parts: 3 samples, one step an epoch."""
+    stand = Stand(states, settings=algorithm(**FREE))
+    train = training(epochs=2, mini_batch_samples=3, minibatch_steps=0, **dict(more))
+    stand.learner = Learner(stand.policy, algorithm(**FREE), train, total_updates=4, seed=0)
+    channels = Channels(stand.said.append, print, stand.said.append)
+    stand.trainer = Trainer("t", 0, stand.learner, stand.arena, stand.channel, channels, states)
+    return stand
+
+
+def test_an_update_in_parts_ends_with_the_last_and_says_what_a_whole_one_does():
+    whole, stand = streamed(), streamed()
+    whole.do(PublishWeights("t", 0), LEND)
+    stand.do(PublishWeights("t", 0))
+    for part in PARTS:
+        assert [type(said) for said in stand.said] == [Published]
+        stand.do(part)
+    for name, x in weights(whole.policy).items():
+        torch.testing.assert_close(weights(stand.policy)[name], x, atol=1e-6, rtol=1e-6)
+    one, other = ({k: v for k, v in at.said[1].values.items() if not k.startswith("time/")} for at in (whole, stand))
+    assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+    assert whole.said[2:] == stand.said[2:] == [UpdateDone("t", 0, 0)]
+    for at in (whole, stand):
+        statistics = at.trainer.statistics()
+        assert (statistics["optimizer_steps"], statistics["updates"]) == (2, 1)
+
+
+def test_a_trainer_that_waits_for_samples_has_nothing_to_do_and_says_so():
+    stand = streamed()
+    stand.do(PARTS[0])
+    assert not stand.trainer.work()
+    assert stand.trainer.current_call()[0] == ""
+    assert stand.trainer.pending_work() == ["t waits for samples of an update"]
+    stand.trainer.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [LEND, replace(PARTS[1], update=1), replace(PARTS[1], tickets=(5,)), replace(PARTS[1], payload_ids=("9",))]
+)
+def test_a_part_that_does_not_continue_the_update_is_refused(wrong):
+    stand = streamed()
+    stand.do(PARTS[0])
+    if wrong is LEND:
+        stand.do(*PARTS[1:])
+    with pytest.raises(UnfitMessage):
+        stand.trainer.handle(wrong)
+
+
+def test_a_state_is_saved_while_an_update_lacks_samples_and_is_that_before_it(tmp_path):
+    states = TrainerStates(str(tmp_path), every_versions=9)
+    stand = streamed(states)
+    before = weights(stand.policy)
+    stand.do(PARTS[0], SaveTrainer("t"))
+    assert stand.said == [Checkpointed("t", 0, 0)]
+    stand.do(PARTS[1], PARTS[2])
+    assert stand.said[-1] == UpdateDone("t", 0, 0)
+    assert not same(weights(stand.policy), before)
+    (saved,) = tmp_path.glob("**/*.pt")
+    assert same(load_state(saved)["policy"], before)
+
+
+def test_no_state_is_saved_between_the_mini_batches_of_an_update(tmp_path):
+    states = TrainerStates(str(tmp_path), every_versions=9)
+    stand = Stand(states, settings=algorithm(**FREE, proximal="behavior"))
+    train = training(epochs=1, mini_batch_samples=1, require_batches=3, minibatch_steps=0)
+    stand.learner = Learner(stand.policy, algorithm(**FREE, proximal="behavior"), train, total_updates=4, seed=0)
+    channels = Channels(stand.said.append, print, stand.said.append)
+    stand.trainer = Trainer("t", 0, stand.learner, stand.arena, stand.channel, channels, states)
+    stand.do(PARTS[0], SaveTrainer("t"))
+    assert stand.said == []
+    stand.do(PARTS[1], PARTS[2])
+    assert [type(said) for said in stand.said[1:]] == [UpdateDone, Checkpointed]

@@ -46,10 +46,10 @@ def test_collate_refuses_nothing() -> None:
 
 
 def test_minibatches_cover_once_in_even_sizes() -> None:
-    cut = minibatches(65, 64, (1, 2, 3))
+    cut = minibatches([65], 64, (1, 2, 3))
     assert [len(x) for x in cut] == [33, 32]
     assert sorted(torch.cat(cut).tolist()) == list(range(65))
-    assert [len(x) for x in minibatches(7, 0, (0, 0, 0))] == [7]
+    assert [len(x) for x in minibatches([7], 0, (0, 0, 0))] == [7]
 
 
 def test_pieces_are_sent_in_order_with_one_under_way() -> None:
@@ -67,11 +67,11 @@ def test_pieces_are_sent_in_order_with_one_under_way() -> None:
 
 
 def test_minibatches_follow_their_seed_alone() -> None:
-    first = minibatches(50, 10, (1, 2, 3))
+    first = minibatches([50], 10, (1, 2, 3))
     torch.manual_seed(99)
-    assert all(torch.equal(a, b) for a, b in zip(first, minibatches(50, 10, (1, 2, 3)), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, minibatches([50], 10, (1, 2, 3)), strict=True))
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
-        assert not torch.equal(torch.cat(first), torch.cat(minibatches(50, 10, other)))
+        assert not torch.equal(torch.cat(first), torch.cat(minibatches([50], 10, other)))
 
 
 def normalizers_of(objective: Objective, targets: TrainingBatch) -> Normalizers:

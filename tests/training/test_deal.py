@@ -46,7 +46,7 @@ def test_every_chunk_step_of_a_mini_batch_is_one_rank_s(
     groups, steps = [group for group, _ in samples], [length for _, length in samples]
     shares = [share_of(groups, steps, rank, ranks) for rank in range(ranks)]
     first = [sum(steps[:i]) for i in range(len(steps))]
-    for index in minibatches(sum(steps), minibatch, (0,)):
+    for index in minibatches([sum(steps)], minibatch, (0,)):
         found = torch.full_like(index, -1)
         for share in shares:
             rows, places = share.pick(index)

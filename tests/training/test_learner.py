@@ -28,6 +28,7 @@ VARIANTS: list[dict[str, Any]] = [
     *({"advantage": advantage, "loss": "decoupled_ppo"} for advantage in ADVANTAGES),
     {"advantage": {"type": "reinforce_plus_plus", "group_baseline": True}, "kl": {"coef": 0.1, "place": "reward"}},
     {"kl": {"coef": 0.1, "estimator": "k2"}},
+    {"advantage": "maxrl", "overlong": {"tokens": 1}},
     {"proximal": "interpolate"},
     {"loss": "vanilla", "mismatch_cap": 1.1},
     {"aggregation": "sum_over_constant", "aggregation_constant": 20.0},
@@ -492,10 +493,11 @@ def test_mismatch_is_that_of_single_tokens_where_those_of_new_weights_keep_nothi
 def test_samples_without_advantages_are_those_of_groups_that_earned_the_same(level: str) -> None:
     data = stale(per_action=level == "action")
     equal = [replace(t, rewards=np.zeros_like(t.rewards)) for t in data]
-    settings = {"advantage": "grpo", "value": {"coef": 0.0}, "reward_level": level}
-    for given, share in ((data, 0.0), (equal, 1.0), ([*equal[:2], *data[2:]], 0.5)):
-        _, found = run(settings, {}, trajectories=given)
-        assert found["train/actor/zero_advantage_fraction"] == share
+    for advantage in ("grpo", "maxrl"):
+        settings = {"advantage": advantage, "value": {"coef": 0.0}, "reward_level": level}
+        for given, share in ((data, 0.0), (equal, 1.0), ([*equal[:2], *data[2:]], 0.5)):
+            _, found = run(settings, {}, trajectories=given)
+            assert found["train/actor/zero_advantage_fraction"] == share
     assert "train/actor/zero_advantage_fraction" not in run({}, {})[1]
 
 

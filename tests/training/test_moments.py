@@ -240,7 +240,7 @@ def test_rewards_without_spread_keep_their_scale() -> None:
         statistics.finish(packed)
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "maxrl", "reinforce_plus_plus"])
 def test_comparing_returns_needs_no_scale(advantage: str) -> None:
     with pytest.raises(ValidationError, match=f"{advantage} compares returns, whatever their scale; leave it out"):
         algorithm(normalize_rewards=True, advantage=advantage)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.reference import group_score
 from tests.training.toy import ToyPolicy, collect
 from torch import Tensor
 
@@ -85,6 +86,28 @@ def test_areal_and_roll_whiten_tokens(preset: str, scores: list[float], bound: f
     assert batch.advantage[mask].tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
     messages = targets(preset, reward_level="chunk").advantage[mask]
     assert messages.tolist() != pytest.approx(wanted.tolist(), rel=1e-2), "messages of unequal lengths tell them apart"
+
+
+@pytest.mark.parametrize("level", ["chunk", "action"])
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "maxrl"])
+def test_overlong_messages_count_once_in_the_return(advantage: str, level: str) -> None:
+    """C = 4, the last 2 tokens: messages of 1 to 4 tokens cost 0, 0, ½ and 1 more, each of a conversation its own."""
+    shaped = [e - sum({3: 0.5, 4: 1.0}.get(n, 0.0) for n in own) for e, own in zip(EARNED, LENGTHS, strict=True)]
+    assert shaped == [1.0, -1.0, -0.5, 0.5]
+    packed = collate([conversation(index) for index in range(4)])
+    before = packed.rewards.clone()
+    common = {"value": {"coef": 0.0}, "proximal": "behavior", "reward_level": level, "advantage": advantage}
+    inputs = TargetInputs(Fixed(), None, 1, 0, torch.device("cpu"))  # type: ignore[arg-type]
+    settings = AlgorithmSettings.model_validate(common | {"overlong": {"tokens": 2}})
+    batch, metrics = compute_targets(packed, settings, inputs)
+    mask = batch.valid.unsqueeze(-1)
+    wanted = [group_score("sample" if advantage == "grpo" else advantage, i, shaped, [0, 0, 1, 1]) for i in range(4)]
+    assert batch.advantage[mask].tolist() == pytest.approx(by_token(wanted), rel=1e-5)
+    assert metrics["train/actor/overlong_penalty"] == pytest.approx(-1.5 / 8)
+    assert metrics["train/actor/overlong_fraction"] == 2 / 8
+    assert torch.equal(packed.rewards, before), "those of the samples, which episodes report"
+    plain = compute_targets(packed, AlgorithmSettings.model_validate(common), inputs)[1]
+    assert not any("overlong" in name for name in plain)
 
 
 def test_trl_weighs_and_rejects_whole_conversations() -> None:

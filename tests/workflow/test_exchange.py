@@ -117,6 +117,46 @@ def test_the_order_of_ones_own_decides_and_equals_go_as_they_came() -> None:
     assert numbers(bench.ask(get(4))) == [1, 3, 2, 0]
 
 
+def test_each_consumer_names_the_order_in_which_it_takes() -> None:
+    last_key = {"oldest": lambda entry: entry.number, "by_key": lambda entry: str(entry.key)}
+    bench = Bench(capacity=9, order=last_key)
+    for number, (key, weight) in enumerate([("b", 2), ("a", 5), ("c", 1), ("a", 3), ("c", 4), ("b", 6)]):
+        bench.ask(put(number, key=key, weight=float(weight)))
+    assert numbers(bench.ask(get(order="heaviest"))) == [5]
+    assert numbers(bench.ask(get(order="by_key"))) == [1]
+    assert numbers(bench.ask(get())) == [0], "the first order is the channel's own"
+    assert numbers(bench.ask(get(order="lightest", key="c"))) == [2]
+    assert numbers(bench.ask(get(2, order="heaviest"))) == [4, 3]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "", "arrival", "lightest", "heaviest"]), st.integers(0, 4))))
+def test_several_orders_take_from_one_list(operations: list[tuple[str, int]]) -> None:
+    """Against a plain list that is sorted anew each time."""
+    order: dict[str, Any] = {
+        "": lambda item: -item[0],
+        "arrival": lambda item: item[0],
+        "lightest": lambda item: (item[1], item[0]),
+        "heaviest": lambda item: (-item[1], item[0]),
+    }
+    bench, there = Bench(capacity=100, order=lambda entry: -entry.number), list[tuple[int, int]]()
+    for number, (kind, weight) in enumerate(operations):
+        if kind == "put":
+            bench.ask(put(number, weight=float(weight)))
+            there.append((number, weight))
+        elif there:
+            expected = min(there, key=order[kind])
+            assert numbers(bench.ask(get(order=kind))) == [expected[0]]
+            there.remove(expected)
+
+
+def test_an_order_that_raises_later_refuses_the_consumer_alone() -> None:
+    bench = Bench(order={"own": lambda entry: entry.number, "odd": lambda entry: entry.key + 1})
+    bench.ask(put(0, key="a"))
+    denied = bench.ask(get(order="odd"))
+    assert (denied.reason, "TypeError" in denied.why) == ("refused", True)
+    assert numbers(bench.ask(get())) == [0]
+
+
 def test_an_order_that_raises_refuses_the_item() -> None:
     def order(entry: Entry) -> float:
         return {"x": 1.0}[str(entry.key)]
@@ -214,6 +254,15 @@ def test_the_end_answers_everybody_who_waits_and_who_comes_later() -> None:
     bench.ask(get())
     bench.hear(bench.exchange.end("why"))
     assert bench.answers[0] == bench.ask(put(0)) == Denied("over", "why")
+
+
+def test_an_order_that_is_not_there_is_refused() -> None:
+    bench = Bench(order={"short": lambda entry: entry.weight})
+    denied = bench.ask(get(order="long"))
+    assert denied.why == "order = 'long': there are arrival, lightest, heaviest, short (channel 'c')"
+    for wrong in ("newest", {}, {"a": 1}):
+        with pytest.raises(ValueError, match="order = "):
+            Bench(order=wrong)
 
 
 def test_two_channels_of_one_name_are_refused() -> None:

@@ -35,6 +35,21 @@ def test_a_killed_worker_is_named_to_whoever_waits_for_another(make: Make) -> No
 
 
 @isolated
+def test_a_lost_worker_is_named_to_whoever_waits_for_something_under_way(make: Make) -> None:
+    with make() as work:
+        echo, items = work.group("echo", Echo, 2), work.channel("items", 1)
+        getting = items.get_async()
+        items_full = work.channel("full", 1)
+        items_full.put(0)
+        putting = items_full.put_async(1)
+        taking = echo.on(0).take_both(items, items)
+        echo.on(1).die()
+        for waits in (getting, putting, taking):
+            with pytest.raises(WorkerFailed, match="worker echo rank 1: was ended by SIGKILL"):
+                waits.wait()
+
+
+@isolated
 def test_a_worker_that_is_killed_from_outside_is_noticed_while_the_driver_waits_for_a_channel(make: Make) -> None:
     with make() as work:
         work.group("echo", Echo, 2)

@@ -75,6 +75,62 @@ def test_workers_send_and_broadcast_to_each_other(make: Make) -> None:
 
 
 @every
+@pytest.mark.parametrize("size", [3, 20_000], ids=["small", "large"])
+def test_workers_send_and_receive_without_waiting(make: Make, size: int) -> None:
+    with make() as work:
+        echo = work.group("echo", Echo, 3)
+        assert echo.ring_async(size, 2).wait() == [[20.0, 21.0], [0.0, 1.0], [10.0, 11.0]]
+
+
+@every
+def test_gets_and_puts_under_way(make: Make) -> None:
+    with make() as work:
+        echo, one, other = work.group("echo", Echo), work.channel("one", 1), work.channel("other", 2)
+        taking = echo.take_both(one, other)
+        other.put("b")
+        one.put("a")
+        assert taking.wait() == [("a", "b")]
+        echo.begin(one).wait()
+        one.put("in a later call")
+        assert echo.finish().wait() == ["in a later call"]
+        giving = echo.give_async(other, 4)
+        coming = [other.get_async() for _ in range(4)]
+        assert [pending.wait() for pending in coming] == [0, 1, 2, 3]
+        assert giving.wait() == [4]
+        puts = [one.put_async(number) for number in range(2)]  # there is room for one
+        puts[0].wait()
+        assert one.get() == 0
+        puts[1].wait()
+        assert (puts[1].done, one.get()) == (True, 1)
+
+
+@every
+def test_a_put_that_failed_reaches_the_driver_at_the_end(make: Make) -> None:
+    with make() as work:
+        full = work.channel("full", 1)
+        work.group("echo", Echo)
+        late = full.get_async(timeout_s=0.05)
+        for _ in range(2):
+            with pytest.raises(WaitTimeout, match=r"0\.05 s were over while it waited for 1 item"):
+                late.wait()
+        full.put("first")
+        full.put_async("second", timeout_s=0.05)
+        with pytest.raises(WaitTimeout, match="for room in channel 'full'"):
+            work.__exit__(None, None, None)
+
+
+@every
+def test_a_put_that_failed_reaches_the_caller_of_its_method(make: Make) -> None:
+    with make() as work:
+        echo, full, closed = work.group("echo", Echo), work.channel("full", 1), work.channel("closed", 1)
+        closed.close()
+        with pytest.raises(ChannelClosed):
+            closed.get_async().wait()
+        with pytest.raises(WorkerFailed, match=r"give_async raised WaitTimeout: 0\.1 s were over"):
+            echo.give_async(full, 2, 0.1).wait()
+
+
+@every
 def test_the_driver_uses_channels_too(make: Make) -> None:
     with make() as work:
         echo = work.group("echo", Echo)

@@ -70,6 +70,35 @@ class Echo(Worker):
             self.send({"marks": found["marks"], "to": [after]}, after)
         return bool((found["marks"] == (self.size if not self.rank else self.rank)).all())
 
+    def ring_async(self, size: int, rounds: int) -> list[float]:
+        """All ranks receive and send at once, several times; what came, in order."""
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        coming = [self.recv_async(before) for _ in range(rounds)]
+        for number in range(rounds):
+            self.send_async(np.full(size, 10.0 * self.rank + number), after)
+        while not coming[0].done:
+            pass
+        return [float(pending.wait()[0]) for pending in coming]
+
+    def take_both(self, first: Channel, second: Channel) -> tuple[Any, Any]:
+        """Asks both at once, and waits for the second before the first."""
+        one, other = first.get_async(), second.get_async()
+        found = other.wait()
+        assert other.wait() == found, "waited for once more"
+        return one.wait(), found
+
+    def begin(self, channel: Channel) -> None:
+        self.begun = channel.get_async()
+
+    def finish(self) -> Any:
+        return self.begun.wait()
+
+    def give_async(self, channel: Channel, count: int, timeout_s: float | None = None) -> int:
+        """Puts that it does not wait for."""
+        for number in range(count):
+            channel.put_async(number, timeout_s=timeout_s)
+        return count
+
     def spread(self, size: int) -> tuple[float, float]:
         """Broadcast from the last rank, then from the first, and change what came in every rank."""
         sums = []

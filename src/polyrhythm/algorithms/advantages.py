@@ -9,8 +9,8 @@ or a tensor where it has no returns of its own (a value function is then trained
 function and one line in the table, or a user's `module:function`.
 
 Sources: Schulman et al. 2016 (GAE), truncation as in Pardo et al. 2018; Espeholt et al. 2018 (V-trace); Shao et al.
-2024 (GRPO); Ahmadian et al. 2024 (RLOO); Hu 2025 (REINFORCE++). Deviation: masked entries are skipped instead of
-zeroed, so that a chunk cut short by the end of its episode never leaves a gap in a recursion.
+2024 (GRPO); Ahmadian et al. 2024 (RLOO); Tajwar et al. 2026 (MaxRL); Hu 2025 (REINFORCE++). Deviation: masked entries
+are skipped instead of zeroed, so that a chunk cut short by the end of its episode never leaves a gap in a recursion.
 """
 
 from __future__ import annotations
@@ -117,6 +117,19 @@ def rloo(samples: AdvantageInput) -> Tensor:
     return _at_all_entries(factor[groups.place] * groups.centred(_scores(samples.rewards, samples)), samples)
 
 
+def maxrl(samples: AdvantageInput) -> Tensor:
+    """A_i = (R_i − mean_g)/mean_g(|R|) at all entries of trajectory i (Tajwar et al. 2026, MaxRL).
+
+    Where no return is negative that divisor is the paper's, the group's mean. With negative ones (a penalty) it is
+    still positive, whatever the mean; a group whose returns are all 0 gives 0. For returns of 0 and 1, a success rate p
+    and groups of n the expected gradient is that of log p times 1 − (1 − p)^(n−1).
+    Example: scores (1, 0, 0, 0), one group → (3, -1, -1, -1).
+    """
+    groups, scores = _Groups(samples), _scores(samples.rewards, samples)
+    size = (groups.sums(scores.abs()) / groups.count)[groups.place]
+    return _at_all_entries(groups.centred(scores) / torch.where(size > 0, size, 1.0), samples)
+
+
 def reinforce_plus_plus(
     samples: AdvantageInput, *, gamma: float = 1.0, returns: Returns = "total", group_baseline: bool = False
 ) -> Tensor:
@@ -137,7 +150,14 @@ def reinforce_plus_plus(
 
 
 ADVANTAGES: Mapping[str, Estimate] = MappingProxyType(
-    {"gae": gae, "v_trace": v_trace, "grpo": grpo, "rloo": rloo, "reinforce_plus_plus": reinforce_plus_plus}
+    {
+        "gae": gae,
+        "v_trace": v_trace,
+        "grpo": grpo,
+        "rloo": rloo,
+        "maxrl": maxrl,
+        "reinforce_plus_plus": reinforce_plus_plus,
+    }
 )
 
 
@@ -169,6 +189,16 @@ def normalize(
     out = torch.zeros_like(advantages)
     out[valid] = torch.where(variance == 0, 0.0, (entries - mean) / (variance.sqrt() + eps)).to(out.dtype)
     return out
+
+
+def overlong_penalty(valid: Tensor, *, tokens: int, penalty: float) -> Tensor:
+    """penalty·min(0, (C − tokens − L)/tokens) of each message of L tokens: [N] ≤ 0 (Yu 2025, DAPO's soft overlong
+    punishment). valid [N,C]: the L tokens of a message that may have C.
+
+    Example: C = 100, tokens = 20, penalty = 1: L = 80 → 0, L = 90 → −0.5, L = 100 → −1.
+    """
+    room = valid.shape[1] - tokens - valid.sum(1)
+    return penalty * (room / tokens).clamp(max=0.0)
 
 
 def discounted_sums(rewards: Tensor, valid: Tensor, trajectory: Tensor, trajectories: int, *, gamma: float) -> Tensor:

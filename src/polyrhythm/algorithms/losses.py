@@ -120,6 +120,17 @@ def sapo(entries: LossInput, *, tau_positive: float, tau_negative: float, ratio_
     return LossOutput(-(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * entries.advantage, {})
 
 
+def gipo(entries: LossInput, *, sigma: float, ratio_to: RatioTo = "behavior") -> LossOutput:
+    """−sg(w)·ρA with w = exp(−½(log ρ/σ)²): a trust weight in place of a clip (GIPO, Lu et al. 2026).
+
+    The gradient is −wρA·∇logπ_θ, largest at log ρ = σ² and never zero. w and ρ are one exponential, so that neither
+    overflows. Example: log ρ = 0.5, σ = 0.5, A = 1 → −exp(0.5 − 0.5) = −1.
+    """
+    x = log_ratio(entries.logprob, _old(entries, ratio_to))
+    damping = 0.5 * (x.detach() / sigma).square()
+    return LossOutput(-entries.advantage * torch.exp(x - damping), {"trust_weight": torch.exp(-damping)})
+
+
 def clip_cov(entries: LossInput, *, clip_low: float | None, clip_high: float | None) -> LossOutput:
     """`ppo` without the loss of the selected entries, whose covariance of A and logπ is large (Cui 2025, Clip-Cov)."""
     inner = ppo(entries, clip_low=clip_low, clip_high=clip_high)
@@ -239,6 +250,7 @@ POLICY_LOSSES: Mapping[str, PolicyLoss] = MappingProxyType(
         "decoupled_ppo": decoupled_ppo,
         "gspo": gspo,
         "sapo": sapo,
+        "gipo": gipo,
         "clip_cov": clip_cov,
         "kl_cov": kl_cov,
         "m2po": m2po,

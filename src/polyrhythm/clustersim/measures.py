@@ -50,9 +50,10 @@ class Measures:
     evaluated, evaluations_dropped: episodes of the finished evaluations.
     scored, scoring_failed: tries of scorers that gave a score, or did not.
     tokens: generated, in answers that reached their slots; tokens_aborted: by streams that were aborted.
-    lags: lag → samples of completed updates; down: seconds that stations of a kind were dead;
-    devices: seconds of occupation of each shared device; publishing: seconds in which versions were being sent to the
-    generators. switches: of leased devices, one for each take and each yield; switching: their seconds.
+    lags: lag → samples of completed updates; updates_since: the same by lag in updates; down: seconds that stations of
+    a kind were dead; devices: seconds of occupation of each shared device; publishing: seconds in which versions were
+    being sent to the generators. switches: of leased devices, one for each take and each yield; switching: their
+    seconds.
     """
 
     simulator: Busy = field(default_factory=Busy)
@@ -65,6 +66,7 @@ class Measures:
     waiting: Level = field(default_factory=Level)
     present: Presence = field(default_factory=Presence)
     lags: Counter[int] = field(default_factory=Counter)
+    updates_since: Counter[int] = field(default_factory=Counter)
     down: dict[str, float] = field(default_factory=lambda: {"simulator": 0.0, "generator": 0.0, "trainer": 0.0})
     devices: dict[int, float] = field(default_factory=dict)
     publishing: float = 0.0

@@ -164,7 +164,8 @@ class GeneratorGroup(StationGroup):
 class TrainerSettings(StationGroup):
     """The trainer, of any number of ranks.
 
-    update: cost of an update, per transition of a rank: ranks share the transitions evenly.
+    update: cost of an update, per transition of a rank: ranks share the transitions evenly. streamed: share of the
+    cost per transition that its first pass takes, which begins with a part of the samples if they are lent in `parts`.
     ranks: data-parallel ranks; with `devices`, one on each of them.
     gradient_steps: number per update; ranks synchronise after each. synchronise: cost of one exchange, per rank.
     publish: time until generators can fetch a version, per generator; overlaps with the next update.
@@ -172,6 +173,7 @@ class TrainerSettings(StationGroup):
     """
 
     update: CostText = FREE
+    streamed: float = Field(default=1.0, ge=0, le=1)
     count: int = Field(default=1, ge=1, le=1)
     ranks: int = Field(default=1, ge=1)
     gradient_steps: int = Field(default=1, ge=1)

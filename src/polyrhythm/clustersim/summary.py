@@ -93,10 +93,13 @@ def _requests(measures: Measures, now: float) -> dict[str, float]:
 
 
 def _lag(measures: Measures) -> dict[str, Any]:
-    """histogram: lag → samples trained on."""
+    """histogram: lag → samples trained on; updates_mean, updates_max: lag in updates."""
     count = sum(measures.lags.values())
+    since = measures.updates_since
     return {
         "histogram": {str(lag): samples for lag, samples in sorted(measures.lags.items())},
         "mean": sum(lag * samples for lag, samples in measures.lags.items()) / max(1, count),
         "max": max(measures.lags, default=0),
+        "updates_mean": sum(lag * samples for lag, samples in since.items()) / max(1, count),
+        "updates_max": max(since, default=0),
     }

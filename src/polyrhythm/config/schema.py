@@ -122,7 +122,15 @@ class RunConfig(Section):
 
 
 def _check_groups(config: RunConfig) -> None:
-    size, batch = config.groups.size, config.training.batch_size
+    size, batch, divided = config.groups.size, config.training.batch_size, config.training.step_samples
+    if divided % size:
+        lower, upper = divided // size * size, (divided // size + 1) * size
+        raise InvalidSetting(
+            "training.mini_batch_samples",
+            divided,
+            f"with require_batches {config.training.require_batches} a mini-batch has whole groups (groups.size "
+            f"{size}); make it {f'{lower} or ' if lower else ''}{upper}",
+        )
     if batch % size:
         lower, upper = batch // size * size, (batch // size + 1) * size
         either = f"{lower} or {upper}" if lower else f"{upper}"
@@ -188,7 +196,7 @@ def _check_advantage(config: RunConfig) -> None:
             "algorithm.value.coef is 0, so nothing trains the value; leave it out",
         )
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
-        why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, reinforce_plus_plus"
+        why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, maxrl, reinforce_plus_plus"
         raise InvalidSetting("algorithm.value.coef", 0.0, why)
     if config.rollout.segment_steps and algorithm.bootstrap == "never" and algorithm.needs_value:
         why = "a segment's end is not an episode's end, so its value is needed; use standard, or segment_steps 0"
@@ -268,7 +276,7 @@ def _check_streams(config: RunConfig) -> None:
                 "batching streams with a policy that generates tokens",
             )
         return
-    if config.rollout.buckets != "none":
+    if config.rollout.buckets not in ("auto", "none"):
         raise InvalidSetting(
             "rollout.buckets", config.rollout.buckets, "batching streams has no passes to pad; set it to none"
         )

@@ -19,6 +19,7 @@ Line = Mapping[str, Any]
 #: Optimizer steps of an update.
 STEPS = "train/actor/optimizer_steps"
 _ENTROPY, _CLIPPED = "train/actor/entropy_loss", "train/actor/clip_fraction"
+_BEHIND = "staleness/updates_mean"
 _EXPLAINED = "train/critic/explained_variance"
 #: KL from the policy that the ratio is taken to.
 _KLS = ("train/actor/proximal_approx_kl", "train/actor/approx_kl")
@@ -34,6 +35,8 @@ _ENTROPY_LEFT, _NATS_LOST = 0.05, 2.0
 _GOOD = 0.9
 #: Standard errors of a change that is taken for progress, and of one by which a run clearly learns.
 _PROGRESS, _CLEAR = 2.0, 4.0
+#: Lag in updates, and share of clipped entries beside it, from which samples are too old for the loss.
+_OLD, _MOSTLY_CLIPPED = 1.0, 0.5
 #: Explained variance below which values are worse than noise makes them.
 _MISLED = -0.05
 
@@ -173,6 +176,17 @@ def _poor_values(updates: _Updates) -> str:
     )
 
 
+def _old_samples(updates: _Updates) -> str:
+    behind, clipped = _values(_BEHIND, updates.newest), _values(_CLIPPED, updates.newest)
+    if not behind or not clipped or fmean(behind) < _OLD or fmean(clipped) < _MOSTLY_CLIPPED:
+        return ""
+    return (
+        f"{_BEHIND} = {fmean(behind):.1f} and {_CLIPPED} = {fmean(clipped):.2f}: samples are from weights before these "
+        "updates, and the loss clips most of what they say; lower freshness.sync_interval or freshness.max_lag, or "
+        "set algorithm.loss to decoupled_ppo"
+    )
+
+
 def _equal_returns(updates: _Updates) -> str:
     returns = [x for part in updates for x in _values(_RETURN, part)]
     if not returns or max(returns) - min(returns) > 1e-6 * max(map(abs, returns)):
@@ -189,5 +203,6 @@ _ALARMS: Mapping[str, Callable[[_Updates], str]] = {
     "still": _unchanged_policy,
     "entropy": _entropy_collapse,
     "values": _poor_values,
+    "old": _old_samples,
     "same": _equal_returns,
 }

@@ -36,7 +36,8 @@ GROUPS: Mapping[str, str] = {
         "reward function"
     ),
     "staleness": (
-        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max; samples in whose middle new "
+        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max, and the same in updates: "
+        "updates_mean, updates_max; samples in whose middle new "
         "weights came: partial_ratio, total_partial_num, and max_partial_span, by how many versions; with a lag: "
         "stale_trajectory_processed (samples), stale_samples_processed (groups)"
     ),
@@ -47,14 +48,18 @@ GROUPS: Mapping[str, str] = {
     "trainer": "idle_ratio: share of the time since the update before in which it neither trained nor published",
     "time/env": "step: seconds inside the environments since the update before, all simulators together",
     "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",
-    "time/actor": "update: seconds that this update took the trainer",
+    "time/actor": (
+        "update: seconds that this update took the trainer; of these, by the host's clock: collate, targets, proximal, "
+        "passes, await_publication, step; publish: of the publication before, which may overlap with the update"
+    ),
     "train/actor": "policy_loss, ratio, clip_fraction, approx_kl, proximal_approx_kl, behav_approx_kl, grad_norm, …",
     "train/critic": "value_loss, explained_variance, lr (if it has its own), reward_scale (if there is one)",
     "train/sft": "supervised warm start: loss, grad_norm",
     "samples": "the ledger's counts by state; dropped/<reason>",
     "throughput": (
         "transitions: env steps of all samples that finished since training began, over all parts of the run; "
-        "transitions_per_s: of those that finished since the update before"
+        "transitions_per_s: of those that finished since the update before; where generators serve by streams, "
+        "tokens_per_s and prompt_tokens_per_s: generated in answers that ended since then, and read of prompts"
     ),
     "stations": (
         "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "

@@ -101,12 +101,18 @@ def step_settings(config: RunConfig, chunk: int, *, whole: bool = False) -> Step
     return StepSettings(chunk, rollout.action_repeat, rollout.segment_steps, join, whole)
 
 
-def bucket_sizes(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> tuple[int, ...]:
-    """The row counts that forward passes are padded to, ascending; empty without padding.
+def bucket_sizes(
+    config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]], *, on_device: bool = False
+) -> tuple[int, ...]:
+    """The row counts that forward passes are padded to, ascending; empty without padding. on_device: generators are on
+    CUDA devices.
 
     ConfigError: a batch may be larger than the largest bucket.
     """
     buckets = config.rollout.buckets
+    if buckets == "auto":
+        passes = not isinstance(config.batching, StreamsBatching)
+        buckets = "powers" if on_device and passes and config.rollout.graphs == "auto" else "none"
     if buckets == "none":
         return ()
     most = largest_batch(config, infos)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
+from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
@@ -34,6 +35,7 @@ from polyrhythm.pipeline.placed import (
     generator_names,
     place,
     scorer_names,
+    trainer_ranks,
 )
 from polyrhythm.pipeline.places import slots_of, spread_over
 from polyrhythm.pipeline.run_loop import RunLoop
@@ -125,7 +127,7 @@ def scheduler_settings(
     if isinstance(batching, StreamsBatching):
         limits = {"max_rows": batching.max_rows}
     if isinstance(batching, DynamicBatching):
-        limits["max_wait_s"] = batching.max_wait_ms / 1000.0
+        limits |= {"max_wait_s": batching.max_wait_ms / 1000.0, "fire_when_all_wait": batching.fire_when_all_wait}
     return SchedulerSettings(
         batch_size=config.training.batch_size,
         sync_interval=freshness.sync_interval,
@@ -134,6 +136,7 @@ def scheduler_settings(
         on_update=freshness.on_update,
         order=config.training.order,
         streaming=config.training.streaming,
+        parts=not why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease"),
         group_size=groups.size,
         min_return=-math.inf if groups.min_return is None else groups.min_return,
         max_return=math.inf if groups.max_return is None else groups.max_return,
@@ -145,6 +148,7 @@ def scheduler_settings(
         evaluator_only=config.evaluation.weights == "own_generator",
         evaluation_priority=config.evaluation.priority,
         evaluation_max_wait_s=config.evaluation.max_wait_s,
+        evaluation_hedge=config.evaluation.hedge,
         segments=rollout.segment_steps > 0,
         batching=batching.type,
         buckets=buckets,
@@ -198,7 +202,8 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
     settings = policy_settings(config)
     form = settings.form(spec)
     states = _trainer_states(config, folder)
-    buckets = bucket_sizes(config, infos)
+    placed = place(config, trainer=trainer, folder=folder)
+    buckets = bucket_sizes(config, infos, on_device=placed.serves_on_device)
     places = open_places(config, folder)
     with ExitStack() as undo:
         if places is not None:
@@ -208,7 +213,6 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
             assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
             factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
         factories += _scorer_factories(config, spec)
-        placed = place(config, trainer=trainer, folder=folder)
         layout = arena_layout(config, spec, infos, form, trainer=trainer)
         stations = _with_seats(factories, placed)
         launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)

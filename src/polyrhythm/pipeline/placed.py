@@ -23,7 +23,7 @@ from polyrhythm.pipeline.seats import (
 )
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
-from polyrhythm.runtime.memory.ways import Ends
+from polyrhythm.runtime.memory.ways import CPU, Ends
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
 
@@ -45,6 +45,11 @@ class Placed:
     ends: Ends
     lease: LeaseSettings | None
     warnings: tuple[str, ...]
+
+    @property
+    def serves_on_device(self) -> bool:
+        """Whether generators are on CUDA devices."""
+        return any(self.seats[name].device != CPU for name in self.names["generators"])
 
     def seats_of(self, station: str) -> list[Resources]:
         """The seat of the station's process, of the trainer one for each rank."""

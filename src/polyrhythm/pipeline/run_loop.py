@@ -135,11 +135,12 @@ class RunLoop:
         """Finish the update under way and save the trainer's state; False if that takes longer than `seconds`.
 
         Nothing new is started meanwhile: the commands that would are not sent, and what they were for counts as lost
-        when the run is resumed.
+        when the run is resumed. An update that lacks samples is not finished: the trainer saves what it was before it,
+        unless it has stepped by some mini-batches already.
         """
         begin, updates = self.clock(), self.conductor.updates
         until, say_at = begin + seconds, begin + _SAID_S
-        update = self.conductor.versions.updates + bool(updates.in_training)
+        update = self.conductor.versions.updates + updates.is_complete
         self._held = lambda command: (
             isinstance(command, records.StartRows)
             or (isinstance(command, records.StartUpdate) and command.update >= update)
@@ -166,7 +167,7 @@ class RunLoop:
     def _last_work(self) -> str:
         """What a run that winds down waits for."""
         updates = self.conductor.updates
-        what = "the update under way" if updates.in_training else "the trainer's state to be saved"
+        what = "the update under way" if updates.is_complete else "the trainer's state to be saved"
         call = self.launcher.current_call(updates.trainer) if updates.trainer else "being started"
         return f"{what} (trainer: {call})" if call else what
 

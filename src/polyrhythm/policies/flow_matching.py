@@ -7,10 +7,13 @@ Time runs from 1 (noise) to 0 (data) in K equal steps, t_i = (K − i)/K, s = t 
     x_s ~ N(w0·x̂0 + w1·x̂1, std²),  w0 = 1 − s
     ode          w1 = s                           std = 0
     flow_sde     w1 = s − σ²/(2tK)                std = σ/√K,  σ = a·√(t/(1 − t)), at t = 1 the denominator is 1 − t_1
+    flow_cps     w1 = s·cos(aπ/2)                 std = s·sin(aπ/2), 0 in the last step
     flow_noise   w1 = s                           std from a network (`squashed`)
 
-After Flow-GRPO (Liu et al. 2025) and pi_RL (Chen et al. 2025), flow_noise after ReinFlow (Zhang et al. 2025). flow_sde
-keeps the ode's distribution of x_t, up to discretisation error; the first step raises the variance by a⁴/4.
+After Flow-GRPO (Liu et al. 2025) and pi_RL (Chen et al. 2025), flow_noise after ReinFlow (Zhang et al. 2025), flow_cps
+after Coefficients-Preserving Sampling (Wang and Yu 2025). flow_sde keeps the ode's distribution of x_t, up to
+discretisation error; the first step raises the variance by a⁴/4. flow_cps keeps the squared coefficients of old and new
+noise at s² in each step, so none of it is left over at time 0.
 Computations use the dtype of the state, float32 in a policy; a velocity is cast to it.
 
 Example, K = 2, a = 0: `step_coefficients(2, 0.0)` is [[1, ½, ½, 0], [½, 1, 0, 0]]: the first step goes half-way to x̂0.
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +32,8 @@ from polyrhythm.policies.constants import kept
 
 #: x [B,C,A], t [B] -> velocity noise − data [B,C,A], at time 1 = noise.
 Velocity = Callable[[Tensor, Tensor], Tensor]
+
+Kind = Literal["sde", "cps"]
 
 
 class Normal(NamedTuple):
@@ -46,21 +51,25 @@ def from_data(velocity: Velocity) -> Velocity:
     return lambda x, t: -velocity(x, 1.0 - t)
 
 
-def step_coefficients(steps: int, noise: float) -> list[list[float]]:
-    """[K,4]: t, w0, w1 and std of every step of flow_sde with noise a; of the ode for a = 0."""
+def step_coefficients(steps: int, noise: float, kind: Kind = "sde") -> list[list[float]]:
+    """[K,4]: t, w0, w1 and std of every step of flow_sde or flow_cps with noise a; of the ode for a = 0."""
     rows = []
     for i in range(steps):
         t, s = (steps - i) / steps, (steps - i - 1) / steps
+        if kind == "cps":
+            angle = noise * math.pi / 2.0
+            rows.append([t, 1.0 - s, s * math.cos(angle), s * math.sin(angle)])
+            continue
         sigma = noise * math.sqrt(t / (1.0 - min(t, (steps - 1) / steps)))
         rows.append([t, 1.0 - s, s - sigma**2 / (2.0 * t * steps), sigma / math.sqrt(steps)])
     return rows
 
 
 @kept
-def coefficient_table(steps: int, noise: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def coefficient_table(steps: int, noise: float, kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`step_coefficients` as a tensor [K,4], to be indexed by each row's step."""
     with torch.inference_mode(False):
-        return torch.tensor(step_coefficients(steps, noise), dtype=dtype, device=device)
+        return torch.tensor(step_coefficients(steps, noise, kind), dtype=dtype, device=device)
 
 
 def step(x: Tensor, v: Tensor, coefficients: Tensor) -> Normal:

@@ -1,6 +1,6 @@
-"""Samples actions by flow matching and computes their log-probs: ode, flow_sde, flow_noise.
+"""Samples actions by flow matching and computes their log-probs: ode, flow_sde, flow_cps, flow_noise.
 
-All three start from N(0,1) noise and take K steps (`flow_matching`); they differ in which steps add noise, which states
+All start from N(0,1) noise and take K steps (`flow_matching`); they differ in which steps add noise, which states
 are stored (`forward_inputs`), and which steps' log-probs count. A greedy row follows the ode without draws from where
 its policy starts it: the tiny VLA's head from zero, the mean of the noise (for normal data exactly the mean of the
 samples), the published policies from noise (`vla.flow_policy`).
@@ -81,9 +81,30 @@ class FlowSdeSettings(BaseModel):
         """forward_inputs of one row, for actions of this shape (C, A)."""
         return {"step": ArraySpec((), "int64"), **dict.fromkeys(("before", "after"), ArraySpec(shape, "float32"))}
 
-    def build(self, steps: int) -> FlowSde:
+    def build(self, steps: int) -> OneNoisyStep:
         """The method with K steps."""
-        return FlowSde(steps, self.noise)
+        return OneNoisyStep(steps, self.noise)
+
+
+class FlowCpsSettings(BaseModel):
+    """Noise in one step, drawn for each row, that replaces a part of the state's noise (coefficients-preserving
+    sampling)."""
+
+    model_config = SETTINGS
+
+    type: Literal["flow_cps"] = "flow_cps"
+    """The method's name."""
+    noise: float = Field(0.5, gt=0.0, le=1.0)
+    """Strength a: the noisy step to time s has a std of s·sin(aπ/2), in units of half the action range; with 1 all of
+    the noise is new."""
+
+    def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:
+        """forward_inputs of one row, for actions of this shape (C, A)."""
+        return FlowSdeSettings().answers(steps, shape)
+
+    def build(self, steps: int) -> OneNoisyStep:
+        """The method with K steps."""
+        return OneNoisyStep(steps, self.noise, "cps")
 
 
 class FlowNoiseSettings(BaseModel):
@@ -115,6 +136,15 @@ class FlowNoiseSettings(BaseModel):
         return FlowNoise(steps, self.min_std, self.max_std, mean=self.logprob == "mean")
 
 
+def check_steps(method: BaseModel, steps: int) -> None:
+    """ValueError: the method has no noisy step among so many."""
+    if isinstance(method, FlowCpsSettings) and steps < 2:
+        raise ValueError(
+            f"steps = {steps}: the last step of flow_cps has no noise, so it needs another one; set it to 2 or more, "
+            "or method to flow_sde"
+        )
+
+
 class Ode:
     """The ode. kept = {"start": x_1 [B,C,A]}; only its log-prob counts, which has no gradient: RL cannot train it."""
 
@@ -134,20 +164,23 @@ class Ode:
         return _logprob_and_entropy(kept["start"], _standard(kept["start"]))
 
 
-class FlowSde:
-    """One noisy step per row. kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}; its log-prob counts.
+class OneNoisyStep:
+    """One noisy step per row: flow_sde and flow_cps.
 
-    Each row draws k uniformly, so that every batch trains all steps; the other steps follow the ode.
+    kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}; that step's log-prob counts. Each row
+    draws k uniformly, so that every batch trains all steps; the others follow the ode. flow_cps never draws the last
+    one, which has no noise.
     """
 
-    def __init__(self, steps: int, noise: float) -> None:
-        self.steps, self.noise = steps, noise
+    def __init__(self, steps: int, noise: float, kind: flow_matching.Kind = "sde") -> None:
+        self.steps, self.noise, self.kind = steps, noise, kind
+        self.noisy_steps = steps - (kind == "cps")
 
     def sample(self, network: Network, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
-        chosen = (noise.uniform(key, 1, _INDEX).squeeze(1) * self.steps).long()
+        chosen = (noise.uniform(key, 1, _INDEX).squeeze(1) * self.noisy_steps).long()
         steps = torch.arange(self.steps, device=chosen.device)
         noisy = (chosen.unsqueeze(1) == steps) & ~greedy.unsqueeze(1)  # one_hot would read its input on the host
-        quiet, loud = _table(self.steps, 0.0, start), _table(self.steps, self.noise, start)
+        quiet, loud = _table(self.steps, 0.0, start), _table(self.steps, self.noise, start, self.kind)
         coefficients = torch.where(noisy.unsqueeze(-1), loud, quiet)  # [B,K,4]
 
         def step(i: int, x: Tensor) -> flow_matching.Normal:
@@ -161,7 +194,7 @@ class FlowSde:
 
     def evaluate(self, network: Network, kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         before, after = kept["before"], kept["after"]
-        coefficients = _table(self.steps, self.noise, before)[kept["step"]]
+        coefficients = _table(self.steps, self.noise, before, self.kind)[kept["step"]]
         return _logprob_and_entropy(after, _step(network, before, coefficients))
 
 
@@ -223,8 +256,8 @@ def _step(network: Network, x: Tensor, coefficients: Tensor) -> flow_matching.No
     return flow_matching.step(x, network(x, coefficients[:, 0])[0], coefficients)
 
 
-def _table(steps: int, strength: float, like: Tensor) -> Tensor:
-    return flow_matching.coefficient_table(steps, strength, like.dtype, like.device)
+def _table(steps: int, strength: float, like: Tensor, kind: flow_matching.Kind = "sde") -> Tensor:
+    return flow_matching.coefficient_table(steps, strength, kind, like.dtype, like.device)
 
 
 def _standard(like: Tensor) -> flow_matching.Normal:

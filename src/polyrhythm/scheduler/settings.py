@@ -9,11 +9,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """A batch is due when max_rows rows or max_requests requests wait, or the oldest has waited for max_wait_s."""
+    """A batch is due when max_rows rows or max_requests requests wait, when the oldest has waited for max_wait_s, or,
+    with fire_when_all_wait, when no live slot could add a request."""
 
     max_rows: int
     max_requests: int
     max_wait_s: float
+    fire_when_all_wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,14 @@ class SchedulerSettings:
 
     batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
     bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update
-    begins with its own samples, else a version's first update waits for those of the whole version.
+    begins with its own samples, else a version's first update waits for those of the whole version. parts: it begins
+    with its first complete groups, and the others follow as they are complete.
     on_update: `drain`, `continue`, or `abort`, in which streams that run when weights change are resumed from their
     tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
-    batching: `lockstep`, or `dynamic` with max_rows, max_requests and max_wait_s, or `auto`, which chooses max_rows (up
-    to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each generator has max_rows
-    places, and a request begins as soon as there are places for its rows. buckets: row counts, ascending, that
-    generators pad their passes to.
+    batching: `lockstep`, or `dynamic` with max_rows, max_requests, max_wait_s and fire_when_all_wait, or `auto`, which
+    chooses max_rows (up to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each
+    generator has max_rows places, and a request begins as soon as there are places for its rows. buckets: row counts,
+    ascending, that generators pad their passes to.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
     as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
@@ -81,6 +84,7 @@ class SchedulerSettings:
     evaluator: the generator with the copy of the weights that background evaluations use; evaluator_only: it
     serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
     evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
+    evaluation_hedge: rows that an evaluation has no episodes for run copies of its last ones (`rollout/evaluation`).
     lease: stations that are on their devices in turn; None for none.
     scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
     """
@@ -92,6 +96,7 @@ class SchedulerSettings:
     on_update: Literal["drain", "continue", "abort"] = "continue"
     order: Literal["ticket", "arrival"] = "arrival"
     streaming: bool = True
+    parts: bool = False
     group_size: int = 1
     segments: bool = False
     batching: Literal["lockstep", "dynamic", "auto", "streams"] = "dynamic"
@@ -99,6 +104,7 @@ class SchedulerSettings:
     max_requests: int = 1_000_000
     buckets: tuple[int, ...] = ()
     max_wait_s: float = 0.005
+    fire_when_all_wait: bool = True
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     queue_key: str = ""
     tasks: int = 1
@@ -118,6 +124,7 @@ class SchedulerSettings:
     evaluator_only: bool = False
     evaluation_priority: Literal["turns", "first", "last"] = "turns"
     evaluation_max_wait_s: float = 1.0
+    evaluation_hedge: bool = False
     lease: LeaseSettings | None = None
     scoring: ScoringRules | None = None
 
@@ -173,6 +180,20 @@ class SchedulerSettings:
             raise ValueError("segments and groups exclude each other; set segment_steps to 0 or group_size to 1")
         self._check_redundancy()
         self._check_streams()
+        if self.parts and (why := self._why_whole()):
+            raise ValueError(f"parts is true but {why}; make it false")
+
+    def _why_whole(self) -> str:
+        """Why an update's samples are lent all at once, "" if they need not be."""
+        if not self.streaming:
+            return "streaming is false: a version's first update waits for all of its samples"
+        if self.order == "ticket":
+            return "order is ticket: samples that wait for the lowest ticket come in one order"
+        if self.batching == "lockstep":
+            return "batching is lockstep: episodes end together"
+        if self.lease is not None:
+            return "stations lease devices: a trainer that waits for samples would keep the device that makes them"
+        return ""
 
     def _check_streams(self) -> None:
         if self.batching != "streams" and self.on_update == "abort":
@@ -219,7 +240,7 @@ class SchedulerSettings:
     @property
     def limits(self) -> BatchLimits:
         """The configured batch limits."""
-        return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s)
+        return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s, self.fire_when_all_wait)
 
     @property
     def version_samples(self) -> int:

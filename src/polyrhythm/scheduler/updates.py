@@ -1,5 +1,9 @@
 """Updates: which samples the trainer gets, what becomes of them, when a version is published.
 
+With `parts` an update begins with the groups that may be lent, and is lent the others as soon as they may be. Each is
+lent by the rule for whole updates (`SampleBuffer.choose`): at that moment the deadlines of all that is not lent can be
+kept. As `consumed` counts what is lent, that rule keeps the lag bound of every group, however many parts an update has.
+
 Invariant: at most one update is in training at a time; its groups are either trained or return to the buffer, never
 both.
 """
@@ -36,6 +40,11 @@ class UpdateScheduler:
     in_training: list[Group] = field(default_factory=list)
     undoable: deque[tuple[int, int]] = field(default_factory=deque)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the update under way has all of its samples."""
+        return sum(group.size for group in self.in_training) == self.settings.batch_size
+
     def join(
         self, trainer: str, updates: int, versions: VersionLedger, rollout: RolloutScheduler, now: float
     ) -> list[Command]:
@@ -65,17 +74,18 @@ class UpdateScheduler:
         self.in_training = []
 
     def start(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
-        """Give an idle trainer its next update, if the samples for it can be had."""
-        if not self.trainer or self.in_training:
+        """Give an idle trainer its next update, if the samples for it can be had, or one in training what it lacks."""
+        settings, lent = self.settings, sum(group.size for group in self.in_training)
+        if not self.trainer or self.is_complete or (lent and not settings.parts):
             return []
-        settings = self.settings
         if not (settings.streaming or versions.in_version) and rollout.buffer.samples < settings.version_samples:
             return []
-        groups = rollout.buffer.choose(rollout.admission)
+        groups = rollout.buffer.choose(rollout.admission, lent)
         if groups is None:
             return []
-        self.in_training = groups
-        rollout.filter.next_update()
+        if not lent:
+            rollout.filter.next_update()
+        self.in_training += groups
         numbers: list[int] = []
         for group in groups:
             rollout.buffer.remove(group)
@@ -96,12 +106,14 @@ class UpdateScheduler:
                 tuple(sample.payload_id for sample in samples),
                 tuple(sample.oldest for sample in samples),
                 tuple(sample.score for sample in samples) if settings.scoring else (),
+                tuple(max(0, versions.updates - versions.updates_in(sample.oldest)) for sample in samples),
+                more=not self.is_complete,
             )
         ]
 
     def finish(self, event: UpdateDone, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         """The update is trained."""
-        assert self.in_training, f"update {event.update} is done, but none is under way"
+        assert self.is_complete, f"update {event.update} is done, but not all of its samples were lent"
         assert event.update == versions.updates, f"update {event.update} is done, {versions.updates} was due"
         payload_ids: list[str] = []
         for group in self.in_training:

@@ -20,7 +20,9 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 class VersionLedger:
     """trained: version of the trainer's weights; updates: in all; in_version: updates since `trained`;
     published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet);
-    reached: updates contained in each version from `published` on, except undone updates."""
+    reached: updates contained in each version from `published` on, except undone updates; origins: (version, updates
+    in it, updates in each version after it) of version 0, and wherever that changes: after undone updates, or with
+    another K."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     trained: int = 0
@@ -29,6 +31,11 @@ class VersionLedger:
     published: int = -1
     applied: int = -1
     reached: dict[int, int] = field(default_factory=lambda: {0: 0})
+    origins: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.origins:
+            self.origins = [(0, 0, self.settings.sync_interval)]
 
     @property
     def waiting(self) -> bool:
@@ -48,8 +55,19 @@ class VersionLedger:
             return False
         self.in_version = 0
         self.trained += 1
-        self.reached[self.trained] = self.updates
+        self._reach()
         return True
+
+    def updates_in(self, version: int) -> int:
+        """Updates contained in the weights of any version so far."""
+        first, updates, interval = next(origin for origin in reversed(self.origins) if origin[0] <= version)
+        return updates + (version - first) * interval
+
+    def _reach(self) -> None:
+        """The trainer's weights are those of `trained`."""
+        self.reached[self.trained] = self.updates
+        if self.updates_in(self.trained) != self.updates:
+            self.origins.append((self.trained, self.updates, self.settings.sync_interval))
 
     def note_published(self, version: int) -> None:
         """Generators can fetch this version."""
@@ -76,8 +94,9 @@ class VersionLedger:
             self.reached = {known: at for known, at in self.reached.items() if at <= updates}
             self.trained = max(self.reached)
             self.in_version = updates - self.reached[self.trained]
+            self.origins = [origin for origin in self.origins if origin[0] <= self.trained]
         else:
             self.trained = max(self.trained, self.published) + 1
             self.in_version = 0
-            self.reached[self.trained] = updates
+            self._reach()
         return undone, self.published < self.trained

@@ -12,7 +12,8 @@ Invariant: what is published and saved is what the commands before found, as the
 due is announced once it is written, before any later `UpdateDone`; where it is one file, before its version is
 published. So `Published(N)` may come after the next `UpdateDone`, when it is published from the copy that was saved,
 but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`. Samples of other
-hosts are here before the first step of their update: from then on it depends on no other host.
+hosts are here before they are trained on: from then on they depend on no other host. While an update lacks samples
+(`StartUpdate.more`) and has not changed the weights, the state that a `SaveTrainer` behind it asks for is saved.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from polyrhythm.stations.far_samples import FarSamples
 from polyrhythm.stations.publication import Publication
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.checkpoint import Saving
-from polyrhythm.training.learner import Learner
+from polyrhythm.training.learner import STEPS, Learner
+from polyrhythm.training.parts import SampleFeed
 from polyrhythm.training.steps import Metrics, Steps
 
 
@@ -91,19 +93,24 @@ class Trainer:
         self._overlap = overlap and not learner.ranks.divides
         self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
+        self._parts: deque[StartUpdate] = deque()  # of the update under way, that its feed has not got
         self._far = FarSamples(arena)
+        self._feed: SampleFeed | None = None
+        self._samples: list[Trajectory] = []
+        self._scores: list[float] = []
+        self._updates_since: list[int] = []
         self._steps: Steps | None = None
-        self._metrics: Metrics = {}
         self._publication: Publication | None = None
         self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
+        self._open = -1  # the last update told of, while its samples are not
         self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
         self._updates_before = learner.updates
         self._optimizer_steps = 0
-        self._update_s = 0.0
+        self._update_s = self._publish_s = 0.0
 
     def joined(self) -> TrainerJoined:
         """The event that announces this station."""
@@ -116,15 +123,20 @@ class Trainer:
             raise UnfitMessage("impossible", f"{self.name} cannot train on {command}")
         if isinstance(command, PublishWeights) and not 0 <= command.version < FAR - 1:
             raise UnfitMessage("impossible", f"{self.name} cannot publish version {command.version}")
-        self._todo.append(command)
         if isinstance(command, StartUpdate):
             self._far.note(command)
+            if self._open == command.update:
+                self._open = command.update if command.more else -1
+                self._parts.append(command)
+                return
+            self._open = command.update if command.more else -1
+        self._todo.append(command)
 
     def _can_train(self, command: StartUpdate) -> bool:
         """Whether it is the next update and the arena holds its samples where it says, or another host may."""
         due = self._learner.updates + sum(isinstance(other, StartUpdate) for other in self._todo)
         return (
-            command.update == due
+            command.update == (due if self._open < 0 else self._open)
             and 0 < len(command.tickets) == len(command.payload_ids)
             and len(command.scores) in (0, len(command.tickets))
             and self._far.could_have(command)
@@ -144,10 +156,10 @@ class Trainer:
         if self._saving is not None and self._saving[1].over:
             self._finish_saving()
             settled = True
-        if not self._todo:
+        command = self._next()
+        if command is None:
             self._done = None
             return settled
-        command = self._todo[0]
         begin = time.monotonic()
         if self._far and isinstance(command, StartUpdate):
             self._doing, self._done = (_FETCH, begin), None
@@ -162,7 +174,7 @@ class Trainer:
                 self._settle()
                 if self._saver is not None:
                     self._note_saved(*self._begin_saving(background=False))
-                self._todo.popleft()
+                self._todo.remove(command)
             case StartUpdate():
                 self._train(command, begin)
         self._doing, self._done = IDLE, command
@@ -184,38 +196,79 @@ class Trainer:
             self._far.fetch_next()
         except Unobeyable:
             self._todo.clear()
+            self._parts.clear()
+            if self._steps is not None:
+                self._steps.close()
             raise
         finally:
             self._doing = IDLE
 
+    def _next(self) -> StartUpdate | PublishWeights | SaveTrainer | None:
+        """The command to execute, None if there is none, or only one that waits for samples."""
+        if not self._awaits_samples():
+            return self._todo[0] if self._todo else None
+        assert self._feed is not None
+        return None if self._feed.stepped else next((x for x in self._todo if isinstance(x, SaveTrainer)), None)
+
+    def _awaits_samples(self) -> bool:
+        """Whether the update under way can only go on with samples that have not come."""
+        return self._feed is not None and self._feed.starved and not self._parts
+
     def _train(self, command: StartUpdate, begin: float) -> None:
         if self._steps is None:
-            samples = [self._arena.read(payload_id) for payload_id in command.payload_ids]
-            if command.scores:
-                samples = [with_score(sample, score) for sample, score in zip(samples, command.scores, strict=True)]
-            self._metrics = _sample_metrics(samples, command)
-            self._steps = self._learner.update(
-                samples,
-                command.update,
-                version=command.version + 1,
-                own_weights=self._published and all(bool((x.version == command.version).all()) for x in samples),
-                own_version=command.version if self._published else None,
-                before_step=self._await_read,
-            )
+            self._steps = self._begin_update(command)
+        while self._parts and self._feed is not None:
+            part = self._parts.popleft()
+            self._feed.add(self._read(part), more=part.more)
         try:
             next(self._steps)
-            self._optimizer_steps += 1
+            self._optimizer_steps += self._feed is None
             self._update_s += time.monotonic() - begin
         except StopIteration as stop:
             self._todo.popleft()
-            self._steps, self._published = None, False
             self._await_saved()
-            self._metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
-            self._update_s = 0.0
+            metrics = _sample_metrics(self._samples, self._scores, self._updates_since, command.version)
+            metrics["time/actor/update"] = self._update_s + time.monotonic() - begin
+            metrics |= {f"time/actor/{phase}": s for phase, s in self._learner.phase_seconds.items()}
+            if self._publish_s:
+                metrics["time/actor/publish"] = self._publish_s
+            if self._feed is not None:
+                self._optimizer_steps += int(stop.value[STEPS])
+            self._steps, self._feed = None, None
+            self._samples, self._scores, self._updates_since = [], [], []
+            self._published = False
+            self._update_s = self._publish_s = 0.0
             self._channels.report(
-                Report(self.name, self.incarnation, "update", command.update, {**self._metrics, **stop.value})
+                Report(self.name, self.incarnation, "update", command.update, {**metrics, **stop.value})
             )
             self._channels.emit(UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
+
+    def _begin_update(self, command: StartUpdate) -> Steps:
+        samples, version = self._read(command), command.version
+        own = version if self._published else None
+        if command.more:
+            self._feed = SampleFeed()
+            self._feed.add(samples, more=True)
+            return self._learner.update_in_parts(
+                self._feed, command.update, version=version + 1, own_version=own, before_step=self._await_read
+            )
+        return self._learner.update(
+            samples,
+            command.update,
+            version=version + 1,
+            own_weights=self._published and all(bool((x.version == version).all()) for x in samples),
+            own_version=own,
+            before_step=self._await_read,
+        )
+
+    def _read(self, command: StartUpdate) -> list[Trajectory]:
+        samples = [self._arena.read(payload_id) for payload_id in command.payload_ids]
+        if command.scores:
+            samples = [with_score(sample, score) for sample, score in zip(samples, command.scores, strict=True)]
+        self._samples += samples
+        self._scores += command.scores
+        self._updates_since += command.updates_since
+        return samples
 
     def _publish(self, version: int) -> None:
         self._settle()
@@ -271,7 +324,9 @@ class Trainer:
         """Wait for the publication under way; raise its error, if any."""
         if self._publication is not None:
             self._publication.wait()
-            self._publication_span = Span(self.name, PUBLISH, *self._publication.lasted, self._publication.version)
+            begin, end = self._publication.lasted
+            self._publication_span = Span(self.name, PUBLISH, begin, end, self._publication.version)
+            self._publish_s += end - begin
             self._publication = None
 
     def suspend(self) -> int:
@@ -303,6 +358,8 @@ class Trainer:
 
     def pending_work(self) -> list[str]:
         waiting = [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
+        if self._awaits_samples():
+            waiting[0] = f"{self.name} waits for samples of an update"
         return [f"{self.name} is at a {word} in the background" for word, _ in self._background_calls()] + waiting
 
     def statistics(self) -> dict[str, float]:
@@ -346,17 +403,19 @@ _WORDS: dict[type, str] = {StartUpdate: "update", PublishWeights: "publish", Sav
 _FETCH = "fetch"
 
 
-def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:
+def _sample_metrics(samples: list[Trajectory], scored: list[float], since: list[int], version: int) -> Metrics:
     """Metrics of the samples. lag: the trainer's version minus a sample's oldest behaviour version; span: its newest
     minus its oldest, above zero if new weights arrived during the sample. Counters by verl's names, whose samples are
     our groups and whose trajectories are our samples."""
     oldest = [int(sample.version.min()) for sample in samples]
     spans = [sample.newest - first for sample, first in zip(samples, oldest, strict=True)]
-    lags = [command.version - first for first in oldest]
+    lags = [version - first for first in oldest]
     count, stale = len(samples), [sample.group for sample, lag in zip(samples, lags, strict=True) if lag > 0]
-    scores = {"env/sample_score": sum(command.scores) / count} if command.scores else {}
+    values = {"env/sample_score": sum(scored) / count} if scored else {}
+    if since:
+        values |= {"staleness/updates_mean": sum(since) / count, "staleness/updates_max": float(max(since))}
     return {
-        **scores,
+        **values,
         "env/sample_env_steps": sum(sample.env_steps for sample in samples) / count,
         "env/sample_chunk_steps": sum(sample.steps for sample in samples) / count,
         "staleness/lag_mean": sum(lags) / count,
@@ -366,5 +425,5 @@ def _sample_metrics(samples: list[Trajectory], command: StartUpdate) -> Metrics:
         "staleness/total_partial_num": float(sum(span > 0 for span in spans)),
         "staleness/stale_samples_processed": float(len(set(stale))),
         "staleness/stale_trajectory_processed": float(len(stale)),
-        "train/actor/current_version": float(command.version),
+        "train/actor/current_version": float(version),
     }

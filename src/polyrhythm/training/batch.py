@@ -134,15 +134,20 @@ class TrainingBatch:
         return TrainingBatch(**{field.name: changed(getattr(self, field.name)) for field in fields(self)})
 
 
-def minibatches(count: int, size: int, seed: Sequence[int]) -> list[Tensor]:
-    """A shuffle of 0..count-1 cut into the fewest mini-batches of at most `size` (0: one of all), as int64 indices.
+def minibatches(counts: Sequence[int], size: int, seed: Sequence[int]) -> list[Tensor]:
+    """The chunk steps of each optimizer step of an epoch, as int64 indices.
 
-    Sizes differ by at most one: 65 chunk steps at size 64 are 33 + 32, because an optimizer step on a single chunk step
-    would count as much as one on 64. The order depends on `seed` alone, not on any global random state.
+    counts: of consecutive chunk steps that share no optimizer step. Those of one count are shuffled and cut into the
+    fewest pieces of at most `size` (0: one of all). Sizes of pieces differ by at most one: 65 chunk steps at size 64
+    are 33 + 32, because an optimizer step on a single chunk step would count as much as one on 64. The order depends on
+    `seed` and the counts alone, not on any global random state.
     """
-    order = np.random.default_rng(list(seed)).permutation(count)
-    pieces = -(-count // size) if size else 1
-    return [torch.from_numpy(piece) for piece in np.array_split(order, pieces)]
+    rng, first, found = np.random.default_rng(list(seed)), 0, list[Tensor]()
+    for count in counts:
+        order = first + rng.permutation(count)
+        found += map(torch.from_numpy, np.array_split(order, -(-count // size) if size else 1))
+        first += count
+    return found
 
 
 def slices(arrays: Mapping[str, Tensor], rows: slice, device: torch.device) -> Arrays:

@@ -34,6 +34,7 @@ class Share:
     """One rank's share of an update of N chunk steps and M trajectories, numbered as one rank would pack them.
 
     own: its trajectories. spare: the trajectory of which it takes a chunk step to pad with, as it has none; else None.
+    counts: chunk steps of each of the update's mini-batches of samples, which follow one another.
     owner [N]: the rank of each chunk step; place [N]: where it is among those of its rank.
     """
 
@@ -45,6 +46,7 @@ class Share:
     trajectories: int
     owner: Tensor
     place: Tensor
+    counts: tuple[int, ...]
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:
         """Of a mini-batch's chunk steps `index` [n] this rank's: where they are among its own, and in `index`."""
@@ -59,9 +61,14 @@ class Share:
         return [-(-count // size) if size else min(count, 1) for count in counts]
 
 
-def share_of(groups: Sequence[int], steps: Sequence[int], rank: int, ranks: int) -> Share:
-    """The share of `rank` where trajectories are dealt to so many ranks."""
-    dealt = deal(groups, steps, ranks)
+def share_of(groups: Sequence[int], steps: Sequence[int], rank: int, ranks: int, samples: int = 0) -> Share:
+    """The share of `rank` where trajectories are dealt to so many ranks, mini-batch by mini-batch. samples:
+    trajectories of a mini-batch; 0 for all in one."""
+    cuts = [slice(first, first + (samples or len(steps))) for first in range(0, len(steps), samples or len(steps))]
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for cut in cuts:
+        for of_rank, more in zip(dealt, deal(groups[cut], steps[cut], ranks), strict=True):
+            of_rank += [cut.start + index for index in more]
     of_trajectory = torch.empty(len(steps), dtype=torch.int64)
     for number, dealt_to in enumerate(dealt):
         of_trajectory[dealt_to] = number
@@ -72,4 +79,5 @@ def share_of(groups: Sequence[int], steps: Sequence[int], rank: int, ranks: int)
         place[mine] = torch.arange(int(mine.sum()))
     own = tuple(dealt[rank])
     spare = None if own else min(range(len(steps)), key=steps.__getitem__)
-    return Share(rank, ranks, own, spare, len(owner), len(steps), owner, place)
+    counts = tuple(sum(steps[cut]) for cut in cuts)
+    return Share(rank, ranks, own, spare, len(owner), len(steps), owner, place, counts)

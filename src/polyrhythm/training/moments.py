@@ -69,10 +69,15 @@ class UpdateStatistics:
         self._returns = self._next = Moments.of_nothing()
         self._observed = False
 
+    @property
+    def are_empty(self) -> bool:
+        """Whether the policy normalises observations and has seen none."""
+        return any(float(normalizer.count) == 0.0 for normalizer in normalizers_of(self._policy))
+
     def begin(self, packed: PackedBatch, before: Callable[[], None] | None) -> bool:
         """Begin an update. Whether its samples were made without any statistics of observations, with which it trains
         all the same: they are set now, after `before`."""
-        self._observed = any(float(normalizer.count) == 0.0 for normalizer in normalizers_of(self._policy))
+        self._observed = self.are_empty
         if self._observed:
             if before is not None:
                 before()

@@ -7,7 +7,7 @@ Metrics per entry are means over the valid entries of the mini-batch, whatever `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,6 +39,10 @@ class Normalizers(NamedTuple):
     policy: float
     value: float
     metrics: float
+
+
+#: Of sums, where the divisors are not known yet (`Objective.scaled`).
+UNSCALED = Normalizers(1.0, 1.0, 1.0)
 
 
 class MicroBatchLoss(NamedTuple):
@@ -144,6 +148,11 @@ class Objective:
             terms.append(algorithm.value.coef * value)
             logged["train/critic/value_loss"] = value.detach()
         return MicroBatchLoss(sum(terms[1:], terms[0]), logged)
+
+    def scaled(self, metrics: Mapping[str, Tensor], by: Normalizers, factor: float) -> dict[str, Tensor]:
+        """The metrics of a mini-batch from those of its sums (`UNSCALED`); factor: on the weights of its entries."""
+        divisors = {"train/actor/policy_loss": by.policy / factor, "train/critic/value_loss": by.value / factor}
+        return {name: x / divisors.get(name, by.metrics) for name, x in metrics.items()}
 
     def _policy_loss(self, entries: LossInput, batch: TrainingBatch) -> LossOutput:
         """The policy loss per entry, times the importance weights of `rollout_correction` or `mismatch_cap`."""

@@ -45,6 +45,10 @@ class AdamW:
         for group, rate in zip(self.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
+    def steps(self) -> int:
+        """Steps taken, by the parameter that took most; it waits for the device."""
+        return max((int(state["step"]) for state in self.state.values()), default=0)
+
     def zero_grad(self) -> None:
         """Drop the gradients."""
         for group in self.param_groups:
@@ -258,6 +262,11 @@ def clip_gradient(
     if largest is not None:
         torch._foreach_mul_(gradients, (largest / (norm + 1e-6)).clamp(max=1.0))
     return GradientNorm(norm, each, tuple(given))
+
+
+def scale_gradient(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply the gradients by the factor."""
+    torch._foreach_mul_(parts_of([p.grad for p in parameters if p.grad is not None]), factor)
 
 
 def linear_decay(update: int, updates: int, final_fraction: float) -> float:

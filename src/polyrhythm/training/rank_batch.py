@@ -16,13 +16,15 @@ from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.ranks import Ranks
 
 
-def take_share(trajectories: Sequence[Trajectory], ranks: Ranks) -> tuple[Share, PackedBatch]:
+def take_share(
+    trajectories: Sequence[Trajectory], ranks: Ranks, samples: int = 0
+) -> tuple[Share, PackedBatch]:
     """This rank's share of an update's trajectories, which alone are read, collated. A rank without any has a sample of
-    another, in which no entry counts."""
+    another, in which no entry counts. samples: as in `share_of`."""
     steps = [t.steps for t in trajectories]
     if not steps or min(steps) == 0:
         collate(trajectories)  # refuses them
-    share = share_of([t.group for t in trajectories], steps, ranks.rank, ranks.size)
+    share = share_of([t.group for t in trajectories], steps, ranks.rank, ranks.size, samples)
     if share.spare is None:
         return share, collate([trajectories[i] for i in share.own])
     packed = collate([trajectories[share.spare]])

@@ -64,6 +64,9 @@ class StepLog:
         self._rows: list[Tensor] = []
         self._norms: list[GradientNorm] = []
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def add(self, metrics: Mapping[str, Tensor], norm: GradientNorm) -> None:
         """Scalars: this rank's part of means over entries, then NORM and STOPPED, which are the same on all ranks."""
         self.names = tuple(metrics)

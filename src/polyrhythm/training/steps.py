@@ -5,10 +5,29 @@ Inside another generator: `metrics = yield from learner.update(...)`; all at onc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 
 Metrics = dict[str, float]
 Steps = Generator[None, None, Metrics]
+
+
+class PhaseTimes:
+    """Seconds of an update by phase, as the host's clock has them: nothing waits for a device to measure, so what a
+    device does counts in the phase that waits for its result."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        """The time since the last call was this phase's."""
+        before, self._since = self._since, time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._since - before
+
+    def skip(self) -> None:
+        """The time since the last call was not the update's."""
+        self._since = time.monotonic()
 
 
 def finish(steps: Steps, each: Callable[[int], None] = lambda _: None) -> Metrics:

@@ -24,7 +24,7 @@ from polyrhythm.training.choose import advantage_estimate
 from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.ranks import ONE_RANK, Ranks
 from polyrhythm.training.reference import Reference
-from polyrhythm.training.steps import Metrics
+from polyrhythm.training.steps import Metrics, PhaseTimes
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -69,12 +69,16 @@ class Recomputed(NamedTuple):
 
 @torch.no_grad()
 def compute_targets(
-    packed: PackedBatch, algorithm: AlgorithmSettings, inputs: TargetInputs
+    packed: PackedBatch, algorithm: AlgorithmSettings, inputs: TargetInputs, times: PhaseTimes | None = None
 ) -> tuple[TrainingBatch, Metrics]:
-    """The update's training batch on the host, and metrics of its targets."""
+    """The update's training batch on the host, and metrics of its targets. times: where the pass that recomputes
+    log-probs is the phase "proximal"."""
     _check_value_shape(packed, algorithm)
+    packed, shaping = _penalise_overlong(packed, algorithm, inputs.ranks.total)
     late = algorithm.uses_value and getattr(inputs.policy, "values_late", False)
     recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes else None
+    if recomputed is not None and times is not None:
+        times.end("proximal")
     if late:
         packed = replace(packed, value=recomputed.value if recomputed else late_values(packed, inputs))
     reference = evaluate(packed, inputs.reference, inputs).logprob if inputs.reference is not None else None
@@ -92,11 +96,11 @@ def compute_targets(
     correction, counted, metrics = _correct(
         algorithm, rollout_correction.Entries(proximal, behavior, mask, packed.trajectory), inputs.ranks.total
     )
+    metrics |= shaping
     if algorithm.needs_groups:
         metrics |= _zero_advantage(estimate.advantages, value_mask, packed, inputs.ranks.total)
     if recomputed is not None and inputs.own_version is not None:
-        own = _own_entries(packed, algorithm, inputs.own_version, mask, by_token=inputs.token_versions)
-        metrics |= _mismatch(behavior, proximal, own, inputs.ranks.total)
+        metrics |= mismatch(packed, (behavior, proximal), algorithm, inputs, inputs.own_version)
     batch = TrainingBatch(
         obs=packed.obs,
         forward_inputs=packed.forward_inputs,
@@ -264,21 +268,39 @@ def _correct(
     return correction.weight, mask if settings.count_rejected else correction.kept, metrics
 
 
-def _own_entries(
-    packed: PackedBatch, algorithm: AlgorithmSettings, own_version: int, mask: Tensor, *, by_token: bool
-) -> Tensor:
-    """Of the entries in the mask those that the weights of `own_version` made: of chunk steps that are wholly theirs,
-    or by token."""
-    own = (_versions(packed, algorithm) if by_token else packed.version).eq(own_version)
-    return mask & aggregation.per_row_like(own, mask)
-
-
-def _mismatch(behavior: Tensor, recomputed: Tensor, own: Tensor, total: Total) -> Metrics:
-    """Divergence of generators' and trainer's log-probs over the entries that the trainer's weights sampled; no metric
-    where there are none."""
+def mismatch(
+    packed: PackedBatch,
+    logprobs: tuple[Tensor, Tensor],
+    algorithm: AlgorithmSettings,
+    inputs: TargetInputs,
+    own_version: int,
+) -> Metrics:
+    """Divergence of `logprobs`, of generators and trainer, over the entries that the weights of `own_version` sampled,
+    of chunk steps that are wholly theirs or by token; no metric where there are none."""
+    mask, total = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1]), inputs.ranks.total
+    own = (_versions(packed, algorithm) if inputs.token_versions else packed.version).eq(own_version)
+    own = mask & aggregation.per_row_like(own, mask)
     count = total(own.sum())
-    differences = total(k3(behavior, recomputed)[own].sum())
+    differences = total(k3(*logprobs)[own].sum())
     return {MISMATCH: float(differences / count)} if count else {}
+
+
+def _penalise_overlong(packed: PackedBatch, algorithm: AlgorithmSettings, total: Total) -> tuple[PackedBatch, Metrics]:
+    """The batch with the penalty of `algorithm.overlong` at the last token of each message, and its mean; the samples'
+    own rewards, which episodes report, stay as they are."""
+    settings = algorithm.overlong
+    if settings.tokens is None:
+        return packed, {}
+    penalty = advantages.overlong_penalty(packed.valid, tokens=settings.tokens, penalty=settings.penalty)
+    last = (packed.valid.sum(1, keepdim=True) - 1).clamp(min=0)
+    rewards = packed.rewards.scatter_add(1, last, penalty.to(packed.rewards.dtype).unsqueeze(1))
+    columns = torch.stack([penalty, penalty < 0, packed.valid.any(1)]).double()  # no token: a rank's spare sample
+    penalties, overlong, messages = total(columns.sum(1)).tolist()
+    metrics = {
+        "train/actor/overlong_penalty": penalties / messages,
+        "train/actor/overlong_fraction": overlong / messages,
+    }
+    return replace(packed, rewards=rewards), metrics
 
 
 def _zero_advantage(advantage: Tensor, valid: Tensor, packed: PackedBatch, total: Total) -> Metrics:

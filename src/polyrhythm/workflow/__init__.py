@@ -1,6 +1,6 @@
 """Workflows of one's own: workers, channels between them, and a driver. See docs/workflows.md."""
 
-from polyrhythm.workflow.channel import Channel
+from polyrhythm.workflow.channel import Channel, Pending
 from polyrhythm.workflow.errors import ChannelClosed, WaitTimeout, WorkerFailed, WorkflowError, WorkflowOver
 from polyrhythm.workflow.group import Handle, WorkerGroup
 from polyrhythm.workflow.queues import Entry
@@ -12,6 +12,7 @@ __all__ = [
     "ChannelClosed",
     "Entry",
     "Handle",
+    "Pending",
     "WaitTimeout",
     "Worker",
     "WorkerFailed",

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.workflow.protocol import LONGEST_KEY, Answer, Close, Denied, Done, Get, Given, Put, Request
-from polyrhythm.workflow.queues import Order, Queue
+from polyrhythm.workflow.queues import Orders, Queue, orders_of
 
 #: Who asks, and the number of the request.
 Asker = tuple[str, int]
@@ -60,12 +60,11 @@ class Exchange:
         self._channels: dict[str, _Channel] = {}
         self._over = ""
 
-    def open(self, name: str, capacity: int, producers: int = 1, order: Order | None = None) -> None:
-        """Make a channel. ValueError: there is one of this name."""
+    def open(self, name: str, capacity: int, producers: int = 1, order: Orders = None) -> None:
+        """Make a channel. ValueError: there is one of this name, or no such order."""
         if name in self._channels:
             raise ValueError(f"channel {name!r} is there already; give this one another name")
-        queue = Queue(capacity) if order is None else Queue(capacity, order)
-        self._channels[name] = _Channel(name, queue, producers)
+        self._channels[name] = _Channel(name, Queue(capacity, orders_of(order)), producers)
 
     def ask(self, asker: Asker, request: Request, now: float) -> Answers:
         """The answers that a request leads to, its own among them unless it has to wait."""
@@ -95,7 +94,7 @@ class Exchange:
         """Why the request cannot be granted, whatever comes."""
         if channel is None:
             return Denied("refused", f"there is no channel {request.channel[:_NAME_CHARS]!r}")
-        name, capacity = channel.name, channel.queue.capacity
+        name = channel.name
         match request:
             case Close() if channel.closed:
                 return Denied("refused", f"channel {name!r} is closed already; see its producers")
@@ -105,7 +104,7 @@ class Exchange:
                 return Denied("refused", f"a key of {len(key)} characters: at most {LONGEST_KEY} are possible")
             case Put(weight=weight) if not 0 <= weight < math.inf:
                 return Denied("refused", f"weight = {weight}: not a number of 0 or more")
-            case Get(items=items, weight=heavy) if why := _why_no_batch(items, heavy, capacity):
+            case Get() if why := _why_no_batch(request, channel.queue):
                 return Denied("refused", f"{why} (channel {name!r})")
             case Put(timeout_s=timeout_s) | Get(timeout_s=timeout_s) if not timeout_s >= 0:
                 return Denied("refused", f"timeout_s = {timeout_s}: not 0 or more seconds")
@@ -155,8 +154,11 @@ class Exchange:
                 yield channel, wait
 
 
-def _why_no_batch(items: int | None, weight: float | None, capacity: int) -> str:
+def _why_no_batch(request: Get, queue: Queue) -> str:
     """Why there can be no such batch; "" if there can."""
+    items, weight, capacity = request.items, request.weight, queue.capacity
+    if request.order not in queue.orders:
+        return f"order = {request.order[:_NAME_CHARS]!r}: there are {', '.join(filter(None, queue.orders))}"
     if items is None and weight is None:
         return "items and weight are None; give one of them"
     if items is not None and not 0 < items <= capacity:
@@ -181,8 +183,7 @@ def _admit(channel: _Channel) -> tuple[Asker, Answer] | None:
     try:
         channel.queue.put(wait.request.parcel, wait.request.key, wait.request.weight)
     except Exception as error:  # noqa: BLE001 - the order is the user's
-        why = f"the order of channel {channel.name!r} raised {type(error).__name__}: {error}"
-        return wait.asker, Denied("refused", why[:_ERROR_CHARS])
+        return wait.asker, _refused(channel, error)
     return wait.asker, Done()
 
 
@@ -193,13 +194,22 @@ def _give(channel: _Channel) -> tuple[Asker, Answer] | None:
         request = wait.request
         assert isinstance(request, Get)
         rest = over or channel.queue.full
-        items = channel.queue.take(request.key, request.items, request.weight, rest=rest)
+        try:
+            items = channel.queue.take(request.key, request.items, request.weight, rest=rest, order=request.order)
+        except Exception as error:  # noqa: BLE001 - the order is the user's
+            channel.getting.remove(wait)
+            return wait.asker, _refused(channel, error)
         if items or over:
             channel.getting.remove(wait)
             given[wait.asker[0]] += sum(weight for _, _, weight in items)  # type: ignore[assignment] # weights
             why = f"channel {channel.name!r} is closed, and has no more{_of_key(request)}"
             return wait.asker, Given(tuple(items)) if items else Denied("closed", why)
     return None
+
+
+def _refused(channel: _Channel, error: Exception) -> Denied:
+    why = f"the order of channel {channel.name!r} raised {type(error).__name__}: {error}"
+    return Denied("refused", why[:_ERROR_CHARS])
 
 
 def _of_key(request: Put | Get) -> str:

@@ -36,7 +36,7 @@ class Put(msgspec.Struct, frozen=True, tag=0):
 
 class Get(msgspec.Struct, frozen=True, tag=1):
     """Get `items` items of a channel, or as many as weigh `weight`, within `timeout_s`. key: only items of this key,
-    None for all. Answered by `Given`."""
+    None for all; order: by name, "" for the channel's own. Answered by `Given`."""
 
     channel: str
     key: Key = None
@@ -44,6 +44,7 @@ class Get(msgspec.Struct, frozen=True, tag=1):
     weight: float | None = None
     timeout_s: float = 0.0
     direct: bool = False
+    order: str = ""
 
 
 class Close(msgspec.Struct, frozen=True, tag=2):

@@ -49,6 +49,21 @@ class WorkerFactory:
         return [WorkerJoined(self.name, incarnation)]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerReply:
+    """The answer to a request of a worker."""
+
+    number: int
+    station: WorkerStation
+
+    @property
+    def done(self) -> bool:
+        return self.station.has_answer(self.number)
+
+    def wait(self) -> p.Answer:
+        return self.station.await_answer(self.number)
+
+
 class WorkerStation:
     """One rank of a worker. WorkerFailed: it cannot be made."""
 
@@ -57,13 +72,15 @@ class WorkerStation:
         self.name, self._incarnation, self._emit = factory.name, incarnation, context.channels.emit
         self._calls: deque[p.Call] = deque()
         self._answers: dict[int, p.Answer] = {}
+        self._open: set[int] = set()  # requests that have no answer yet
         self._given: list[p.Given] = []  # parts of an answer that have come
         self._asked = self._said = self._done = 0
-        self._doing, self._waits = ("", 0.0), False
+        self._doing = ("", 0.0)
+        self._awaited = 0  # inline: the request for whose answer the call has paused, 0 if it has to wait for none
         self._hear: Callable[[float], None] | None = None
         self._turn: Turn | None = None
         self._carrier = Carrier(context.parcels, self._channel, context.device)
-        self._port = WorkerPort(self._carrier, factory.wait_s, self._ask)
+        self._port = WorkerPort(self._carrier, factory.wait_s, self._begin)
         self._place = Place(factory.group, factory.rank, factory.sizes, context.device, self._port)
         self._worker = self._make(factory)
 
@@ -97,7 +114,7 @@ class WorkerStation:
             raise UnfitMessage("undecodable", f"what {self.name} is told cannot be decoded ({error})") from error
         if isinstance(message, p.Call) and is_public(type(self._worker), message.method):
             self._calls.append(message)
-        elif isinstance(message, p.Answered) and self._waits and message.number == self._asked:
+        elif isinstance(message, p.Answered) and message.number in self._open:
             self._take(message)
         else:
             raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
@@ -111,29 +128,41 @@ class WorkerStation:
                 return
             answer = p.Given(tuple(item for part in self._given for item in part.items))
         self._given.clear()
+        self._open.discard(message.number)
         self._answers[message.number] = answer
 
     def _say(self, message: p.From) -> None:
         self._emit(FromWorker(self.name, self._incarnation, self._said, p.encode(message)))
         self._said += 1
 
-    def _ask(self, request: p.Request) -> p.Answer:
-        """Ask the exchange and wait for its answer; the deadline is kept there."""
+    def _begin(self, request: p.Request) -> WorkerReply:
+        """Ask the exchange; the deadline is kept there."""
         if not self._doing[0]:
             raise WorkflowError("a constructor cannot wait for others; do that in a method that the driver calls")
         self._asked += 1
-        self._waits = True
+        self._open.add(self._asked)
         self._say(p.Asked(self._asked, request))
-        try:
-            while self._asked not in self._answers:
-                if self._hear is not None:
-                    self._hear(_WAIT_S)
-                else:
-                    assert self._turn is not None
-                    self._turn.pause()
-        finally:
-            self._waits = False
-        return self._answers.pop(self._asked)
+        return WorkerReply(self._asked, self)
+
+    def has_answer(self, number: int) -> bool:
+        """Whether the request has its answer, after a look at what has come; inline others have their turns."""
+        if number in self._open:
+            self._listen(0.0, 0)
+        return number not in self._open
+
+    def await_answer(self, number: int) -> p.Answer:
+        """The answer to the request, once it comes."""
+        while number in self._open:
+            self._listen(_WAIT_S, number)
+        return self._answers.pop(number)
+
+    def _listen(self, seconds: float, number: int) -> None:
+        if self._hear is not None:
+            self._hear(seconds)
+        else:
+            assert self._turn is not None
+            self._awaited = number
+            self._turn.pause()
 
     # ------------------------------------------------------------ work
 
@@ -147,7 +176,7 @@ class WorkerStation:
                 return True
             call = self._calls.popleft()
             self._turn = Turn(f"{self.name}.{call.method}", lambda: self._call(call))
-        elif self._asked not in self._answers:
+        elif self._awaited in self._open:
             return False
         if self._turn.resume():
             self._turn = None
@@ -161,6 +190,7 @@ class WorkerStation:
         try:
             positional, named = self._carrier.unpack(call.arguments)
             found = getattr(self._worker, call.method)(*positional, **named)
+            self._port.puts.finish()
             seconds = {**self._place.seconds, call.method: time.perf_counter() - begin}
             (result,) = self._carrier.pack(found, f"what {call.method} returns")
             self._say(p.Returned(call.number, result, seconds))
@@ -169,6 +199,7 @@ class WorkerStation:
         except BaseException as error:  # noqa: BLE001 - the driver is told
             text = f"{call.method} raised {type(error).__name__}: {error}"
             self._say(p.Raised(call.number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))
+            self._port.puts.clear()
         finally:
             self._doing = ("", 0.0)
             self._done += 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from polyrhythm.workflow.carrier import Carrier
-from polyrhythm.workflow.channel import Port, get_items, give_parcel, put_parcel
-from polyrhythm.workflow.protocol import Answer, Put, Request
+from polyrhythm.workflow.channel import Pending, PendingPuts, Port, Reply, begin_get, begin_parcel, begin_put
+from polyrhythm.workflow.protocol import Get, Put, Request
 
 
 @dataclass(slots=True)
@@ -61,13 +61,25 @@ class Worker:
     def send(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
         """Send a value to a worker, of this group if none is named. Its `recv` gets what this worker sends in order; up
         to 64 values may be under way, then sending waits."""
-        put_parcel(self._place.port, self._line(rank, group, out=True), value, timeout_s=timeout_s, direct=True)
+        line = self._line(rank, group, out=True)
+        begin_put(self._place.port, line, value, timeout_s=timeout_s, direct=True).wait()
+
+    def send_async(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Pending:
+        """As `send`, without waiting; as `Channel.put_async`."""
+        port, line = self._place.port, self._line(rank, group, out=True)
+        sending = begin_put(port, line, value, timeout_s=timeout_s, direct=True)
+        port.puts.add(sending)
+        return sending
 
     def recv(self, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Any:
         """The next value that this worker is sent by that one. WaitTimeout: none came in time."""
-        line = self._line(rank, group, out=False)
-        (value,) = get_items(self._place.port, line, items=1, timeout_s=timeout_s, direct=True)
-        return value
+        return self.recv_async(rank, group, timeout_s=timeout_s).wait()
+
+    def recv_async(self, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Pending:
+        """As `recv`, without waiting; as `Channel.get_async`. Several are given values in the order of the calls."""
+        port = self._place.port
+        patience = port.wait_s if timeout_s is None else float(timeout_s)
+        return begin_get(port, Get(self._line(rank, group, out=False), timeout_s=patience, direct=True))
 
     def broadcast(self, value: Any = None, source: int = 0, *, timeout_s: float | None = None) -> Any:
         """The value that rank `source` gives, in all ranks of this group; every rank calls it. Rank `source` keeps it
@@ -78,7 +90,7 @@ class Worker:
         parcels = port.carrier.pack(value, "the value", len(others)) if others else []
         patience = port.wait_s if timeout_s is None else timeout_s
         for rank, parcel in zip(others, parcels, strict=True):
-            give_parcel(port, Put(self._line(rank, None, out=True), parcel, timeout_s=patience, direct=True))
+            begin_parcel(port, Put(self._line(rank, None, out=True), parcel, timeout_s=patience, direct=True)).wait()
         return value
 
     @contextmanager
@@ -113,12 +125,12 @@ def is_public(kind: type[Worker], method: str) -> bool:
 
 @dataclass(slots=True)
 class WorkerPort:
-    """A worker's port. reach: asks the exchange and waits for its answer."""
+    """A worker's port. reach: sends a request to the exchange."""
 
     carrier: Carrier
     wait_s: float
-    reach: Any
+    reach: Callable[[Request], Reply]
+    puts: PendingPuts = field(default_factory=PendingPuts)
 
-    def ask(self, request: Request) -> Answer:
-        answer: Answer = self.reach(request)
-        return answer
+    def begin(self, request: Request) -> Reply:
+        return self.reach(request)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,13 +19,13 @@ from typing import Any, Self, TypeVar
 from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.workflow.carrier import Carrier, Parcel, pack_whole
-from polyrhythm.workflow.channel import Channel
+from polyrhythm.workflow.channel import Channel, PendingPuts
 from polyrhythm.workflow.controller import Clock, Controller, Result
 from polyrhythm.workflow.errors import WorkflowError
 from polyrhythm.workflow.group import WorkerGroup, station_name
 from polyrhythm.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
 from polyrhythm.workflow.protocol import Answer, Denied, Request
-from polyrhythm.workflow.queues import Order
+from polyrhythm.workflow.queues import Orders, orders_of
 from polyrhythm.workflow.running import ControllerThread, DriverTurns, Running
 from polyrhythm.workflow.station import WorkerFactory
 from polyrhythm.workflow.worker import Worker
@@ -63,11 +64,12 @@ class Workflow:
         self._limits, self.wait_s = Limits(heartbeat_s, start_s), wait_s
         self._logs = Path(logs) if logs is not None else None
         self._groups: dict[str, tuple[str, Sequence[Resources], Parcel]] = {}
-        self._declared: list[tuple[str, int, int, Order | None]] = []
+        self._declared: list[tuple[str, int, int, Orders]] = []
         self._undo, self._closed, self._starting = ExitStack(), False, threading.RLock()
         self._controller: Controller | None = None
         self._running: Running | None = None
         self._carrier: Carrier | None = None
+        self.puts = PendingPuts()
 
     # ------------------------------------------------------------ what is declared
 
@@ -89,14 +91,16 @@ class Workflow:
         self._groups[name] = (_address(worker), places, packed)
         return WorkerGroup(name, worker, range(len(places)), len(places), self)
 
-    def channel(self, name: str, capacity: int, *, order: Order | None = None, producers: int = 1) -> Channel:
+    def channel(self, name: str, capacity: int, *, order: Orders = None, producers: int = 1) -> Channel:
         """A channel that holds at most `capacity` items. order: what items are sorted by, a function of `Entry` that
-        runs in this process, the smallest goes first (default: as they come); producers: after so many `close` it is
-        closed."""
+        runs in this process, the smallest goes first; or one of `arrival` (the default), `lightest`, `heaviest`; or
+        several functions by name, of which a consumer names one (`get(order=...)`), else the first applies. producers:
+        after so many `close` it is closed."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"channel {name!r}: give it a name of a-z, 0-9 and _, with a letter first")
         if capacity < 1 or producers < 1:
             raise ValueError(f"channel {name!r}: capacity = {capacity}, producers = {producers}; each is 1 or more")
+        orders_of(order)  # raises if there is no such
         if self._running is None:
             if any(name == declared for declared, *_ in self._declared):
                 raise ValueError(f"channel {name!r} is there already; give this one another name")
@@ -180,7 +184,11 @@ class Workflow:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if kind is None and not self._closed:
+                self.puts.finish()
+        finally:
+            self.close()
 
     # ------------------------------------------------------------ what handles, groups and channels use
 
@@ -196,15 +204,10 @@ class Workflow:
         controller = self._started()
         return self._run(lambda: controller.call(station, method, arguments))
 
-    def ask(self, request: Request) -> Answer:
-        """A request to the exchange, and its answer."""
+    def begin(self, request: Request) -> DriverReply:
+        """A request to the exchange."""
         controller = self._started()
-        future = self._run(lambda: controller.ask(request))
-        self.wait([future], math.inf)  # the exchange keeps the deadline
-        answer = future.result()
-        if isinstance(answer, Denied) and answer.reason == "over" and controller.failure is not None:
-            raise controller.failure
-        return answer
+        return DriverReply(self._run(lambda: controller.ask(request)), controller, self)
 
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> None:
         """Until all are set, or one to an error. WaitTimeout: not in time."""
@@ -222,6 +225,27 @@ class Workflow:
     def statistics(self) -> dict[str, dict[str, float]]:
         """Counters of each worker, as it last told: calls, parcels received by way, seconds within calls (`busy_s`)."""
         return self._run(self._started().statistics)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReply:
+    """The answer to a request of the driver. PolyrhythmError: what ended the workflow."""
+
+    future: Future[Answer]
+    controller: Controller
+    workflow: Workflow
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come. With `inline`, workers work while the driver waits."""
+        return self.future.done()
+
+    def wait(self) -> Answer:
+        self.workflow.wait([self.future], math.inf)  # the exchange keeps the deadline
+        answer, failure = self.future.result(), self.controller.failure
+        if isinstance(answer, Denied) and answer.reason == "over" and failure is not None:
+            raise failure
+        return answer
 
 
 def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -> list[Resources]:

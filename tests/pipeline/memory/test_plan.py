@@ -15,7 +15,7 @@ from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.memory.needs import HOST, SHARED, Part
 from polyrhythm.pipeline.memory.plan import DeviceMemory, Machine, MemoryPlan, Planner, with_settings
 from polyrhythm.pipeline.memory.remedies import find_remedies
-from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows, samples_unit
+from polyrhythm.pipeline.memory.rows import micro_batch_rows, pass_rows
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
@@ -203,6 +203,9 @@ def test_policies_that_act_alike_share_the_passes_of_generators() -> None:
 def test_rows_of_the_largest_pass(changes: dict[str, Any], rows: int) -> None:
     run = config(**changes)
     assert pass_rows(run, env_settings(run).spec()) == rows
+    padded = 1 << (rows - 1).bit_length()  # by default, on a CUDA device
+    if "max_requests" not in changes.get("batching", {}):
+        assert pass_rows(run, env_settings(run).spec(), on_device=True) == padded
 
 
 @pytest.mark.parametrize(
@@ -213,17 +216,15 @@ def test_rows_of_the_largest_pass(changes: dict[str, Any], rows: int) -> None:
         ({"minibatch_steps": 64, "micro_batch_steps": 16}, 1, 16),
         ({"minibatch_steps": 64}, 4, 20),  # 16 and the root of it
         ({"minibatch_steps": 64, "micro_batch_steps": 32}, 4, 20),
+        ({"minibatch_steps": 0, "mini_batch_samples": 5, "require_batches": 2}, 1, 200),
     ],
 )
 def test_rows_of_the_largest_micro_batch(training: dict[str, Any], ranks: int, rows: int) -> None:
     assert micro_batch_rows(config(training=training), 40, ranks) == rows
 
 
-def test_samples_come_in_whole_groups() -> None:
+def test_settings_are_changed_in_a_copy() -> None:
     run = config(training={"mini_batch_samples": 6, "require_batches": 2})
-    assert samples_unit(run) == 1
-    grouped = with_settings(run, {"groups.size": 4})
-    assert samples_unit(grouped) == 2
     assert with_settings(run, {"policy.hidden": 3}).policy.hidden == 3  # type: ignore[attr-defined]
     assert run.groups.size == 1
 

@@ -1,4 +1,5 @@
-"""Every policy loss at growing staleness α, with the same budget and seeds.
+"""Every policy loss at growing staleness α, with the same budget and seeds; advantages of groups and sampling methods
+of a flow policy too, each on a task that has those.
 
 α = 0 is lock-step; above it rollout never waits for training, and samples are about α versions old (which is measured).
 Everything else is equal: rows (enough to keep α = 8 busy), tickets, initial weights, learning rate, epochs. The metric
@@ -19,7 +20,7 @@ from polyrhythm_bench.harness.trainings import TrainingTask
 
 ALPHAS = (0, 1, 2, 4, 8)
 #: Settings of `algorithm` by the name of an objective. `ppo_behavior` is plain PPO on stale data.
-OBJECTIVES: dict[str, tuple[str, ...]] = {
+LOSSES: dict[str, tuple[str, ...]] = {
     "ppo_behavior": ("algorithm.loss=ppo", "algorithm.proximal=behavior"),
     "ppo": ("algorithm.loss=ppo",),
     "clip_higher": ("algorithm.loss={type: ppo, clip_high: 0.28}",),
@@ -33,11 +34,20 @@ OBJECTIVES: dict[str, tuple[str, ...]] = {
     "topr": ("algorithm.loss=topr",),
     "weighted_topr": ("algorithm.loss={type: topr, negative_weight: 0.5}",),
     "sapo": ("algorithm.loss=sapo",),
+    "gipo": ("algorithm.loss=gipo",),
+    "gipo_half": ("algorithm.loss={type: gipo, sigma: 0.5}",),
     "clip_cov": ("algorithm.loss=clip_cov",),
     "kl_cov": ("algorithm.loss=kl_cov",),
     "m2po": ("algorithm.loss=m2po",),
     "v_trace": ("algorithm.loss={type: tis, cap: 1.0}", "algorithm.advantage=v_trace"),
 }
+_FLOW = "policy.head={type: flow_matching, steps: 4, method: {type: %s}}"
+#: On the task chains, and on the task spot.
+ADVANTAGES = {name: (f"algorithm.advantage={name}",) for name in ("grpo", "rloo", "maxrl")}
+METHODS = {name: (_FLOW % name,) for name in ("flow_noise", "flow_sde", "flow_cps")} | {
+    "flow_cps_most": (_FLOW % "flow_cps, noise: 0.8",)
+}
+OBJECTIVES = LOSSES | ADVANTAGES | METHODS
 _MANY_ROWS = ("rollout.rows=36", "rollout.sharding=even:9", "training.mini_batch_samples=4")
 TASKS = {
     "cartpole": TrainingTask(
@@ -58,7 +68,33 @@ TASKS = {
         ),
         window=20,
     ),
+    "chains": TrainingTask(
+        "quickstart_lm",
+        (
+            *("rollout.rows=288", "training.versions=64", "training.mini_batch_samples=32"),
+            *("env.terms=[2,4]", "env.max_new_tokens=32"),
+            *("policy.layers=2", "policy.width=48", "policy.heads=2", "policy.hidden=128"),
+            *("training.optimizer.lr=3.0e-4", "training.optimizer.lr_final_fraction=1.0"),
+            "training.minibatch_steps=32",
+            *("demonstrations.episodes_per_task=3000", "supervised.steps=400", "supervised.lr=4.0e-3"),
+        ),
+        window=128,
+    ),
+    "spot": TrainingTask(
+        "quickstart",
+        (
+            *("rollout.rows=144", "rollout.sharding=even:9", "rollout.action_repeat=1", "rollout.segment_steps=0"),
+            *("training.versions=160", "training.mini_batch_samples=16"),
+            *("training.optimizer={lr: 2.0e-4, value_lr: 2.0e-3}", "algorithm.gamma=0.9", "algorithm.bootstrap=never"),
+            "env={type: polyrhythm_bench.workloads.spot_env:SpotSettings, reward: progress}",
+            *("policy.width=32", "policy.layers=1", "evaluation.swapped=false"),
+            *("demonstrations.episodes_per_task=64", "supervised.steps=40"),
+        ),
+        window=128,
+    ),
 }
+#: Of the tasks that do not compare losses.
+COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {"chains": ADVANTAGES, "spot": METHODS}
 
 
 def run(
@@ -68,11 +104,15 @@ def run(
     alphas: Sequence[int] = ALPHAS,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Train every task with every objective at every α with seeds 0..seeds-1; for each task what `summarise` returns.
-    folder: see `trainings.compare`."""
-    ways = {Way(name, alpha): settings(name, alpha) for name in objectives or OBJECTIVES for alpha in alphas}
-    trainings.check_tasks(tasks, ways)
-    return trainings.compare(tasks, ways, seeds, summarise, may_halt=True, folder=folder)
+    """Train every task with each of its objectives (of the named ones, if any) at every α with seeds 0..seeds-1; for
+    each task that has some what `summarise` returns. folder: see `trainings.compare`."""
+    chosen = {name: ways for name in tasks if (ways := ways_of(name, objectives, alphas))}
+    for name, ways in chosen.items():
+        trainings.check_tasks({name: tasks[name]}, ways)
+    found: dict[str, Any] = {}
+    for name, ways in chosen.items():
+        found |= trainings.compare({name: tasks[name]}, ways, seeds, summarise, may_halt=True, folder=folder)
+    return found
 
 
 class Way(NamedTuple):
@@ -83,6 +123,12 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.objective}, α = {self.alpha}"
+
+
+def ways_of(task: str, objectives: Sequence[str], alphas: Sequence[int]) -> dict[Way, tuple[str, ...]]:
+    """The settings of each of a task's objectives (of those among the named ones, if any) at each α."""
+    own = [name for name in COMPARED.get(task, LOSSES) if name in (objectives or OBJECTIVES)]
+    return {Way(name, alpha): settings(name, alpha) for name in own for alpha in alphas}
 
 
 def settings(objective: str, alpha: int) -> tuple[str, ...]:

@@ -28,6 +28,15 @@ _LINES = {
     "topr": ("#d99000", ""),
     "weighted_topr": ("#d99000", "7 4"),
     "v_trace": ("#1b7f5a", ""),
+    "gipo": ("#a02c5d", ""),
+    "gipo_half": ("#a02c5d", "7 4"),
+    "grpo": ("#4f94cd", ""),
+    "rloo": ("#c2570c", "7 4"),
+    "maxrl": ("#1b7f5a", ""),
+    "flow_noise": ("#4f94cd", ""),
+    "flow_sde": ("#c2570c", "7 4"),
+    "flow_cps": ("#1b7f5a", ""),
+    "flow_cps_most": ("#1b7f5a", "2 3"),
 }
 _OTHER = ("#1c2126", "2 3")
 _PANEL = (340, 260)
@@ -69,12 +78,12 @@ Area by seed:
 """
 
 
-def write(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the page and the plots of these tasks' results into `folder`; return the paths written."""
-    written = [folder / PAGE]
+def write(parts: Mapping[str, Mapping[str, Any]], out: Path) -> list[Path]:
+    """Write the page and the plots of these tasks' results; return the paths written. out: a folder, or the page."""
+    written = [out if out.suffix == ".md" else out / PAGE]
     text = [_HEAD.format(date=datetime.now(UTC).date().isoformat())]
     for name, part in parts.items():
-        written.append(folder / f"algorithms_{name}.svg")
+        written.append(written[0].with_name(f"{written[0].stem}_{name}.svg"))
         written[-1].write_text(figure(name, part), encoding="utf-8")
         text.append(task_text(name, part, written[-1].name))
     written[0].write_text(wrap_prose("".join(text)), encoding="utf-8")
@@ -90,7 +99,7 @@ def task_text(name: str, part: Mapping[str, Any], figure_name: str) -> str:
     }
     lags = [fmean(cells[objective, alpha]["lag_mean"] for objective in objectives) for alpha in alphas]
     by_seed = [
-        f"| {objective} | {alpha} | {' | '.join(f'{area:.1f}' for area in own['areas'])} |"
+        f"| {objective} | {alpha} | {' | '.join(f'{area:.3g}' for area in own['areas'])} |"
         for (objective, alpha), own in cells.items()
     ]
     return _TASK.format(
@@ -122,7 +131,7 @@ def choose_text(choose: Mapping[str, Sequence[str]]) -> str:
 
 
 def _cell(cell: Mapping[str, Any]) -> str:
-    text = f"{cell['area']:.1f} ({cell['of_best']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}])"
+    text = f"{cell['area']:.3g} ({cell['of_best']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}])"
     return f"**{text}**" if cell["high"] >= 1.0 else text
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyrhythm_bench.cases import language_figures, language_scaling, language_schedules
+from polyrhythm_bench.cases import language_batches, language_figures, language_scaling, language_schedules
 from polyrhythm_bench.workloads.answer_scenes import SCENES, TINY_MODES, TINY_SCENE
 from polyrhythm_bench.workloads.roll_figures import FIGURES
 from polyrhythm_bench.workloads.scaled_scenes import MODELS
 
 #: Parts by name; `engines` needs the vla extra, and has vLLM where it is installed.
 PARTS = (*SCENES, *FIGURES, *(f"scaled_{model}" for model in MODELS), "engines")
+#: Parts that run only on request: whole trainings.
+ON_REQUEST = ("require_batches",)
 
 
 def run(parts: Sequence[str], versions: int, repeats: int) -> dict[str, Any]:
@@ -21,6 +23,8 @@ def run(parts: Sequence[str], versions: int, repeats: int) -> dict[str, Any]:
     for model in MODELS:
         if (name := f"scaled_{model}") in parts:
             found[name] = language_scaling.run(model, versions, repeats)
+    if "require_batches" in parts:
+        found["require_batches"] = language_batches.run(10 * versions, repeats)
     if "engines" in parts:
         from polyrhythm_bench.cases import language_engines
 

@@ -78,7 +78,7 @@ def by_hand(policy: Policy, case: UpdateCase, strategy: str) -> Update:
             "returns": returns,
         }
         for epoch in range(case.epochs):
-            for index in minibatches(share.chunk_steps, case.minibatch, (0, 0, epoch)):
+            for index in minibatches(share.counts, case.minibatch, (0, 0, epoch)):
                 rows, _ = share.pick(index)
                 picked = {n: x[rows] for n, x in rest.items()}
                 by = torch.stack([picked["mask"].sum(), torch.tensor(float(len(rows)))])

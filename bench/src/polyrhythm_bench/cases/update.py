@@ -181,7 +181,7 @@ def by_hand(policy: Policy, case: UpdateCase) -> Update:
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         weight = (proximal - behavior).exp()
         for incarnation in range(case.epochs):
-            for index in minibatches(len(advantage), case.minibatch, (0, 0, incarnation)):
+            for index in minibatches([len(advantage)], case.minibatch, (0, 0, incarnation)):
                 seen = mask[index]
                 evaluation = policy.evaluate(
                     {n: x[index] for n, x in obs.items()}, {n: x[index] for n, x in inputs.items()}

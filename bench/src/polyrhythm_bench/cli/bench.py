@@ -22,8 +22,9 @@ metaworld   the quickstart in lock-step and with each kind of asynchrony: second
             metaworld extra)
 learning    lock-step against full asynchrony: areas under learning curves, and time to the same success where every
             stage sleeps (20 minutes; the tasks drawer and reach need the metaworld extra)
-algorithms  every policy loss under growing staleness: areas under learning curves (an hour; the task drawer needs the
-            metaworld extra)
+algorithms  every policy loss under growing staleness, and on tasks of their own advantages of groups and sampling
+            methods of a flow policy: areas under learning curves (an hour and a half; the task drawer needs the
+            metaworld extra, chains the vla extra)
 overlap     stages that sleep, in four modes, beside the limit; CPU time per transition. NAME=VALUE words change the
             scene: env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag
             seed
@@ -32,13 +33,16 @@ batching    batching auto beside the best fixed batching of a grid, simulated (h
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
 papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
+streamer    basic and streamer training: figure 9 of the RL-VLA3 paper, simulated, and a small live run of stages that
+            sleep (a quarter of an hour)
 language    with engines that sleep, beside the simulated cluster: batch rollout, queue scheduling, prompt replication
             and asynchronous training with published costs (plain, filtered), the recipe's lengths and costs (recipe),
             and its costs with a long tail (native); figure_7 figure_8 figure_9 figure_11 table_1_rollout_size
             table_1_length of the ROLL Flash paper (2 minutes a part and turn); scaled_base scaled_think: its figure
             1b, 16 to 128 GPUs simulated, 128 live too (15 minutes, and 5 a turn); engines: those that compute beside
             bare vLLM, `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it
-            is installed); --tiny: one small scene in three modes (a minute)
+            is installed); only on request: require_batches, verl's ablation on quickstart_lm, --repeats seeds and 10 x
+            --versions versions (half an hour); --tiny: one small scene in three modes (a minute)
 scale       figure 7 of the RL-VLA3 paper and 1,024 GPUs, simulated with links between hosts and the conductor's CPU
             (--event: of `bench conductor` or `bench ceiling`): what bounds first (10 minutes)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
@@ -80,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--versions",
         type=count,
         metavar="N",
-        help="versions of a turn (metaworld, language: 6; overlap: 12; fidelity: 8)",
+        help="versions of a turn (metaworld, language, streamer: 6; overlap: 12; fidelity: 8)",
     )
     parser.add_argument("--seeds", type=count, metavar="N", help="seeds of each curve (learning: 8; algorithms: 5)")
     parser.add_argument(
@@ -88,14 +92,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="NAME,NAME",
         help=f"learning: some of {', '.join(PARTS)} (all but the last two); algorithms: some of "
-        f"{', '.join(PARTS[1:3])}",
+        f"{', '.join(PARTS[1:3])}, chains, spot",
     )
     parser.add_argument(
         "--repeats",
         type=count,
         metavar="N",
         help="interleaved turns (5; update, ranks, policies, weights, switch: 7; ceiling, metaworld, overlap, "
-        "fidelity, placement, peers, envs, language: 3), seeds of learning's wall_clock and of batching (3)",
+        "fidelity, placement, peers, envs, language, streamer: 3), seeds of learning's wall_clock and of batching (3)",
     )
     parser.add_argument(
         "--only",
@@ -369,6 +373,12 @@ def _papers() -> dict[str, Any]:
     return papers.run()
 
 
+def _streamer(repeats: int = 3, versions: int = 6) -> dict[str, Any]:
+    from polyrhythm_bench.cases import streamer
+
+    return streamer.run(repeats, versions)
+
+
 def _language(
     only: Sequence[str] = (), versions: int | None = None, repeats: int | None = None, tiny: bool = False
 ) -> dict[str, Any]:
@@ -380,7 +390,7 @@ def _language(
         raise ConfigError("--tiny: bench language then has one scene, once; leave out --only, --versions and --repeats")
     if tiny:
         return language.run_tiny()
-    _check_names("--only", only, language.PARTS)
+    _check_names("--only", only, (*language.PARTS, *language.ON_REQUEST))
     if not only or "engines" in only:
         check_packages()
     return language.run(only or language.PARTS, versions or 6, repeats or 3)
@@ -424,6 +434,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "batching": _batching,
     "placement": _placement,
     "papers": _papers,
+    "streamer": _streamer,
     "language": _language,
     "scale": _scale,
     "peers": _peers,

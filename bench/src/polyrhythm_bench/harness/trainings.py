@@ -180,12 +180,12 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
     checked = validate_run(config)
     training, lags, halted = EpisodeOutcomes(), LagHistogram(), ""
     with ExitStack() as stack:
-        initial = None
+        initial, folder = None, Path(stack.enter_context(TemporaryDirectory(prefix="polyrhythm-")))
         if config.demonstrations is not None:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="polyrhythm-")))
             imitate(checked, folder, None)
             initial = folder / POLICY_FILE
-        pipeline = stack.enter_context(closing(build_pipeline(checked.config, initial)))
+        logs = None if config.launcher == "inline" else folder
+        pipeline = stack.enter_context(closing(build_pipeline(checked.config, initial, logs)))
         pipeline.loop.add_observers(training, lags)
         began = time.monotonic()
         try:

@@ -6,6 +6,8 @@
 | rollout | `dynamic` batches of one env batch (or as published), the rest as in the baseline |
 | full | `dynamic`, max_lag 2, `continue`, `streaming`: an update begins with its own samples |
 
+`dynamic` is by the paper's rule: size or oldest wait alone (`fire_when_all_wait: false`).
+
 A version is a training step of the paper: four episodes of every environment, an update on each of the four. A slot
 stands for an env batch. Rows of one step and end together, so one simulated row stands for all of them.
 
@@ -41,7 +43,7 @@ _VERSIONS = {"baseline": (0, 2, 0), "rollout": (0, 2, 0), "full": (MAX_LAG + 1, 
 class Costs:
     """The costs of a setup in seconds. step: a chunk step of an env batch, with noise `spread` (standard deviation of
     the logarithm); generate: a row; train: a transition, all passes; synchronise: a gradient step, per rank; publish: a
-    version, per generator."""
+    version, per generator; fixed: of a generator's pass, whatever its rows (no fitted model has it)."""
 
     step: float
     spread: float
@@ -49,6 +51,7 @@ class Costs:
     train: float
     synchronise: float = 0.0
     publish: float = 0.0
+    fixed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def cluster_settings(
                     "count": len(row.generating),
                     "devices": row.generating,
                     "occupies": GENERATOR_OCCUPIES,
-                    "serve": Cost(Constant(0.0), costs.generate * rows),
+                    "serve": Cost(Constant(costs.fixed), costs.generate * rows),
                 }
             ],
             "trainer": {
@@ -113,6 +116,7 @@ def _scheduler(row: PaperRow, slots: int) -> dict[str, Any]:
         "batching": "lockstep" if row.mode == "baseline" else "dynamic",
         "max_requests": row.max_batches,
         "max_wait_s": row.wait_ms / 1000,
+        "fire_when_all_wait": False,
     }
 
 

@@ -46,9 +46,9 @@ class PaperRow:
     """One published throughput, in transitions per second.
 
     placement: `colocated` (everything on all devices), `hybrid` (three of four devices simulate, one generates, all
-    train) or `separate` (half simulate and generate, half train). batches: env batches per simulating device;
-    max_batches: most that a generator serves in a pass, or fewer after wait_ms. held_out: excluded from the fit;
-    again: printed before.
+    train) or `separate` (half, or rollout_gpus, simulate and generate; the others train). batches: env batches per
+    simulating device; max_batches: most that a generator serves in a pass, or fewer after wait_ms. held_out: excluded
+    from the fit; again: printed before.
     """
 
     table: str
@@ -63,6 +63,7 @@ class PaperRow:
     wait_ms: float = 0.0
     held_out: bool = False
     again: bool = False
+    rollout_gpus: int = 0
 
     @property
     def fitted(self) -> bool:
@@ -72,9 +73,8 @@ class PaperRow:
     @property
     def simulating(self) -> tuple[int, ...]:
         """Devices of the simulators."""
-        return tuple(
-            range({"colocated": self.gpus, "hybrid": self.gpus * 3 // 4, "separate": self.gpus // 2}[self.placement])
-        )
+        apart = self.rollout_gpus or self.gpus // 2
+        return tuple(range({"colocated": self.gpus, "hybrid": self.gpus * 3 // 4, "separate": apart}[self.placement]))
 
     @property
     def generating(self) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class PaperRow:
     @property
     def training(self) -> tuple[int, ...]:
         """Devices of the trainer's ranks."""
-        return tuple(range(self.gpus // 2 if self.placement == "separate" else 0, self.gpus))
+        return tuple(range(len(self.simulating) if self.placement == "separate" else 0, self.gpus))
 
     @property
     def name(self) -> str:

@@ -1,4 +1,7 @@
-"""Simulates the trainer, which does one update at a time; publications overlap with updates."""
+"""Simulates the trainer, which does one update at a time; publications overlap with updates.
+
+An update that is lent in parts does its first pass part by part, and the rest of its work after the last one.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ from polyrhythm.scheduler.records import (
 class GradientStep:
     """The state of an update on shared devices: `left` more steps, each of `seconds` for a rank alone.
 
-    computing: ranks that are not ready yet; transitions: of the whole update.
+    computing: ranks that are not ready yet; part: it is the pass over a part of the samples, which ends alone.
     """
 
     seconds: float
     left: int
-    transitions: int
     computing: int = 0
+    part: bool = False
 
 
 class VirtualTrainer(VirtualStation):
@@ -55,6 +58,9 @@ class VirtualTrainer(VirtualStation):
         self.fail_unheard: Callable[[], None] | None = None
         self._updates = updates
         self._lent: deque[StartUpdate] = deque()
+        self._begun: list[StartUpdate] = []  # the parts of the update under way, the last of which may be in its pass
+        self._transitions = 0
+        self._busy = False
         self._publishing: deque[PublishWeights] = deque()
         self._state = SAMPLES
         self._since = 0.0
@@ -84,7 +90,7 @@ class VirtualTrainer(VirtualStation):
             return
         if isinstance(command, StartUpdate):
             self._lent.append(command)
-            if len(self._lent) == 1:
+            if not self._busy:
                 self._begin()
         elif isinstance(command, PublishWeights):
             self._publishing.append(command)
@@ -95,13 +101,14 @@ class VirtualTrainer(VirtualStation):
 
     def _begin(self) -> None:
         self.check_lease()
-        payloads, transitions = self.driver.payloads, 0
-        for payload_id in self._lent[0].payload_ids:
+        self._busy, payloads, transitions = True, self.driver.payloads, 0
+        self._begun.append(command := self._lent.popleft())
+        for payload_id in command.payload_ids:
             payload = payloads.get(payload_id)
             if payload is None:
                 raise ProtocolError(f"sample {payload_id!r} is lent but was released, or never finished")
             transitions += payload.transitions
-        wait = self._fetch([payloads[payload_id] for payload_id in self._lent[0].payload_ids])
+        wait = self._fetch([payloads[payload_id] for payload_id in command.payload_ids])
         if wait:
             self.clock.after(wait, self._start, transitions)
         else:
@@ -121,18 +128,45 @@ class VirtualTrainer(VirtualStation):
         return network.waits("samples", max(there, default=0.0))
 
     def _start(self, transitions: int) -> None:
-        """The samples are there: the update begins."""
+        """The samples are there: the update begins, or goes on with this part of them."""
         if not self.alive:
             return
         self._enter(TRAIN)
         self.measures.trainer.begin(self.clock.now)
+        self._transitions += transitions
+        if self._begun[-1].more or len(self._begun) > 1:
+            settings = self._settings
+            seconds = settings.streamed * settings.update.per_unit * -(-transitions // settings.size)
+            if self.places:
+                self._gradient_step(GradientStep(seconds, 1, part=True))
+            else:
+                self.clock.after(seconds, self._passed, None)
+        else:
+            self._finish(0.0)
+
+    def _passed(self, _: None) -> None:
+        """The pass over a part is done."""
+        if not self.alive:
+            return
+        if not self._begun[-1].more:
+            self._finish(self._settings.streamed)
+            return
+        self.measures.trainer.end(self.clock.now)
+        self._enter(SAMPLES)
+        self._busy = False
+        if self._lent:
+            self._begin()
+
+    def _finish(self, passed: float) -> None:
+        """All samples are there: what is left of the update, of whose cost per transition `passed` is spent."""
         settings = self._settings
-        seconds = settings.update.draw(self.rng, -(-transitions // settings.size))
+        units = -(-self._transitions // settings.size)
+        seconds = settings.update.draw(self.rng, units) - passed * settings.update.per_unit * units
         if self.places:
-            self._gradient_step(GradientStep(seconds / settings.gradient_steps, settings.gradient_steps, transitions))
+            self._gradient_step(GradientStep(seconds / settings.gradient_steps, settings.gradient_steps))
         else:
             together = sum(settings.synchronise.draw(self.rng, settings.size) for _ in range(settings.gradient_steps))
-            self.clock.after(seconds + together, self._trained, transitions)
+            self.clock.after(seconds + together, self._trained, None)
 
     def _gradient_step(self, step: GradientStep) -> None:
         """Start each rank's computation on its device; the last one to finish begins the exchange."""
@@ -142,7 +176,9 @@ class VirtualTrainer(VirtualStation):
 
     def _computed(self, step: GradientStep) -> None:
         step.computing -= 1
-        if not step.computing:
+        if not step.computing and step.part:
+            self._passed(None)
+        elif not step.computing:
             self._enter(EXCHANGE)
             self.clock.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
 
@@ -154,18 +190,20 @@ class VirtualTrainer(VirtualStation):
             self._enter(TRAIN)
             self._gradient_step(step)
         else:
-            self._trained(step.transitions)
+            self._trained(None)
 
-    def _trained(self, transitions: int) -> None:
+    def _trained(self, _: None) -> None:
         if not self.alive:
             return
         measures, payloads = self.measures, self.driver.payloads
-        lent = self._lent.popleft()
-        for payload_id in lent.payload_ids:
-            measures.lags[lent.version - payloads[payload_id].oldest] += 1
+        for part in self._begun:
+            for payload_id in part.payload_ids:
+                measures.lags[part.version - payloads[payload_id].oldest] += 1
+            measures.updates_since.update(part.updates_since)
+            measures.trained_samples += len(part.payload_ids)
         measures.updates += 1
-        measures.trained_samples += len(lent.payload_ids)
-        measures.trained_transitions += transitions
+        measures.trained_transitions += self._transitions
+        lent, self._begun, self._transitions, self._busy = self._begun[-1], [], 0, False
         measures.trainer.end(self.clock.now)
         self._enter(SAMPLES)
         self._updates = lent.update + 1

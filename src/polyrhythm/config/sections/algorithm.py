@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from polyrhythm.config.base import Flag, Fraction, InvalidSetting, NotNegative, Positive, Section
+from polyrhythm.config.base import Count, Flag, Fraction, InvalidSetting, NotNegative, Positive, Section
 from polyrhythm.config.sections.objectives import (
     Advantage,
     Bound,
@@ -16,6 +16,7 @@ from polyrhythm.config.sections.objectives import (
     KlCovLoss,
     Loss,
     M2poLoss,
+    MaxRlAdvantage,
     OwnFunction,
     PpoLoss,
     ReinforcePlusPlusAdvantage,
@@ -63,6 +64,22 @@ class KlSettings(Section):
             raise InvalidSetting(
                 "cap", self.cap, f"it bounds k3, not {self.estimator}; set estimator k3, or this to null"
             )
+        return self
+
+
+class OverlongSettings(Section):
+    """A penalty on messages near env.max_new_tokens, in the rewards that training sees (DAPO's soft overlong
+    punishment)."""
+
+    tokens: Count | None = None
+    """Over so many last tokens of env.max_new_tokens the penalty grows, in proportion; null for no penalty."""
+    penalty: Positive = 1.0
+    """Of a message of env.max_new_tokens tokens."""
+
+    @model_validator(mode="after")
+    def _penalty_has_an_effect(self) -> OverlongSettings:
+        if self.tokens is None and self.penalty != 1.0:
+            raise InvalidSetting("penalty", self.penalty, "tokens is null, so it has no effect; give a number")
         return self
 
 
@@ -134,19 +151,21 @@ class AlgorithmSettings(Section):
     gae_lambda: Fraction = 0.95
     """Decay of the generalised advantage estimate."""
     advantage: Advantage = GaeAdvantage()
-    """gae, v_trace, grpo, rloo, reinforce_plus_plus, or module:function; with settings as {type: …}."""
+    """gae, v_trace, grpo, rloo, maxrl, reinforce_plus_plus, or module:function; with settings as {type: …}."""
     normalize_advantage: Flag | None = None
-    """Whiten advantages over the valid entries of an update; null for yes, but for grpo and rloo."""
+    """Whiten advantages over the valid entries of an update; null for yes, but for grpo, rloo and maxrl."""
     advantage_std: Literal["population", "sample"] = "population"
     """Whitening's standard deviation, over n entries or over n - 1 (RLinf, verl, ROLL, AReaL)."""
     normalize_rewards: Flag | None = None
     """Divide rewards by their discounted sum's running deviation, for advantages and values; null: gae and v_trace."""
     advantage_clip: Positive | None = None
     """Advantages are clamped to ± this after whitening (ROLL); null for no bound."""
+    overlong: OverlongSettings = OverlongSettings()
+    """The penalty on overlong messages."""
     bootstrap: Literal["standard", "always", "never"] = "standard"
     """Where the final observation's value is added: at truncations (standard), at every end (always), or never."""
     loss: Loss = PpoLoss()
-    """ppo, decoupled_ppo, gspo, sapo, clip_cov, kl_cov, m2po, vanilla, tis, cispo, topr, or module:function."""
+    """ppo, decoupled_ppo, gspo, sapo, gipo, clip_cov, kl_cov, m2po, vanilla, tis, cispo, topr, or module:function."""
     proximal: Literal["recompute", "interpolate", "behavior"] = "recompute"
     """The policy that ppo clips against: that of the update's start, an estimate of it, or the one that acted."""
     mismatch_cap: Positive | None = None
@@ -175,7 +194,7 @@ class AlgorithmSettings(Section):
         """Whether advantages are whitened. By default not where groups are compared: a group of equal returns carries
         no signal, and whitening would give it the update's mean."""
         if self.normalize_advantage is None:
-            return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage)
+            return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage | MaxRlAdvantage)
         return self.normalize_advantage
 
     @property
@@ -216,7 +235,7 @@ class AlgorithmSettings(Section):
     def needs_groups(self) -> bool:
         """Whether the advantage compares samples of a group."""
         advantage = self.advantage
-        return isinstance(advantage, GrpoAdvantage | RlooAdvantage) or (
+        return isinstance(advantage, GrpoAdvantage | RlooAdvantage | MaxRlAdvantage) or (
             isinstance(advantage, ReinforcePlusPlusAdvantage) and advantage.group_baseline
         )
 
@@ -275,8 +294,8 @@ def _check_proximal(algorithm: AlgorithmSettings) -> None:
     weighted = isinstance(loss, OwnFunction) or loss.corrects_staleness or algorithm.rollout_correction.weight != "none"
     if algorithm.advantage.type == "v_trace" and not weighted:
         why = (
-            "v_trace leaves the importance weight of a stale sample to the loss; use tis, cispo, topr, gspo or "
-            "decoupled_ppo, or set algorithm.rollout_correction.weight"
+            "v_trace leaves the importance weight of a stale sample to the loss; use tis, cispo, topr, gspo, gipo "
+            "or decoupled_ppo, or set algorithm.rollout_correction.weight"
         )
         raise InvalidSetting("loss.type", loss.type, why)
     if algorithm.proximal == "interpolate" and not algorithm.uses_proximal:

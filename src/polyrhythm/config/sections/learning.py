@@ -36,6 +36,8 @@ class OptimizerSettings(Section):
     """Learning rates at the last update as a fraction of the first; 1 for constant rates."""
     warmup_updates: Whole = 0
     """First updates, in which learning rates rise linearly: Adam's first steps are large whatever the gradient."""
+    warmup_steps: Whole = 0
+    """The same by optimizer steps, skipped ones left out; instead of `warmup_updates`."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -45,9 +47,17 @@ class OptimizerSettings(Section):
     offload: Flag = False
     """Keep the optimizer's moments in (pinned) host memory and move them piece by piece: less GPU memory, more time."""
 
+    @model_validator(mode="after")
+    def _one_warmup(self) -> OptimizerSettings:
+        if self.warmup_steps and self.warmup_updates:
+            why = f"warmup_updates = {self.warmup_updates} is a warm-up already; set one of them to 0"
+            raise InvalidSetting("warmup_steps", self.warmup_steps, why)
+        return self
+
 
 class TrainingSettings(Section):
-    """How much is trained and how an update is divided. batch_size = mini_batch_samples x require_batches.
+    """How much is trained and how an update is divided. An update has batch_size = mini_batch_samples x require_batches
+    samples; no optimizer step has samples of two of its mini-batches.
 
     Defaults are those by which small networks learn from random weights; a policy may declare others
     (`training_defaults`), and what a recipe sets is above both.
@@ -56,17 +66,17 @@ class TrainingSettings(Section):
     versions: Whole
     """Weight publications in total; 0 trains nothing and only evaluates."""
     mini_batch_samples: Count
-    """Samples that the trainer takes from the buffer at a time."""
+    """Samples of a mini-batch: of one optimizer step, if `minibatch_steps` does not divide it further."""
     require_batches: Count = 1
-    """Such mini-batches that make one update."""
+    """Such mini-batches in an update, in the order of their samples; advantages and proximal policy are of all."""
     streaming: Flag = True
-    """An update begins as soon as its samples are complete; false: a version's first one waits for all its samples."""
+    """An update begins with its first samples, or all of its own (docs/freshness.md); false: those of its version."""
     order: Literal["arrival", "ticket"] = "arrival"
     """Order in which updates take samples: by the time they finished, or by ticket number (reproducible)."""
     epochs: Count = 8
     """Passes over an update's samples."""
     minibatch_steps: Whole = 64
-    """Chunk steps per optimizer step; 0 for the whole update at once."""
+    """Chunk steps per optimizer step, drawn within a mini-batch of samples; 0 for all of these at once."""
     max_kl: Positive | None = 0.02
     """An update ends once its policy is this far, in nats, from a recomputed proximal one; null: never."""
     micro_batch_steps: Whole = 0
@@ -88,6 +98,11 @@ class TrainingSettings(Section):
     def batch_size(self) -> int:
         """Samples per update."""
         return self.mini_batch_samples * self.require_batches
+
+    @property
+    def step_samples(self) -> int:
+        """Samples to which an optimizer step is confined; 0 where that is the whole update, however many it has."""
+        return self.mini_batch_samples if self.require_batches > 1 else 0
 
     @model_validator(mode="after")
     def _micro_in_mini(self) -> TrainingSettings:
@@ -129,6 +144,8 @@ class EvaluationSettings(Section):
     """Order of passes with second_copy: in turns, evaluation first, or last (while no training batch is due)."""
     max_wait_s: NotNegative = 1.0
     """With priority last: seconds after which an evaluation's request goes before training's, so that it ends."""
+    hedge: Flag = False
+    """Run copies of the last episodes, same seed and noise, on rows that would idle; the first to finish counts."""
 
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:

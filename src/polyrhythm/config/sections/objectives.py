@@ -107,6 +107,13 @@ class RlooAdvantage(Section):
     """The estimate's name."""
 
 
+class MaxRlAdvantage(Section):
+    """An episode's return minus its group's mean, divided by that mean (groups.size > 1)."""
+
+    type: Literal["maxrl"] = "maxrl"
+    """The estimate's name."""
+
+
 class ReinforcePlusPlusAdvantage(Section):
     """An episode's return without a value function, KL penalties included, whitened over the update."""
 
@@ -198,6 +205,17 @@ class SapoLoss(LossSection):
     """Temperature of the others."""
     ratio_to: RatioTo = "proximal"
     """The policy in the ratio's denominator: the proximal one, or the one that acted."""
+
+
+class GipoLoss(LossSection):
+    """GIPO: the ratio is multiplied by a Gaussian of its logarithm instead of clipped."""
+
+    type: Literal["gipo"] = "gipo"
+    """The loss's name."""
+    sigma: Positive = 1.0
+    """Width of the Gaussian, in nats of the log-ratio; smaller trusts old samples less."""
+    ratio_to: RatioTo = "behavior"
+    """The policy in the ratio's denominator: the one that acted, or the proximal one."""
 
 
 class ClipCovLoss(LossSection):
@@ -346,6 +364,7 @@ Advantage = Annotated[
     | Annotated[VTraceAdvantage, Tag("v_trace")]
     | Annotated[GrpoAdvantage, Tag("grpo")]
     | Annotated[RlooAdvantage, Tag("rloo")]
+    | Annotated[MaxRlAdvantage, Tag("maxrl")]
     | Annotated[ReinforcePlusPlusAdvantage, Tag("reinforce_plus_plus")]
     | Annotated[OwnFunction, Tag(_OWN)],
     _type_of("gae"),
@@ -356,6 +375,7 @@ Loss = Annotated[
     | Annotated[DecoupledPpoLoss, Tag("decoupled_ppo")]
     | Annotated[GspoLoss, Tag("gspo")]
     | Annotated[SapoLoss, Tag("sapo")]
+    | Annotated[GipoLoss, Tag("gipo")]
     | Annotated[ClipCovLoss, Tag("clip_cov")]
     | Annotated[KlCovLoss, Tag("kl_cov")]
     | Annotated[M2poLoss, Tag("m2po")]

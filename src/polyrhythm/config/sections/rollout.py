@@ -34,12 +34,12 @@ Sharding = Annotated[str | tuple[int, ...], BeforeValidator(parse_sharding)]
 
 
 def parse_buckets(value: Any) -> str | tuple[int, ...]:
-    """`none`, `powers`, or row counts in ascending order."""
-    choices = "use none, powers, or a list of row counts such as [8, 32, 128], smallest first"
+    """`auto`, `none`, `powers`, or row counts in ascending order."""
+    choices = "use auto, none, powers, or a list of row counts such as [8, 32, 128], smallest first"
     if isinstance(value, list | tuple):
         if value and all(map(_is_count, value)) and list(value) == sorted(set(value)):
             return tuple(value)
-    elif value in ("none", "powers"):
+    elif value in ("auto", "none", "powers"):
         return str(value)
     raise InvalidSetting("", value, f"not row counts to pad to; {choices}")
 
@@ -68,8 +68,8 @@ class RolloutSettings(Section):
     """Chunk steps after which an unfinished episode is cut into a segment; 0 for whole episodes."""
     routing: Literal["least_loaded", "round_robin", "fixed", "affinity"] = "least_loaded"
     """Generator of a request: any idle one, each in turn, number i mod n for slot i, or the slot's previous one."""
-    buckets: Buckets = "none"
-    """Row counts that forward passes are padded to, for compiled inference: none, powers (of two), or a list."""
+    buckets: Buckets = "auto"
+    """Row counts that passes are padded to: powers (of two), a list, none; auto: powers for CUDA graphs, else none."""
     graphs: Literal["auto", "off"] = "auto"
     """On a CUDA device, the forward passes of buckets: auto: captured as CUDA graphs where the policy allows; off."""
     queue_key: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
@@ -140,6 +140,8 @@ class DynamicBatching(Section):
     """Requests in one forward pass."""
     max_wait_ms: NotNegative = 5.0
     """Milliseconds that the oldest request waits for others."""
+    fire_when_all_wait: bool = True
+    """A batch also starts when every live slot that its generator may serve waits; false: by limits and wait alone."""
 
 
 class AutoBatching(Section):

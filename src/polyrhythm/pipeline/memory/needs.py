@@ -96,7 +96,7 @@ def list_parts(
         device = placed.seats[name].device
         parts += _generator(config, spec, form, name, device, published.nbytes)
         if activations is not None:
-            rows = pass_rows(config, spec)
+            rows = pass_rows(config, spec, on_device=device != HOST)
             parts += _passes(config, spec, form, name, device, rows, activations)
     parts += _trainer(config, spec, form, placed, layout, activations)
     return [part for part in parts if part.nbytes]
@@ -227,7 +227,7 @@ def _update(
     """What an update takes: its largest micro-batch, and its samples, once packed and once a mini-batch."""
     row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
     rows = -(-update_rows(config, layout.steps) // ranks)
-    mini = min(rows, config.training.minibatch_steps or rows)
+    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 an update that streams joins its parts, too
     micro = micro_batch_rows(config, layout.steps, ranks, form.row_tokens)
     frozen = activations.precomputed(rows)
     fits = frozen <= config.training.precomputed_mib * 2**20

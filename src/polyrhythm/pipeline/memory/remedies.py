@@ -21,7 +21,6 @@ from polyrhythm.pipeline.memory.rows import (
     longest_sample,
     micro_batch_rows,
     pass_rows,
-    samples_unit,
     stream_places,
 )
 from polyrhythm.pipeline.placed import trainer_ranks
@@ -233,7 +232,7 @@ def _largest_cache(search: _Search, variant: _Variant) -> Remedy | None:
 
 def _most_samples(search: _Search, variant: _Variant) -> Remedy | None:
     """Fewer samples of an update; whole groups."""
-    unit = samples_unit(variant.config)
+    unit = variant.config.groups.size
     return search.largest(variant, _SAMPLES, unit, variant.config.training.mini_batch_samples, unit)
 
 

@@ -12,10 +12,10 @@ from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 
 
-def pass_rows(config: RunConfig, spec: EnvSpec) -> int:
-    """Rows of a generator's largest forward pass, padding included."""
+def pass_rows(config: RunConfig, spec: EnvSpec, *, on_device: bool = False) -> int:
+    """Rows of a generator's largest forward pass, padding included. on_device: generators are on CUDA devices."""
     infos = env_batch_infos(config, spec)
-    if buckets := bucket_sizes(config, infos):
+    if buckets := bucket_sizes(config, infos, on_device=on_device):
         return buckets[-1]
     most = largest_batch(config, infos)
     if not isinstance(config.batching, LimitedBatching):
@@ -51,7 +51,7 @@ def accumulates(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int =
 def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
     """Most chunk steps of a mini-batch that one rank has. It is dealt to ranks by groups, so the fullest has about
     √(n/R) more than its share (docs/design/031)."""
-    mini = update_rows(config, steps)
+    mini = config.training.mini_batch_samples * steps
     if config.training.minibatch_steps:
         mini = min(mini, config.training.minibatch_steps)
     return min(mini, math.ceil(mini / ranks + math.sqrt(mini / ranks))) if ranks > 1 else mini
@@ -65,9 +65,3 @@ def update_rows(config: RunConfig, steps: int) -> int:
 def longest_sample(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> int:
     """Chunk steps of the longest sample."""
     return step_settings(config, form.chunk, whole=bool(spec.chunk)).sample_steps(spec.max_steps)
-
-
-def samples_unit(config: RunConfig) -> int:
-    """`training.mini_batch_samples` must be a multiple of this for whole groups."""
-    group = config.groups.size
-    return group // math.gcd(group, config.training.require_batches)

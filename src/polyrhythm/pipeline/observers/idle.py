@@ -15,6 +15,7 @@ from polyrhythm.scheduler.padding import padded
 class IdleMeter(Observer):
     """Integrates over time how many rows hold a ticket, and whether the trainer trains or publishes, from `now` on.
 
+    To decisions an update trains from when it has all of its samples: they do not show when passes over parts end.
     It hears whatever can change one of these numbers, so the integral is exact though most decisions pass it by.
     """
 
@@ -38,7 +39,7 @@ class IdleMeter(Observer):
         if isinstance(event, records.SimulatorJoined | records.StationLost):
             self._rows = self._rows_there()
         self._running = self._conductor.ledger.running
-        self._training = bool(self._conductor.updates.in_training)
+        self._training = self._conductor.updates.is_complete
 
     def _rows_there(self) -> int:
         batches = self._conductor.rollout.rows.env_batches.values()
@@ -50,12 +51,13 @@ class IdleMeter(Observer):
         self._running_s += passed * self._running
         self._trainer_s += passed * (self._training or self._publishing)
 
-    def take(self, now: float) -> dict[str, float]:
-        """Since the last call: `rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1."""
+    def take(self, now: float, worked_s: float = 0.0) -> dict[str, float]:
+        """Since the last call: `rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1. worked_s: on the update that is
+        done, as the trainer says, which is more where it came in parts."""
         self._pass_time(now)
         seconds = max(now - self._began, 1e-9)
         rollouter = 1.0 - self._running_s / self._row_s if self._row_s else 0.0
-        self._began, trainer_s = now, self._trainer_s
+        self._began, trainer_s = now, max(self._trainer_s, worked_s)
         self._row_s, self._running_s, self._trainer_s = 0.0, 0.0, 0.0
         return {
             "rollouter/idle_ratio": min(1.0, max(0.0, rollouter)),

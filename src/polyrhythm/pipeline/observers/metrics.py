@@ -194,12 +194,14 @@ class UpdateMetrics(Observer):
         counts = self._ledger.as_dict()
         values |= {f"samples/{state}": float(count) for state, count in counts.items() if isinstance(count, int)}
         values |= {f"samples/dropped/{reason}": float(count) for reason, count in self._ledger.dropped.items()}
-        transitions = self._totals.transitions
+        transitions, seconds = self._totals.transitions, max(now - self._last, 1e-9)
         values["throughput/transitions"] = transitions
-        values["throughput/transitions_per_s"] = (transitions - self._transitions) / max(now - self._last, 1e-9)
+        values["throughput/transitions_per_s"] = (transitions - self._transitions) / seconds
+        values |= self._stations.token_rates(seconds)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
-        values |= self._idle.take(now) | self._passes.take() | self._stations.seconds()
+        values |= self._idle.take(now, report.values.get("time/actor/update", 0.0))
+        values |= self._passes.take() | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._totals.faults)
         values |= self._of_hosts(utilisation)
@@ -222,7 +224,7 @@ class UpdateMetrics(Observer):
 class LagHistogram(Observer):
     """How far behind the trainer each sample was that it trained on. `counts`: lag → samples."""
 
-    hears: ClassVar[tuple[type, ...]] = (records.UpdateDone, records.StartUpdate)
+    hears: ClassVar[tuple[type, ...]] = (records.UpdateDone, records.TrainerJoined, records.StartUpdate)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         """counts: those of an earlier part of the run, as `summary` gave them."""
@@ -232,9 +234,11 @@ class LagHistogram(Observer):
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.UpdateDone):
             self.counts.update(self._lent)
+        if isinstance(event, records.UpdateDone | records.TrainerJoined):  # a new trainer is lent them again
+            self._lent = []
         for command in commands:
-            if isinstance(command, records.StartUpdate):  # again, if the trainer was lost meanwhile
-                self._lent = [command.version - oldest for oldest in command.oldest]
+            if isinstance(command, records.StartUpdate):
+                self._lent += [command.version - oldest for oldest in command.oldest]
 
     def check_bound(self, max_lag: float, bound: str, *, clean: bool) -> None:
         """Raise RunDistrusted if the samples were older than `freshness` allows; a mean is only kept without faults."""
@@ -265,6 +269,8 @@ class ProgressLogger(Observer):
             return
         self._said = now
         lag = report.values["staleness/lag_mean"]
+        since = report.values.get("staleness/updates_mean", lag)
         recent = self._episodes.recent
         went = live.episodes(recent) if recent else "no episode has ended"
-        log.info("update %d of %d: %s, lag %.1f", report.step + 1, self._updates, went, lag)
+        behind = f"lag {lag:.1f}" if since == lag else f"lag {lag:.1f} ({since:.1f} updates)"
+        log.info("update %d of %d: %s, %s", report.step + 1, self._updates, went, behind)

@@ -68,6 +68,7 @@ class TicketAudit(Observer):
         self._ends_as = Place.SCORING if scored else Place.FINISHED
         self._entries: dict[int, Entry] = {}
         self._lent: list[int] = []
+        self._more = -1  # the update that is lent in part
         self._trainer = ""
         self._lags: Counter[int] = Counter()
 
@@ -149,8 +150,9 @@ class TicketAudit(Observer):
             entry.place, entry.blame = Place.LOST, True
 
     def _lend(self, command: records.StartUpdate) -> None:
-        if self._lent:
+        if self._lent and self._more != command.update:
             self._complain(f"update {command.update} is lent while the one before is under way")
+        self._more = command.update if command.more else -1
         for ticket, told in zip(command.tickets, command.oldest, strict=True):
             entry = self._entries.get(ticket)
             if entry is None:
@@ -170,8 +172,8 @@ class TicketAudit(Observer):
             self._complain(f"ticket {ticket} is lent {lag} versions late, {math.ceil(self._max_lag)} are allowed")
 
     def _train(self, update: int) -> None:
-        if not self._lent:
-            self._complain(f"update {update} is done, but nothing is lent")
+        if not self._lent or self._more >= 0:
+            self._complain(f"update {update} is done, but {'only a part' if self._lent else 'nothing'} is lent")
         for ticket in self._lent:
             entry = self._entries[ticket]
             entry.place, entry.update = Place.TRAINED, update

@@ -89,7 +89,7 @@ class StationActivity(Observer):
     def __init__(self, launcher: Launcher) -> None:
         self.activity = Activity()
         self._launcher = launcher
-        self._seconds = self._totals(launcher.latest())
+        self._seconds, self._tokens = self._totals(launcher.latest()), self._count_tokens(launcher.latest())
 
     def on_tick(self, now: float) -> None:
         counters = self._launcher.latest()
@@ -99,6 +99,15 @@ class StationActivity(Observer):
         """`time/env/step` and `time/rollout/forward`, as far as it has been told, since the last call."""
         before, self._seconds = self._seconds, self._totals(self._launcher.latest())
         return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
+
+    def token_rates(self, seconds: float) -> dict[str, float]:
+        """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` over the seconds since the last call; none
+        where no generator counts tokens."""
+        before, self._tokens = self._tokens, self._count_tokens(self._launcher.latest())
+        return {
+            f"throughput/{name}_per_s": max(0.0, count - before[name]) / seconds
+            for name, count in self._tokens.items()
+        }
 
     def dropped(self) -> int:
         """Messages that were dropped so far."""
@@ -111,6 +120,14 @@ class StationActivity(Observer):
             "time/env/step": sum(counts.get("env_s", 0.0) for counts in stations),
             "time/rollout/forward": sum(counts.get("busy_s", 0.0) for counts in stations if "passes" in counts),
         }
+
+    @staticmethod
+    def _count_tokens(counters: Mapping[str, Mapping[str, float]]) -> Counter[str]:
+        found = Counter[str]()
+        for name, counts in counters.items():
+            if not name.endswith(EVALUATION):
+                found.update({each: counts[each] for each in ("tokens", "prompt_tokens") if each in counts})
+        return found
 
 
 def _of_training(station: str, counts: Mapping[str, float]) -> Mapping[str, float]:

@@ -32,7 +32,7 @@ _FREE = frozenset(
         *("ray", "prometheus", "join.address", "join.port", "join.reconnect_s", "join.min_simulators"),
         *("training.versions", "evaluation"),
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
-        "training.optimizer.warmup_updates",
+        *("training.optimizer.warmup_updates", "training.optimizer.warmup_steps"),
         "policy.engine",
         *("scoring.processes", "scoring.at_a_time", "scoring.max_attempts", "scoring.try_first"),
         *("rollout.max_attempts", "rollout.max_dropped", "rollout.quarantine_after", "rollout.reset_ahead"),
@@ -44,6 +44,7 @@ _FREE = frozenset(
 _WHERE = frozenset({"out_dir", "resume"})
 #: Settings that are younger than the first runs, and what these did.
 _BEFORE = {"training.max_kl": None, "algorithm.normalize_rewards": False}
+_SAMPLES = "training.mini_batch_samples"
 _VALUE_LR = "training.optimizer.value_lr"
 
 
@@ -78,6 +79,12 @@ def saved_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
         section, _, key = path.partition(".")
         if isinstance(saved.get(section), dict) and key not in saved[section]:
             then[path] = value
+    training = saved.get("training")
+    if isinstance(training, dict) and "warmup_steps" not in training.get("optimizer", {}):
+        # Then `require_batches` was a factor of the update's size alone.
+        batches = training.get("require_batches", 1)
+        if batches > 1:
+            then |= {"training.require_batches": 1, _SAMPLES: batches * training["mini_batch_samples"]}
     return load_config(folder / CONFIG_FILE, [then, *overrides])
 
 

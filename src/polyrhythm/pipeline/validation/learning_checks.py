@@ -14,9 +14,11 @@ from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_obje
 from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
+from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
+from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.policies.base import Policy, as_module
@@ -70,11 +72,24 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
 
 
 def check_tokens(config: RunConfig, form: PolicyForm) -> None:
-    """Check that passes can be bounded by tokens, where `training.micro_batch_tokens` asks for it."""
+    """Check that rows are messages of tokens, where settings count those."""
     if config.training.micro_batch_tokens and not form.row_tokens:
         raise ConfigError(
             f"training.micro_batch_tokens = {config.training.micro_batch_tokens}: rows of the policy "
             f"{type_of(config.policy)} do not differ in length; use micro_batch_steps"
+        )
+    tokens = config.algorithm.overlong.tokens
+    if tokens is None:
+        return
+    if not form.row_tokens:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: the policy {type_of(config.policy)} gives no messages of tokens; "
+            "set it to null"
+        )
+    if tokens > form.chunk:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: a message has at most {form.chunk} tokens (env.max_new_tokens); "
+            "lower it"
         )
 
 
@@ -85,7 +100,8 @@ def _check_has_value(config: RunConfig, policy: Policy) -> None:
         head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
         raise ConfigError(
             f"algorithm.advantage = {algorithm.advantage.type}, value.coef = {algorithm.value.coef:g}: the policy "
-            f"{type_of(config.policy)} has no value; use grpo, rloo, reinforce_plus_plus, with value.coef 0{head}"
+            f"{type_of(config.policy)} has no value; use grpo, rloo, maxrl or reinforce_plus_plus with value.coef 0"
+            f"{head}"
         )
 
 
@@ -102,7 +118,7 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
         raise ConfigError(
             f"policy.type = {type_of(config.policy)}: its log-probs do not depend on its parameters, so "
             "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
-            "method flow_sde or flow_noise), or set training.versions to 0"
+            "method flow_sde, flow_cps or flow_noise), or set training.versions to 0"
         )
 
 
@@ -115,13 +131,19 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     declared = _unchanged(defaults, training.model_dump())
     source = f"; as policy {type_of(config.policy)} declares: {', '.join(declared)}" if declared else ""
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
+    if training.require_batches > 1:
+        cut = f"{training.require_batches} mini-batches of {training.mini_batch_samples} samples, each in {cut}"
     passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
     yield Finding("updates", "ok", passes + source)
+    if training.streaming:
+        why = why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease")
+        said = f"with all of its samples: {why}" if why else "with the first of its samples"
+        yield Finding("streaming", "ok", f"an update begins {said}")
     longest = -(-spec.max_steps // (form.chunk * config.rollout.action_repeat))
     longest = min(longest, config.rollout.segment_steps or longest)
     steps = training.batch_size * longest
-    # Language models are to have one; with sync_interval K a version has at least K steps.
-    one_pass = training.epochs == 1 != defaults.get("epochs") and config.freshness.sync_interval == 1
+    least = training.epochs * training.require_batches * config.freshness.sync_interval  # optimizer steps of a version
+    one_pass = least == 1 != defaults.get("epochs")  # language models are to have one
     if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
             "optimizer steps",

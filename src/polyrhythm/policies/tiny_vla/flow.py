@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import SETTINGS, named, type_or
 from polyrhythm.policies.flow_methods import (
+    FlowCpsSettings,
     FlowNoise,
     FlowNoiseSettings,
     FlowSdeSettings,
     Network,
     OdeSettings,
+    check_steps,
     start_noise,
 )
 from polyrhythm.policies.tiny_vla.head import HeadAct, HeadEvaluation
@@ -36,6 +38,7 @@ _SFT_DRAWS = 8
 FlowMethod = Annotated[
     Annotated[OdeSettings, Tag("ode")]
     | Annotated[FlowSdeSettings, Tag("flow_sde")]
+    | Annotated[FlowCpsSettings, Tag("flow_cps")]
     | Annotated[FlowNoiseSettings, Tag("flow_noise")],
     Discriminator(type_or("flow_noise")),
     BeforeValidator(named),
@@ -54,7 +57,12 @@ class FlowMatchingSettings(BaseModel):
     hidden: int = Field(64, ge=1)
     """Units per hidden layer of the network."""
     method: FlowMethod = Field({"type": "flow_noise"}, validate_default=True)
-    """Where noise enters, by type: flow_noise (all steps, learned), flow_sde (one per row), ode (none: not for RL)."""
+    """Where noise enters: flow_noise (all steps, learned), flow_sde, flow_cps (one per row), ode (none: not for RL)."""
+
+    @model_validator(mode="after")
+    def _method_has_a_noisy_step(self) -> Self:
+        check_steps(self.method, self.steps)
+        return self
 
     def answers(self, chunk: int, action_dim: int) -> dict[str, ArraySpec]:
         """The method's forward_inputs of one row."""

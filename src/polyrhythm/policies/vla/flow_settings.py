@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import nn
 
 from polyrhythm.policies.base import named, type_or
-from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_methods import (
+    FlowCpsSettings,
+    FlowNoiseSettings,
+    FlowSdeSettings,
+    OdeSettings,
+    check_steps,
+)
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.policies.vla.architectures import Architecture
 from polyrhythm.policies.vla.blueprint import Blueprint
@@ -23,6 +29,7 @@ from polyrhythm.specs import EnvSpec
 FlowMethod = Annotated[
     Annotated[OdeSettings, Tag("ode")]
     | Annotated[FlowSdeSettings, Tag("flow_sde")]
+    | Annotated[FlowCpsSettings, Tag("flow_cps")]
     | Annotated[FlowNoiseSettings, Tag("flow_noise")],
     Discriminator(type_or("flow_sde")),
     BeforeValidator(named),
@@ -38,9 +45,14 @@ class FlowVlaSettings(VlaSettings):
     steps: int = Field(4, ge=1)
     """Steps from noise to actions (K)."""
     method: FlowMethod = Field({"type": "flow_sde"}, validate_default=True)
-    """Where noise enters, by type: flow_sde (one step per row), flow_noise (all steps, learned), ode (not for RL)."""
+    """Where noise enters: flow_sde, flow_cps (one step per row), flow_noise (all steps, learned), ode (not for RL)."""
     sft_draws: int = Field(1, ge=1)
     """Pairs of time and noise per demonstrated chunk in supervised training, on one prefix pass; releases use 1."""
+
+    @model_validator(mode="after")
+    def _method_has_a_noisy_step(self) -> Self:
+        check_steps(self.method, self.steps)
+        return self
 
     def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Any:
         """The size of the network for this environment: the checkpoint's, the release's, or that of `size`.

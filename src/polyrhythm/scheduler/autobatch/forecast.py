@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from polyrhythm.scheduler.inference.batching import Waiting, due_from
 from polyrhythm.scheduler.padding import padded
 from polyrhythm.scheduler.settings import BatchLimits
 
@@ -116,17 +117,12 @@ class Forecast:
         return self.answered - before
 
     def _next_start(self) -> float:
-        """When the next pass starts if no further request arrives: the rule `is_due` of inference/batching.py."""
-        if not self.idle:
-            return math.inf
+        """When the next pass starts if no further request arrives."""
         count = len(self.waiting) - self.taken
-        if not count:
+        if not self.idle or not count:
             return math.inf
-        limits = self.limits
-        is_full = self.waiting_rows >= limits.max_rows or count >= limits.max_requests
-        if is_full or count == len(self.absences_used):
-            return -math.inf
-        return self.waiting[self.taken][0] + limits.max_wait_s
+        complete = count == len(self.absences_used)
+        return due_from(Waiting(count, self.waiting_rows, self.waiting[self.taken][0], complete), self.limits)
 
     def _start_pass(self) -> None:
         """An idle generator takes the oldest requests that fit the limits."""

@@ -1,8 +1,8 @@
-"""The batching rule: when waiting requests become a batch. `autobatch/forecast` plays the same rule: change both.
+"""The batching rule: when waiting requests become a batch, in a run, in the cluster simulation and in forecasts.
 
-`dynamic`: a batch is due when max_rows rows or max_requests requests wait, when the oldest has waited max_wait_s, or
-when every live slot waits, so that nothing more can come. The clock starts at the oldest pending request, not
-when the generator becomes idle.
+`dynamic`: a batch for a generator is due when max_rows rows or max_requests requests that it may serve wait, when the
+oldest has waited max_wait_s, or, with fire_when_all_wait, when every live slot waits that it may serve, so that
+nothing more can come. The clock starts at the oldest pending request, not when the generator becomes idle.
 `auto`: the same, with a max_rows and max_wait_s that are chosen while the run goes on (`tuning`).
 `lockstep`: all batches are due at once, when every live slot waits and every generator is free.
 
@@ -12,6 +12,7 @@ which waiting could not make larger, and that no idle generator could take.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ from polyrhythm.scheduler.settings import BatchLimits
 
 
 class Waiting(NamedTuple):
-    """What an idle generator could be given. oldest: arrival of the oldest; complete: every live slot waits."""
+    """What an idle generator could be given. oldest: arrival of the oldest, infinite for none; complete: every live
+    slot that it may serve waits."""
 
     requests: int
     rows: int
@@ -30,19 +32,22 @@ class Waiting(NamedTuple):
 
 def is_due(waiting: Waiting, limits: BatchLimits, now: float) -> bool:
     """Whether an idle generator starts a batch now (`dynamic`, `auto`)."""
-    if not waiting.requests:
-        return False
-    return is_full(waiting.requests, waiting.rows, limits) or waiting.complete or now >= due_at(waiting.oldest, limits)
+    return now >= due_from(waiting, limits)
+
+
+def due_from(waiting: Waiting, limits: BatchLimits) -> float:
+    """When the batch becomes due if nothing else arrives: -infinity if it is already, infinity if nothing waits."""
+    requests, rows, oldest, complete = waiting
+    if not requests:
+        return math.inf
+    if is_full(requests, rows, limits) or (complete and limits.fire_when_all_wait):
+        return -math.inf
+    return oldest + limits.max_wait_s
 
 
 def is_full(requests: int, rows: int, limits: BatchLimits) -> bool:
     """Whether so many that wait are a whole batch, or more."""
     return rows >= limits.max_rows or requests >= limits.max_requests
-
-
-def due_at(oldest: float, limits: BatchLimits) -> float:
-    """When the batch becomes due if nothing else arrives. oldest: arrival of the oldest request, infinite for none."""
-    return oldest + limits.max_wait_s
 
 
 def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:

@@ -33,16 +33,23 @@ class Router:
 
     def pool(self, request: Request, ordinal: int, generators: Sequence[str]) -> str:
         """Pool in which a request waits. ordinal: its slot's number; generators: present ones, in order of name."""
-        if request.generator is not None and request.generator in generators:
-            return request.generator
-        if not generators or self.rule == "least_loaded":
-            return ANY
-        if self.rule == "fixed":
-            return generators[ordinal % len(generators)]
+        named = request.generator is not None and request.generator in generators
+        if named or not generators or self.rule in ("least_loaded", "fixed"):
+            return self.expected_pool(request.slot, request.generator, ordinal, generators)
         if self.rule == "affinity":
             return self._own(request, generators)
         self.turn += 1
         return generators[(self.turn - 1) % len(generators)]
+
+    def expected_pool(self, slot: str, named: str | None, ordinal: int, generators: Sequence[str]) -> str:
+        """Pool in which the slot's next request will wait if generators and bindings stay as they are; ANY also where
+        any generator may get it. named: the generator that its sharding names."""
+        if named is not None and named in generators:
+            return named
+        if self.rule == "fixed" and generators:
+            return generators[ordinal % len(generators)]
+        own = self.bindings.get(slot, (ANY, 0))[0]  # empty but for `affinity`
+        return own if own in generators else ANY
 
     def _own(self, request: Request, generators: Sequence[str]) -> str:
         """The generator that the slot is bound to; binds it if it has none that is present."""

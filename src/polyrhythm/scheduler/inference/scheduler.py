@@ -1,7 +1,7 @@
 """Serving by passes: from waiting requests to batches, one forward pass each, by the batching rule.
 
-Invariants: those of `serving`; an idle generator with a due batch never waits; weights wait for two passes at most,
-as no batch is queued behind a pass while newer ones are published.
+Invariants: those of `serving`; an idle generator with a due batch never waits; `slots.absent` is up to date; weights
+wait for two passes at most, as no batch is queued behind a pass while newer ones are published.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.batching import Waiting, due_at, is_due, is_full, split_evenly
+from polyrhythm.scheduler.inference.batching import Waiting, is_due, is_full, split_evenly
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.locality import deal
 from polyrhythm.scheduler.inference.requests import ANY
 from polyrhythm.scheduler.inference.routing import in_turn, next_idle
 from polyrhythm.scheduler.inference.serving import RequestScheduler
+from polyrhythm.scheduler.inference.slots import ServedSlot
 from polyrhythm.scheduler.records import Batch, BatchingChosen, Request, Serve
 from polyrhythm.scheduler.settings import BatchLimits
 
@@ -50,6 +51,8 @@ class BatchScheduler(RequestScheduler):
     def due(self, now: float) -> list[Serve]:
         """Start every batch that is due, and queue full ones behind passes. `evaluation_priority` says which goes first
         where an evaluator serves both."""
+        if self.slots.expected_among is not self.generators.live:
+            self._expect_all()
         if not self.background:
             started = self._serve_training(now)
         elif self._background_first(now):
@@ -66,18 +69,26 @@ class BatchScheduler(RequestScheduler):
         if not (idle or len(away) > len(due_away)) or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
         able = idle if not away else {name for name in (*idle, *away) if name not in due_away}
-        _, _, oldest = self.queue.view([ANY, *(name for name in self.queue.bound if name in able)])
-        return due_at(oldest, self.limits)
+        waiting = self.queue.view([ANY, *(name for name in self.queue.bound if name in able)])
+        return waiting[2] + self.limits.max_wait_s
 
     def due_away(self, now: float) -> list[str]:
         """Generators for which a batch is due, but which are not on the devices that they lease."""
-        away, waiting = self.generators.away, self.queue.orders
-        if not away or not waiting:
-            return []
-        complete = len(waiting) == self.slots.live
-        if self._is_due((ANY,), complete, now):
-            return list(away)
-        return [name for name in self.queue.bound if name in away and self._is_due((ANY, name), complete, now)]
+        common = ANY not in self.slots.absent
+        return [name for name in self.generators.away if self._is_due(name, common, now)] if self.queue.orders else []
+
+    def _expect(self, slot: ServedSlot) -> None:
+        pool = None
+        if slot.live and not slot.reserved and slot.name not in self.queue.orders:
+            pool = self.router.expected_pool(slot.name, slot.generator, slot.ordinal, self.slots.expected_among or ())
+        self.slots.expect(slot, pool)
+
+    def _expect_all(self) -> None:
+        """Other generators are live: their slots are expected elsewhere. O(slots), after such a change alone."""
+        changed = self.slots.expected_among != self.generators.live
+        self.slots.expected_among = self.generators.live
+        for slot in self.slots.slots.values() if changed else ():
+            self._expect(slot)
 
     def _background_first(self, now: float) -> bool:
         """Whether evaluation goes before training. `last`: once it has waited for `evaluation_max_wait_s`."""
@@ -91,24 +102,37 @@ class BatchScheduler(RequestScheduler):
         idle, waiting = self.generators.idle, self.queue.orders
         if not idle or not waiting:
             return []
-        complete = len(waiting) == self.slots.live
         if self.settings.batching == "lockstep":
-            return self._serve_all(now) if complete else []
+            return self._serve_all(now) if len(waiting) == self.slots.live else []
         present = self.generators.present
+        common = ANY not in self.slots.absent  # before any of them is taken: all batches of such an instant start
         bound = [name for name in self.queue.bound if name in idle]
-        started = [self._start_next(present[name], now) for name in bound if self._is_due((ANY, name), complete, now)]
+        started = [self._start_next(present[name], now) for name in bound if self._is_due(name, common, now)]
         if not self.queue.bound and self.generators.several_hosts:
-            return [*started, *self._serve_near(now, complete)]
-        while idle and waiting and self._is_due((ANY,), complete, now):
-            started.append(self._start_next(next_idle(present[name] for name in idle), now))
+            return [*started, *self._serve_near(common, now)]
+        while free := self._free_for_common(common, now):
+            started.append(self._start_next(next_idle(present[name] for name in free), now))
         return started
 
-    def _serve_near(self, now: float, complete: bool) -> list[Serve]:
+    def _free_for_common(self, common: bool, now: float) -> list[str]:
+        """Idle generators for which a batch of requests that any generator may serve is due. common: all such slots
+        wait."""
+        idle, waiting = self.generators.idle, self.queue.view((ANY,))
+        if not idle or not waiting[0]:
+            return []
+        if is_due(Waiting(*waiting, complete=False), self.limits, now):
+            return list(idle)
+        if not common or not self.limits.fire_when_all_wait:
+            return []
+        return [name for name in idle if name not in self.slots.absent]
+
+    def _serve_near(self, common: bool, now: float) -> list[Serve]:
         """The batches that are due now, each on the requests' hosts as far as that costs no waiting (`locality`)."""
-        limits, batches, idle = self.limits, list[tuple[Request, ...]](), self.generators.idle
-        while len(batches) < len(idle) and self.queue.orders and self._is_due((ANY,), complete, now):
+        limits, batches, names = self.limits, list[tuple[Request, ...]](), list[str]()
+        while len(batches) < len(free := self._free_for_common(common, now)):
             batches.append(self.queue.take((ANY,), limits.max_rows, limits.max_requests))
-        order = sorted((self.generators.present[name] for name in idle), key=in_turn)
+            names = free
+        order = sorted((self.generators.present[name] for name in names), key=in_turn)
         started = []
         for generator, requests in deal(batches, order, self.host_of) if batches else ():
             started.append(self._start_tuned(generator, requests, now))
@@ -139,8 +163,11 @@ class BatchScheduler(RequestScheduler):
         requests, self.background = tuple(self.background), []
         return [self._start(evaluator, requests, now, pinned=True)]
 
-    def _is_due(self, pools: tuple[str, ...], complete: bool, now: float) -> bool:
-        return is_due(Waiting(*self.queue.view(pools), complete), self.limits, now)
+    def _is_due(self, generator: str, common: bool, now: float) -> bool:
+        """Whether a batch is due for it, of its own requests and those that any may serve. common: all slots wait of
+        which any generator may get the next request."""
+        complete = common and generator not in self.slots.absent
+        return is_due(Waiting(*self.queue.view((ANY, generator)), complete), self.limits, now)
 
     def _start_next(self, generator: GeneratorState, now: float) -> Serve:
         limits = self.limits
@@ -188,6 +215,8 @@ class BatchScheduler(RequestScheduler):
         self.generators.note(generator)
         if not pinned:
             self.router.served(requests, generator.name)
+            for request in requests:
+                self._expect(self.slots.slots[request.slot])
         return Serve(generator.name, batch)
 
 

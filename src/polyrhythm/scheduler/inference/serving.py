@@ -95,6 +95,7 @@ class RequestScheduler:
             self.tuning.remove_generator(name)
         self.queue.move_all(name, ANY)
         self.router.forget_generator(name)
+        self.slots.expected_among = None
         refusals = []
         for request, slot in (*self._unanswered(generator.requests), *self._unconfirmed(name)):
             slot.answered_by = ""
@@ -113,6 +114,7 @@ class RequestScheduler:
             return []
         self.slots.set_live(slot, live=live)
         request = None if live else self._withdraw(name)
+        self._expect(slot)
         if request is None:
             return []
         slot.request = None
@@ -149,6 +151,11 @@ class RequestScheduler:
             self.background.append(request)
         else:
             self.queue.push(request, self.router.pool(request, slot.ordinal, self.generators.live))
+            self._expect(slot)
+
+    def _expect(self, slot: ServedSlot) -> None:
+        """The slot's request was queued or taken, or the slot became live or stopped: for `BatchScheduler`, whose rule
+        counts the slots that may still ask."""
 
     def _withdraw(self, slot: str) -> Request | None:
         """Take the slot's request out of its queue, if it waits there."""

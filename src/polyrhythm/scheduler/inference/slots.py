@@ -3,13 +3,15 @@
 The other half of a slot's state (rows, tickets, parked episodes) is in `rollout/rows`. The conductor tells this half
 when a slot becomes live (one of its rows holds a ticket) or stops being live.
 
-Invariant: `live` counts the live slots that are not reserved for evaluation.
+Invariants: `live` counts the live slots that are not reserved for evaluation; `absent` those of them that do not wait
+in the queue, by the pool in which they are expected next.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 
 
@@ -17,7 +19,8 @@ from polyrhythm.scheduler.records import EnvBatchInfo, Request
 class ServedSlot:
     """ordinal: number of the slot for `routing: fixed`, -1 for a reserved one; generator: the only one that may serve
     it, if its sharding names one. request: the one that waits or is in a batch; last_request: the last one heard;
-    answered_by: the generator that reported its answer, "" before that. host: where its observations lie."""
+    answered_by: the generator that reported its answer, "" before that. host: where its observations lie. expected: the
+    pool in which it counts as absent, None while it waits, is not live or is reserved."""
 
     name: str
     simulator: str
@@ -29,15 +32,20 @@ class ServedSlot:
     last_request: Request | None = None
     answered_by: str = ""
     host: str = ""
+    expected: str | None = field(default=None, init=False, metadata=UNSAVED)
 
 
 @dataclass(slots=True)
 class SlotRegistry:
-    """All slots of all present simulators. ordinals: slot → its number, kept while its simulator is away."""
+    """All slots of all present simulators. ordinals: slot → its number, kept while its simulator is away. absent:
+    counts of 1 or more by pool, kept by `BatchScheduler`; expected_among: the live generators for which they were
+    counted, None if they have to be counted anew, as after a restore."""
 
     slots: dict[str, ServedSlot] = field(default_factory=dict)
     live: int = 0
     ordinals: dict[str, int] = field(default_factory=dict)
+    absent: dict[str, int] = field(default_factory=dict, init=False, metadata=UNSAVED)
+    expected_among: list[str] | None = field(default=None, init=False, metadata=UNSAVED)
 
     def join(self, simulator: str, batches: tuple[EnvBatchInfo, ...], host: str = "") -> None:
         for batch in batches:
@@ -51,6 +59,7 @@ class SlotRegistry:
         gone = [slot for slot in self.slots.values() if slot.simulator == simulator]
         for slot in gone:
             self.live -= slot.live and not slot.reserved
+            self.expect(slot, None)
             del self.slots[slot.name]
         return [slot.name for slot in gone]
 
@@ -58,3 +67,15 @@ class SlotRegistry:
         if not slot.reserved:
             self.live += live - slot.live
         slot.live = live
+
+    def expect(self, slot: ServedSlot, pool: str | None) -> None:
+        """The slot's next request is expected in `pool`; None: it is not expected."""
+        before, slot.expected = slot.expected, pool
+        if before == pool:
+            return
+        if before is not None:
+            self.absent[before] -= 1
+            if not self.absent[before]:
+                del self.absent[before]
+        if pool is not None:
+            self.absent[pool] = self.absent.get(pool, 0) + 1

@@ -3,17 +3,26 @@
 Their tickets are numbered -1, -2, … and never enter the training ledger or an update. Seeds and noise come from the
 episode alone, so the same episodes before and after training face the same states and the same noise.
 
-Invariant: per evaluation, wanted = waiting + running + finished + dropped.
+With `evaluation_hedge`, rows that no episode waits for run copies of the last ones, in their order: the same task, seed
+and noise, so the same episode wherever an environment is a function of these. The first of the two to finish counts and
+the other is cancelled, so that a simulator that has become slow does not hold the evaluation up. Which one is first
+says nothing about how the episode went. (More episodes than are reported, of which the first to finish count, would
+select short ones.)
+
+Invariant: per evaluation, wanted = waiting + running + finished + dropped - pairs of an episode and its copy.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyrhythm.scheduler.records import Episode, Ticket
 from polyrhythm.scheduler.samples.admission import mix
+
+#: Between the numbers of an episode's ticket and of its only copy's.
+_COPY = 1 << 40
 
 
 def noise_stream(episode: Episode) -> int:
@@ -24,7 +33,8 @@ def noise_stream(episode: Episode) -> int:
 @dataclass(slots=True)
 class EvaluationState:
     """One evaluation. wanted: number of its episodes; waiting: tickets not granted yet. version: of the weights in the
-    evaluator's second copy, for a background evaluation; -1 until the evaluator has them."""
+    evaluator's second copy, for a background evaluation; -1 until the evaluator has them. single: first attempts that
+    run and had no copy yet, as they began; twins: tickets that run of an episode and its copy, each to the other."""
 
     name: str
     wanted: int
@@ -33,6 +43,32 @@ class EvaluationState:
     finished: int = 0
     dropped: int = 0
     version: int = -1
+    single: dict[int, Ticket] = field(default_factory=dict)
+    twins: dict[int, int] = field(default_factory=dict)
+
+    def start(self, ticket: Ticket) -> None:
+        """An episode runs."""
+        self.running += 1
+        if ticket.attempt == 1:  # others have failed, and a copy might fail as they did
+            self.single[ticket.number] = ticket
+
+    def end(self, number: int) -> None:
+        """A ticket does not run any more, and neither waits for its score; a copy goes on alone."""
+        self.running -= 1
+        self.single.pop(number, None)
+        if (twin := self.twins.pop(number, None)) is not None:
+            del self.twins[twin]
+
+    def copy(self) -> Ticket | None:
+        """A ticket for a copy of the episode that has run longest without one, once no episode waits."""
+        if self.waiting or not self.single:
+            return None
+        original = self.single.pop(next(iter(self.single)))
+        number = original.number - _COPY
+        copy = replace(original, number=number, group=number)
+        self.running += 1
+        self.twins |= {original.number: copy.number, copy.number: original.number}
+        return copy
 
     @property
     def done(self) -> bool:
@@ -60,6 +96,8 @@ class EvaluationQueue:
             left = deque(ticket for ticket in evaluation.waiting if (ticket.task, ticket.seed) != start)
             evaluation.dropped += len(evaluation.waiting) - len(left)
             evaluation.waiting = left
+            kept = evaluation.single.items()
+            evaluation.single = {number: ticket for number, ticket in kept if (ticket.task, ticket.seed) != start}
 
     def _ticket(self, name: str, episode: Episode) -> Ticket:
         self.tickets += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -107,7 +107,8 @@ class RolloutScheduler:
         evaluation = self.evaluations.current if self.evaluations.begun else None
         if evaluation is not None:
             self.rows.sort_idle()
-            return self._deal(lambda: self._next_of(evaluation, version), lambda: self.rows.next_idle(fresh=True), now)
+            dealt = self._deal(lambda: self._next_of(evaluation, version), lambda: self.rows.next_idle(fresh=True), now)
+            return [*dealt, *self._hedge(evaluation, self.rows.idle, now)]
         if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
             return []
         self.rows.sort_idle()
@@ -118,17 +119,34 @@ class RolloutScheduler:
         evaluation, idle = self.evaluations.current_background, self.rows.reserved
         if evaluation is None or evaluation.version < 0 or not idle:
             return []
-        return self._deal(lambda: self._next_of(evaluation, evaluation.version), lambda: idle[0] if idle else None, now)
+        own, version = lambda: idle[0] if idle else None, evaluation.version
+        dealt = self._deal(lambda: self._next_of(evaluation, version), own, now)
+        return [*dealt, *self._hedge(evaluation, idle, now)]
 
     def _next_of(self, evaluation: EvaluationState, version: int) -> Ticket | None:
-        rules = self.settings.scoring
-        if rules and sum(each.running for each in self.evaluations.under_way) >= rules.max_evaluations:
-            return None  # their samples lie in blocks until they are scored
+        if self._evaluates_enough():
+            return None
         ticket = self.suspects.take(evaluation.waiting, self.samples)
         if ticket is None:
             return None
-        evaluation.running += 1
-        return replace(ticket, version=version)
+        ticket = replace(ticket, version=version)
+        evaluation.start(ticket)
+        return ticket
+
+    def _evaluates_enough(self) -> bool:
+        """Whether as many samples of evaluations lie in blocks until they are scored as may."""
+        rules = self.settings.scoring
+        return rules is not None and sum(each.running for each in self.evaluations.under_way) >= rules.max_evaluations
+
+    def _hedge(self, evaluation: EvaluationState, idle: Iterable[IdleRows], now: float) -> list[Command]:
+        """Copies of the evaluation's last episodes, on rows that would idle; parked episodes stay on theirs."""
+        if not self.settings.evaluation_hedge or not evaluation.single:
+            return []
+        return self._deal(
+            lambda: None if self._evaluates_enough() else evaluation.copy(),
+            lambda: next((rows for rows in idle if not rows.parked), None),
+            now,
+        )
 
     def _next(self, version: int) -> Ticket | None:
         ticket = self.admission.next(version, self.samples, lambda lost: self.suspects.holds(lost, (), self.samples))
@@ -173,11 +191,22 @@ class RolloutScheduler:
         sample.payload_id, sample.oldest, sample.episode_return = event.payload_id, event.oldest, event.episode_return
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
         sample.success, sample.metrics, sample.texts = event.success, event.metrics, event.texts
+        cancelled = self._cancel_twin(sample.ticket) if sample.ticket.evaluation else []
         if self.settings.scoring is None:
-            return self.complete(sample, now)
+            return [*cancelled, *self.complete(sample, now)]
         self.move(sample, SampleState.SCORING)
         self.scoring.add(sample.ticket.number)
-        return []
+        return cancelled
+
+    def _cancel_twin(self, ticket: Ticket) -> list[Command]:
+        """An episode of an evaluation has finished: the other ticket that runs of it is cancelled."""
+        evaluation = self.evaluations.find(ticket)
+        evaluation.single.pop(ticket.number, None)
+        if (twin := evaluation.twins.get(ticket.number)) is None:
+            return []
+        other = self.samples[twin]
+        self.end_evaluated(other)
+        return [self._cancel(other)]
 
     def complete(self, sample: Sample, now: float) -> list[Command]:
         """A finished sample has its return: its group counts it, or its evaluation."""
@@ -240,7 +269,7 @@ class RolloutScheduler:
         """A sample of an evaluation is no longer under way; the evaluation, which is to count why."""
         del self.samples[sample.ticket.number]
         evaluation = self.evaluations.find(sample.ticket)
-        evaluation.running -= 1
+        evaluation.end(sample.ticket.number)
         return evaluation
 
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
@@ -381,7 +410,11 @@ class RolloutScheduler:
         return self.background_quarantine if background else self.quarantine
 
     def _lose(self, sample: Sample, reason: DropReason, now: float, *, blame: bool = True) -> list[Command]:
-        """A running ticket did not finish: out again, or dropped with its group when it had its attempts."""
+        """A running ticket did not finish: out again, or dropped with its group when it had its attempts. Of an episode
+        and its copy the other one goes on."""
+        if sample.ticket.evaluation and sample.ticket.number in self.evaluations.find(sample.ticket).twins:
+            self.end_evaluated(sample)
+            return []
         set_aside = sample.ticket.start in self._quarantine_of(sample.ticket).set_aside
         exhausted = set_aside or (blame and sample.ticket.attempt >= self.settings.max_attempts)
         if blame and not exhausted and reason is DropReason.SIMULATOR_LOST:

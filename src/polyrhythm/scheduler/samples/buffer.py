@@ -50,10 +50,11 @@ class SampleBuffer:
         """How many groups of this version wait here."""
         return len(self.ready.get(version, ()))
 
-    def choose(self, admission: Admission) -> list[Group] | None:
-        """Groups for one update, in their order within it, or None while there are too few."""
-        wanted = self.settings.batch_size // self.settings.group_size
-        if self.samples < self.settings.batch_size:
+    def choose(self, admission: Admission, lent: int = 0) -> list[Group] | None:
+        """Groups for an update that has `lent` samples, in their order within it, or None while there are too few. With
+        `parts` fewer than it lacks will do: those that may go now."""
+        wanted = (self.settings.batch_size - lent) // self.settings.group_size
+        if self.samples < (self.settings.group_size if self.settings.parts else wanted * self.settings.group_size):
             return None
         if self.settings.order == "ticket":
             return self._by_ticket(admission, wanted)
@@ -81,12 +82,14 @@ class SampleBuffer:
             shares.append((version, count))
             chosen += count
             if chosen == wanted:
-                return [admission.groups[number] for share in shares for number in self._first(*share)]
+                break
             if count * size < admission.outstanding[version]:  # some of this version are not here yet
                 # Groups of this version or older cost it no slack, each younger one costs `size`.
                 allowed = min(allowed, chosen + max(0, slack) // size)
                 if allowed == chosen:
-                    return None
+                    break
+        if chosen == wanted or (self.settings.parts and chosen):
+            return [admission.groups[number] for share in shares for number in self._first(*share)]
         return None
 
     def _first(self, version: int, count: int) -> list[int]:

@@ -1,0 +1,118 @@
+"""An update's samples in parts: those that have come, and what was made of them, joined again.
+
+The trainer passes over each part as it comes and adds up gradients of sums, not of means: the normaliser is known with
+the last sample, and scales them once (`config.streaming` says where that gives the gradient of all samples together).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from polyrhythm.algorithms.metrics import explained_variance
+from polyrhythm.specs import Trajectory
+from polyrhythm.training.batch import Arrays, PackedBatch, TrainingBatch
+from polyrhythm.training.steps import Metrics
+
+if TYPE_CHECKING:
+    from polyrhythm.config.sections.algorithm import AlgorithmSettings
+
+_KEPT = "train/actor/correction_weight"
+_REJECTED = "train/actor/rejected_fraction"
+
+
+class SampleFeed:
+    """The samples of an update that are there and not trained on. complete: none will follow. starved: the learner can
+    only go on with more. stepped: it has changed the weights by some of them."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Trajectory] = deque()
+        self.complete = self.starved = self.stepped = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, samples: Sequence[Trajectory], *, more: bool) -> None:
+        """Whole groups, in their order in the update. more: others follow."""
+        assert not self.complete, "samples for an update that has all of its own"
+        self._waiting += samples
+        self.complete, self.starved = not more, False
+
+    def take(self, most: int | None = None) -> list[Trajectory]:
+        """What waits, at most so many."""
+        count = len(self) if most is None else min(most, len(self))
+        return [self._waiting.popleft() for _ in range(count)]
+
+
+class Part(NamedTuple):
+    """What targets make of a part; packed: with what the policy's frozen part computes."""
+
+    packed: PackedBatch
+    batch: TrainingBatch
+    metrics: Metrics
+    samples: int
+
+
+def join_packed(parts: Sequence[PackedBatch]) -> PackedBatch:
+    """One batch of all their trajectories, in order."""
+    first = [0]
+    for part in parts:
+        first.append(first[-1] + len(part.terminated))
+    joined = _joined(parts)
+    moved = torch.cat([part.trajectory + start for part, start in zip(parts, first, strict=False)])
+    return PackedBatch(**{**joined, "trajectory": moved})
+
+
+def join_batches(parts: Sequence[TrainingBatch], obs: Arrays, forward_inputs: Arrays, factor: float) -> TrainingBatch:
+    """One training batch of all their chunk steps, in order, with these inputs of the policy, which are joined already.
+    factor: on the weights of entries (`weight_factor`)."""
+    joined = _joined(parts, without=("obs", "forward_inputs")) | {"obs": obs, "forward_inputs": forward_inputs}
+    scaled = {name: joined[name] * factor for name in ("weight", "value_weight") if joined[name] is not None}
+    return TrainingBatch(**{**joined, **(scaled if factor != 1.0 else {})})
+
+
+def weight_factor(algorithm: AlgorithmSettings, parts: Sequence[PackedBatch]) -> float:
+    """By what weights that were made as of one chunk step and one trajectory (`counts`) become those of the update."""
+    if algorithm.aggregation != "episode_mean":
+        return 1.0
+    return sum(part.chunk_steps for part in parts) / sum(len(part.terminated) for part in parts)
+
+
+def target_metrics(algorithm: AlgorithmSettings, parts: Sequence[Part], batch: TrainingBatch) -> Metrics:
+    """The metrics of the targets of all parts, as of the joined `batch`: each part's by its entries, which is exact
+    for shares of entries and of samples."""
+    found: Metrics = {}
+    for name in dict.fromkeys(name for part in parts for name in part.metrics):
+        own = [part for part in parts if name in part.metrics]
+        shares = [_share(name, part, by_chunk=algorithm.logprob_level == "chunk") for part in own]
+        found[name] = sum(part.metrics[name] * x for part, x in zip(own, shares, strict=True)) / max(sum(shares), 1e-12)
+    if algorithm.uses_value:
+        explained = explained_variance(batch.old_value, batch.returns, batch.value_mask)
+        found["train/critic/explained_variance"] = float(explained)
+    return found
+
+
+def _share(name: str, part: Part, *, by_chunk: bool) -> float:
+    """What the metric of a part is a mean over: samples where groups are compared; entries, or those not rejected."""
+    if name.endswith("zero_advantage_fraction"):
+        return part.samples
+    entries = float(part.packed.valid.any(1).sum() if by_chunk else part.packed.valid.sum())
+    return entries * (1.0 - part.metrics.get(_REJECTED, 0.0)) if name == _KEPT else entries
+
+
+def _joined(parts: Sequence[Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    names = [field.name for field in fields(parts[0]) if field.name not in without]
+    return {name: _cat([getattr(part, name) for part in parts]) for name in names}
+
+
+def _cat(pieces: Sequence[Any]) -> Any:
+    if pieces[0] is None:
+        return None
+    if isinstance(pieces[0], Mapping):
+        return {name: _cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    device = torch.device("cpu") if any(piece.is_cpu for piece in pieces) else pieces[0].device
+    return torch.cat([piece.to(device) for piece in pieces])
