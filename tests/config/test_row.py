@@ -60,7 +60,7 @@ def test_a_divided_row_on_one_device_is_colocated() -> None:
     assert (one.rollout.env_batches, one.rollout.rows) == (2, 204)
 
 
-def test_what_is_scaled_is_told_and_other_settings_lie_over_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_scaling_is_logged_and_overrides_apply_after_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     config = load_config("metaworld_pi0", ["training.mini_batch_samples=32", "devices=1", "seed=3"])
     assert (config.training.mini_batch_samples, config.training.minibatch_steps, config.seed) == (32, 256, 3)
@@ -129,7 +129,7 @@ def test_numbers_that_do_not_divide_are_named_together(
         scale(row, devices)
 
 
-def test_a_micro_batch_is_no_larger_than_the_step_that_it_divides() -> None:
+def test_a_micro_batch_is_at_most_its_optimizer_step() -> None:
     assert scale(SMALL, 1)[0]["training"] == {"mini_batch_samples": 2, "minibatch_steps": 16, "micro_batch_steps": 16}
 
 

@@ -171,7 +171,7 @@ def test_without_a_template_auto_is_plain_text(tmp_path: Path) -> None:
         settings(folder, "chatml", chat={"system": "Be brief."}).spec()
 
 
-def test_a_template_that_is_not_applied_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_template_that_is_not_applied_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_family(tmp_path, "chatml")
     ScriptedSettings(tokenizer=str(folder), chat="none").check()
     assert not caplog.messages
@@ -180,7 +180,7 @@ def test_a_template_that_is_not_applied_is_told(tmp_path: Path, caplog: pytest.L
     assert told.startswith(f"env.tokenizer = {folder}: it has a chat template, which is not applied")
 
 
-def test_a_message_ends_at_any_end_and_as_the_template_ends_it_first(tmp_path: Path) -> None:
+def test_the_end_of_the_template_is_the_preferred_stop(tmp_path: Path) -> None:
     """Of generation_config.json, of the tokenizer, and that of the template, though no file names it."""
     folder = write_family(tmp_path, "chatml")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
@@ -205,7 +205,7 @@ def test_a_message_ends_at_any_end_and_as_the_template_ends_it_first(tmp_path: P
     assert seen(batch) == [*before, 9, 8, *written], "the template's own end is not repeated"
 
 
-def test_a_message_that_is_cut_ends_the_episode_and_nothing_is_written_after_it(tmp_path: Path) -> None:
+def test_a_cut_message_ends_the_episode_without_text_after_it(tmp_path: Path) -> None:
     batch = settings(write_family(tmp_path, "chatml"), "chatml").build(1)
     batch.reset([0], [0], [0])
     result = batch.step([0], np.full((1, 12, 1), 9))
@@ -319,7 +319,7 @@ def test_earlier_turns_are_kept_where_that_is_wanted(tmp_path: Path, name: str) 
         ("mistral", {"reply_role": "tool"}, r"turns of user, assistant, tool: there are user and assistant alone"),
     ],
 )
-def test_what_a_template_refuses_is_told_before_the_start(
+def test_turns_that_a_template_refuses_fail_before_the_start(
     tmp_path: Path, name: str, chat: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -395,7 +395,7 @@ def test_filters_and_globals_are_those_of_transformers() -> None:
     assert ChatTemplate(text, {"bos_token": "<s>"}, None).render(messages, ask=True) == expected[0]
 
 
-def test_a_simulator_with_a_template_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+def test_templates_need_neither_torch_nor_transformers(tmp_path: Path) -> None:
     folder = write_family(tmp_path, "chatml")
     program = (
         "import sys\n"

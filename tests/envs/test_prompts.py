@@ -166,7 +166,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
         settings(str(tmp_path / "a.parquet")).spec()
 
 
-def test_a_conversation_of_several_messages_needs_a_chat_template(tmp_path: Path) -> None:
+def test_prompts_of_several_messages_need_a_chat_template(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], "answer": "2"}
     with pytest.raises(
         ConfigError, match=r"a.jsonl, line 1 is a conversation \(system, user\), which needs a chat .*set env.chat"
@@ -174,7 +174,7 @@ def test_a_conversation_of_several_messages_needs_a_chat_template(tmp_path: Path
         settings(written(tmp_path / "a.jsonl", [row] * 3), eval_files=written(tmp_path / "b.jsonl", sums(1))).spec()
 
 
-def test_a_conversation_is_written_and_measured_by_the_chat_template(tmp_path: Path) -> None:
+def test_prompt_length_includes_the_chat_template(tmp_path: Path) -> None:
     folder = write_family(tmp_path, "chatml")
     said = [
         [{"role": "system", "content": "b"}, {"role": "user", "content": text}] for text in ("1+1=", "2+2", "3" * 99)
@@ -339,7 +339,7 @@ def test_math_is_compared_by_value() -> None:
     assert Math().written("72") == "\\boxed{72}"
 
 
-def test_a_message_on_which_math_hangs_is_wrong_and_the_next_is_not() -> None:
+def test_a_hanging_comparison_counts_as_wrong_alone() -> None:
     pytest.importorskip("math_verify")
     made = Math(limit_s=0.5).open()
     assert made.verify("\\boxed{9^{9^{9^{9}}}}", "72", {}) == (0.0, "it took more than 0.5 s")
@@ -431,7 +431,7 @@ def test_a_function_of_ones_own_gives_the_reward(tmp_path: Path) -> None:
         settings(written(tmp_path / "b.jsonl", rows), held_out=0.5, verify=f"{__name__}:scored").check()
 
 
-def test_a_verifier_that_refuses_the_datas_own_answers_is_refused(
+def test_a_verifier_has_to_accept_the_answers_of_the_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [*sums(95), *({"question": f"{i}?", "answer": "many"} for i in range(5))]
@@ -463,7 +463,7 @@ def test_answers_that_no_message_can_have_are_refused(tmp_path: Path) -> None:
     settings(written(tmp_path / "a.jsonl", rows), held_out=0.5, verify="json").check()
 
 
-def test_a_scorer_gets_the_datas_own_answer_where_nothing_is_verified(tmp_path: Path) -> None:
+def test_without_a_verifier_a_scorer_gets_the_answer(tmp_path: Path) -> None:
     rows = [{"question": f"{i}", "answer": {"rubric": [i]}} for i in range(20)]
     made = settings(written(tmp_path / "a.jsonl", rows), held_out=0.5, verify="none")
     made.check()

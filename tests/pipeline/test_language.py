@@ -128,7 +128,7 @@ def test_an_agent_speaks_by_a_chat_template(tmp_path: Path, checkpoint: bool) ->
     assert {name: result[name] for name in summary["after"]} == summary["after"]
 
 
-def test_a_template_that_drops_reasoning_is_refused_before_the_start(
+def test_templates_that_drop_reasoning_fail_before_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write_family(tmp_path / "model", "chatml", template=REWRITES["reasoning"][0])

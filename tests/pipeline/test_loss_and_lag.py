@@ -47,7 +47,7 @@ def test_the_loss_of_every_recipe_fits_its_lag(recipe: str | Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", OBJECTIVE_PRESETS)
-def test_every_objective_fits_the_lag_that_it_has_where_it_is_from(name: str) -> None:
+def test_every_objective_fits_the_lag_of_its_system(name: str) -> None:
     fitting = [f"objective={name}", "groups.size=2", "rollout.segment_steps=0"]
     at = [f"freshness.max_lag={NATURAL_LAG[name]}", "freshness.on_update=drain"]
     assert notes("cartpole", *fitting, *at) == []
@@ -85,7 +85,7 @@ CASES = [
 
 @pytest.mark.parametrize(("overrides", "fix"), CASES)
 @pytest.mark.parametrize("recipe", ["reach", "cartpole"])
-def test_a_loss_that_does_not_fit_is_told_with_what_mends_it(recipe: str, overrides: tuple[str, ...], fix: str) -> None:
+def test_a_loss_that_does_not_fit_warns_with_its_remedy(recipe: str, overrides: tuple[str, ...], fix: str) -> None:
     overrides = ("training.minibatch_steps=8", *overrides)
     ((_, told),) = notes(recipe, *overrides)
     assert told == f"add {fix}"
@@ -120,7 +120,7 @@ def test_the_age_is_that_of_updates() -> None:
     )
 
 
-def test_both_checks_and_the_start_of_training_tell_it(
+def test_both_checks_and_the_start_of_training_warn(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     overrides = ["algorithm.loss=ppo", "algorithm.proximal=behavior", "launcher=inline"]

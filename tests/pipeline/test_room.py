@@ -60,7 +60,7 @@ def test_a_row_for_more_devices_is_to_be_scaled_first(monkeypatch: pytest.Monkey
     monkeypatch.setattr(room, "count_devices", lambda: 1)
     run = config(devices=8)
     spec = env_settings(run).spec()
-    with pytest.raises(StartError, match=r"; the numbers are for 8 devices: add devices=1$"):
+    with pytest.raises(StartError, match=r"; the row is for 8 devices: add devices=1$"):
         check_room(run, spec, check_form(run, spec), free=lambda _: 1)
 
 

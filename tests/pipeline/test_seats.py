@@ -294,8 +294,8 @@ def test_ranges_and_ids_are_listed_in_their_order():
     assert list_device_ids("6,0-2") == (6, 0, 1, 2)
 
 
-def test_a_row_on_fewer_devices_than_its_own_is_told() -> None:
+def test_a_row_for_more_devices_than_there_are_warns() -> None:
     (warning,) = place(load_config("metaworld_pi0"), devices=2).warnings
-    assert warning == "devices = 8: the numbers are for as many, and there are 2 CUDA devices; add devices=2"
+    assert warning == "devices = 8: this machine has 2 CUDA devices; add devices=2 to scale the row"
     assert place(load_config("metaworld_pi0", ["devices=2"]), devices=2).warnings == ()
     assert place(load_config("metaworld_pi0"), devices=8).warnings == ()

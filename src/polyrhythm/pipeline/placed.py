@@ -82,9 +82,7 @@ def _list_warnings(config: RunConfig, names: dict[Kind, list[str]], devices: int
     fewer = []
     if config.launcher == "local" and 0 < devices < (config.devices or 0):
         there = f"{devices} CUDA device{'s' * (devices > 1)}"
-        fewer = [
-            f"devices = {config.devices}: the numbers are for as many, and there are {there}; add devices={devices}"
-        ]
+        fewer = [f"devices = {config.devices}: this machine has {there}; add devices={devices} to scale the row"]
     return fewer + list_unused_devices(config.placement, names) + excess
 
 

@@ -29,10 +29,14 @@ def bare_answer(answer: str) -> str:
 def regex_equal(message: str, answer: str, *, pattern: str, casefold: bool) -> bool:
     """Whether the pattern's last match in the message equals its last match in the answer, or the whole answer if that
     has no match. A match is the pattern's first group, or all of it."""
-    found = _last_match(pattern, message)
-    expected = _last_match(pattern, answer)
-    texts = [text.strip() for text in (found, answer if expected is None else expected) if text is not None]
-    return len({text.casefold() if casefold else text for text in texts}) == 1 and len(texts) == 2
+    found, expected = _last_match(pattern, message), _last_match(pattern, answer)
+    return found is not None and same_text(found, answer if expected is None else expected, casefold=casefold)
+
+
+def same_text(one: str, other: str, *, casefold: bool) -> bool:
+    """Whether two texts are equal without spaces around them, with casefold also without regard to case."""
+    one, other = one.strip(), other.strip()
+    return one.casefold() == other.casefold() if casefold else one == other
 
 
 def _last_match(pattern: str, text: str) -> str | None:

@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from polyrhythm.conformance import import_function
-from polyrhythm.envs.text.answer_checks import bare_answer
+from polyrhythm.envs.text.answer_checks import bare_answer, same_text
 from polyrhythm.envs.text.base import enclosed
 from polyrhythm.errors import MissingError, install_command
 from polyrhythm.imports import same_imports
@@ -85,8 +85,7 @@ class Exact(VerifierSettings):
         return Direct(self._equal)
 
     def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - see `Verifier`
-        texts = (message.strip(), as_text(answer))
-        return len({text.casefold() if self.casefold else text for text in texts}) == 1
+        return same_text(message, as_text(answer), casefold=self.casefold)
 
 
 class Unverified(VerifierSettings):

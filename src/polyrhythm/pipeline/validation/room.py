@@ -104,7 +104,7 @@ def _described(device: DeviceMemory) -> str:
 def _advice(planner: Planner, config: RunConfig, *, certain: bool = False) -> str:
     """What would fit, as computed; else what may help. A row for more devices is first scaled to those there are."""
     if 0 < (devices := planner.machine.devices) < (config.devices or 0):
-        return f"the numbers are for {config.devices} devices: add devices={devices}"
+        return f"the row is for {config.devices} devices: add devices={devices}"
     if found := find_remedies(planner, config, most=_TOLD, certain=certain):
         which = "these would fit with " if certain else "it would fit with "
         return which + ", or ".join(remedy.text() for remedy in found)
