@@ -20,7 +20,6 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from polyrhythm.specs.model_folder import read_object
 
@@ -105,12 +104,7 @@ class ChatTemplate:
             raise TemplateFault(f"it has more than {_TEMPLATE_BYTES // 2**20} MiB")
         self._fixed = json.loads(json.dumps(dict(fixed)))
         environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        environment.globals |= {
-            "raise_exception": _raise,
-            "strftime_now": _clock(today),
-            "namespace": _Plain,
-            "dict": _dict,
-        }
+        environment.globals |= {"raise_exception": _raise, "strftime_now": _clock(today)}
         environment.globals.pop("lipsum")
         environment.filters |= {"tojson": _as_json, "_counted": _counted, "_measured": _measured}
         try:
@@ -204,19 +198,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Plain(Namespace):
-    """A template's namespace; names that begin with an underscore, which reach into Python, are refused."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace has no {name} here")
-        super().__setitem__(name, value)
-
-
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
 
 
 def _raise(message: str) -> None:
