@@ -15,6 +15,7 @@ from tests.envs.chat_families import FAMILIES, GOLDEN, SAID, by_transformers, tu
 
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.text import Reply, TextSettings
+from polyrhythm.envs.text.chat import ChatTurns
 from polyrhythm.envs.text.chat_template import ChatTemplate, TemplateFault
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import Trajectory
@@ -169,6 +170,12 @@ def test_without_a_template_auto_is_plain_text(tmp_path: Path) -> None:
     assert seen(plain) == seen(auto)
     with pytest.raises(ConfigError, match=r"env\.chat: there is no chat template for the tokenizer of .*; name a file"):
         settings(folder, "chatml", chat={"system": "Be brief."}).spec()
+
+
+def test_a_reply_that_has_the_stand_in_keeps_its_beginning(tmp_path: Path) -> None:
+    chat = settings(write_family(tmp_path, "chatml"), "chatml").open_chat()
+    assert chat is not None
+    assert ChatTurns(chat, "a").reply("\ue000message\ue001b") == ChatTurns(chat, "a").reply("b")
 
 
 def test_a_template_that_is_not_applied_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

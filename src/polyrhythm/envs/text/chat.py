@@ -127,7 +127,7 @@ class ChatTurns:
     def reply(self, text: str, message: str = _STAND_IN) -> str:
         """Add the environment's reply; return the text from the end of the newest message to the beginning of the next.
         message: a stand-in for the newest one. TemplateFault: the template changes earlier turns, or fails."""
-        chat = self._chat
+        chat, text = self._chat, text.replace(message, "")  # a model may have had a tool print the stand-in
         self._turns += [_turn("assistant", message), _turn(chat.settings.reply_role, text)]
         found, before = chat.render(self._turns), self._text + chat.lead + message
         if not found.startswith(before) and chat.settings.earlier == "refuse":
