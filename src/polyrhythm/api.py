@@ -128,11 +128,11 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
 
     episodes, seed: default to the run's own evaluation; greedy: act without noise (default, unless overrides have a
     setting of sampling, or samples); samples: sampled episodes of each initial state, for mean@n and pass@k (`at`);
-    swap_instructions: show each task another's instruction, so that a policy that follows
-    instructions fails; variants: of the environment, by name, or `all`, in which the same episodes are played too;
-    video: a .gif or .mp4 file to write with
-    the first `video_episodes` episodes; conversations: so many of the first episodes of a text environment have what
-    was said in the result (default: as many as in the run); overrides: where the released folders of the run are now,
+    swap_instructions: show each task another's instruction, so that a policy that follows instructions fails;
+    variants: of the environment, by name, or `all`, in which the same episodes are played too; video: a .gif or .mp4
+    file to write with the first `video_episodes` episodes; conversations: number of first episodes of a text
+    environment whose conversations are in the result (default: the run's); overrides: where the released folders
+    of the run are now,
     "policy.checkpoint=FOLDER", or of a language model another engine, {"policy.engine.type": "vllm"}, or how tokens are
     sampled, {"policy.temperature": 0.6} (also top_k, top_p), or other settings of the environment, {"env.max_steps":
     200}, which the result lists as `env`. ConfigError: one of another setting.

@@ -114,7 +114,7 @@ def test_a_run_whose_data_changed_is_not_resumed(tmp_path: Path) -> None:
     content = recipe(files=str(data), max_new_tokens=2)
     run(tmp_path, content, "training.versions=1")
     data.write_text(EXAMPLE.read_text().replace('"answer": "9"', '"answer": "8"'))
-    with pytest.raises(RunFolderError, match=r"env: its data are not those that the run in .* was trained on; restore"):
+    with pytest.raises(RunFolderError, match=r"env: the data changed since the run in .* was trained; restore"):
         run(tmp_path, content, "training.versions=2", f"resume={tmp_path / 'run'}")
     data.write_text(EXAMPLE.read_text())
     assert run(tmp_path, content, "training.versions=2", f"resume={tmp_path / 'run'}")["ledger"]["trained"] == 32

@@ -56,7 +56,7 @@ class RunConfig(Section):
     seed: Seed = 0
     """Seed of initial weights, initial states and sampling noise."""
     devices: Count | None = None
-    """Devices that a row's numbers are for; devices=N on the command line scales them; null: not a row."""
+    """Devices that the numbers are for, which makes the recipe a row; devices=N scales them; null: not a row."""
     launcher: Literal["local", "inline", "ray"] = "local"
     """local: a process per station on this machine; inline: all in this process; ray: processes on a Ray cluster."""
     out_dir: str = "runs"

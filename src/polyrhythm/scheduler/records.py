@@ -170,8 +170,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode of an evaluation. shown: its result has what was said in it, if the environment has texts; sample:
-    its number among those of the same initial state, from which its noise differs."""
+    """One episode of an evaluation. shown: its result has its conversation, if the environment has texts; sample: its
+    number among the episodes of one initial state, which differ in noise alone."""
 
     task: int
     instruction: int

@@ -34,8 +34,8 @@ def held_out(
 
     The initial state of episode i is a hash of (seed, i) in a separate domain: training never sees it. With
     `initial_states` fixed ones (`EnvSpec.initial_states`) each task takes them in turn, as benchmarks prescribe: tasks
-    × initial_states episodes are each of them once. swap: show each task the next one's instruction; a policy that
-    follows instructions then fails. shown: of the first ones, that say what was said in their first sample.
+    × initial_states episodes take each once. swap: show each task the next one's instruction; a policy that follows
+    instructions then fails. shown: number of first states whose first sample records its conversation.
     """
     return [
         Episode(
@@ -52,7 +52,7 @@ def held_out(
 
 
 def _beginning_in(seed: int, state: int, initial_states: int) -> int:
-    """The seed, on the side of evaluations; with fixed states one that begins in number `state`, counted round."""
+    """A seed of evaluations; with fixed initial states, one that begins in number `state` modulo their number."""
     held_out = split_seed(seed, held_out=True)
     return seed_in_state(held_out, state, initial_states) if initial_states else held_out
 
@@ -60,8 +60,8 @@ def _beginning_in(seed: int, state: int, initial_states: int) -> int:
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:
     """successes, episodes, rate, low, high (Wilson 95%), mean_return, those of success None if no episode reported it
     (else one that reports none did not succeed); `metrics`: means of the environment's own metrics, if any; `at`:
-    mean@n and pass@k (`observe.intervals.of_samples`), if initial states have several samples: low and high are then
-    those of mean@n; `tasks`, `suites`: the same by task name and by `Task.suite`, if there are several; `dropped`: how
+    mean@n and pass@k (`observe.intervals.of_samples`), if initial states have several samples, and low and high are
+    then of mean@n; `tasks`, `suites`: the same by task name and by `Task.suite`, if there are several; `dropped`: how
     many of the `requested` episodes failed and are missing, if any.
 
     Raises RunHalted if every episode was dropped, or a return is not finite.
@@ -90,9 +90,9 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: 
 def per_episode(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated], tasks: Sequence[Task]
 ) -> list[dict[str, Any]]:
-    """One entry for each episode that ended, in the order of `episodes`, which are of one mode: index in the held-out
-    list of initial states, sample of that state, seed, task, greedy, success (None if it reported none), return, steps
-    (primitive env steps). A dropped episode is missing."""
+    """One entry for each episode that ended, in the order of `episodes`, which are of one mode: index of its held-out
+    initial state, number of its sample, seed, task, greedy, success (None if it reported none), return, steps
+    (primitive env steps). Dropped episodes are missing."""
     return [
         {
             "index": index,
@@ -122,7 +122,7 @@ def _ended(
 def conversations(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated], spec: EnvSpec
 ) -> list[dict[str, Any]]:
-    """What was said in the episodes that are shown, in the order of `episodes`, which are of one mode: index, task and
+    """The recorded conversations, in the order of `episodes`, which are of one mode: index, task and
     seed as in `per_episode`; prompt; turns, each with the policy's message and the environment's reply to it; success
     (None if it reported none), return, and the environment's own metrics."""
     return [

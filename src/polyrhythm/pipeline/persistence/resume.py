@@ -102,8 +102,8 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
         )
     if saved is not None and saved.counts.get("data", checked.spec.data) != checked.spec.data:
         raise RunFolderError(
-            f"env: its data are not those that the run in {folder} was trained on; restore them, or begin another run "
-            "with init_from"
+            f"env: the data changed since the run in {folder} was trained; restore them, or begin another run with "
+            "init_from"
         )
     if saved is not None:
         give_weights(checked.policy, saved.policy, saved.trainer.parent)

@@ -12,9 +12,9 @@ _HIDDEN = (512, 128)
 class ValueHead(nn.Module):
     """An MLP in float32 on the hidden state of the prompt's last token.
 
-    `mlp` has the names and shapes of RLinf's value head, whose golden values the parity tests compare; actions: a value
-    for each (RLinf's value_type: action_level). `seen` adds the normalised state and the episode's progress to its
-    first layer; it begins at zero.
+    `mlp` has the names and shapes of RLinf's value head, whose golden values the parity tests compare. `seen` adds the
+    normalised state and the episode's progress to its first layer; it begins at zero. actions: number of values, one
+    per action (RLinf's value_type: action_level); None for one in all.
     """
 
     def __init__(self, width: int, seen: int, actions: int | None = None) -> None:

@@ -59,8 +59,8 @@ class FlowInputs(Protocol):
 
 
 class FlowCritic(nn.Module):
-    """Value [B], or with `actions` [B,actions], from the prefix's features [B,W], the state [B,S] and the progress [B];
-    all float32."""
+    """Value [B], or [B,actions] where `actions` is given, from the prefix's features [B,W], the state [B,S] and the
+    progress [B]; all float32."""
 
     def __init__(self, features: int, state: int, actions: int | None = None) -> None:
         super().__init__()

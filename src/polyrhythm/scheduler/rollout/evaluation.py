@@ -26,7 +26,7 @@ _COPY = 1 << 40
 
 
 def noise_stream(episode: Episode) -> int:
-    """The stream of its sampling noise: a function of its seed, and of which sample of that it is."""
+    """The stream of an episode's sampling noise: a function of its seed and of its sample's number."""
     return mix(episode.seed, 3, episode.sample) if episode.sample else mix(episode.seed, 3)
 
 
