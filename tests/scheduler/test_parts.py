@@ -68,11 +68,14 @@ def test_a_lost_trainer_gives_all_parts_back() -> None:
     assert parts_of(script) == [(0, (1,), False)]
 
 
-def test_a_halted_run_lends_no_further_part() -> None:
-    script = Script(max_lag=0, slots=2, parts=True, max_dropped=1, max_attempts=1, min_return=0.0)
+def test_a_halted_run_begins_no_update_but_lends_the_rest_of_one() -> None:
+    script = Script(max_lag=1, slots=4, parts=True)
     script.finish(0)
     script.conductor.halted = True
     script.finish(1)
+    assert parts_of(script) == [(0, (1,), False)]
+    script.finish(2)
+    script.say(r.UpdateDone("trainer", 0, 0))
     assert parts_of(script) == []
 
 
