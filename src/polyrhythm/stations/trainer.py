@@ -197,8 +197,7 @@ class Trainer:
         except Unobeyable:
             self._todo.clear()
             self._parts.clear()
-            if self._steps is not None:
-                self._steps.close()
+            self._steps = self._feed = None
             raise
         finally:
             self._doing = IDLE
