@@ -120,6 +120,26 @@ def test_a_put_that_failed_reaches_the_driver_at_the_end(make: Make) -> None:
 
 
 @every
+def test_a_put_whose_beginning_raises_an_earlier_error_is_waited_for_too(make: Make) -> None:
+    with make() as work:
+        full, closed = work.channel("full", 1), work.channel("closed", 1)
+        work.group("echo", Echo)
+        closed.close()
+        full.put("first")
+        late = full.put_async("second", timeout_s=0.05)
+        with pytest.raises(WaitTimeout):
+            late.wait()
+        closed.put_async("never")
+        full.get()
+        with pytest.raises(ChannelClosed):
+            for number in range(1000):  # the error is there once the exchange has answered
+                full.put_async(number)
+                assert full.get(timeout_s=30.0) == number
+        work.puts.finish()
+        assert full.get() == number
+
+
+@every
 def test_a_put_that_failed_reaches_the_caller_of_its_method(make: Make) -> None:
     with make() as work:
         echo, full, closed = work.group("echo", Echo), work.channel("full", 1), work.channel("closed", 1)
