@@ -62,8 +62,8 @@ class PendingPuts:
         self._puts: deque[Pending] = deque()
 
     def add(self, put: Pending) -> None:
-        """One more, first of all, so that it is waited for although an earlier one may have failed. Waits for the oldest
-        if there are too many."""
+        """One more; waits for the oldest if there are too many. It is kept first, so that it is waited for although an
+        earlier one raises."""
         self._puts.append(put)
         while len(self._puts) > 1 and (len(self._puts) > PUT_AHEAD or self._puts[0].done):
             self._wait_for_oldest()
