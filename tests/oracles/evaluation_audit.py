@@ -2,12 +2,14 @@
 
 Reserved rows run background evaluations and nothing else; those evaluations run nowhere else. Pinned batches hold
 all their requests and no others, and only the evaluator serves them. All episodes of an evaluation have one version.
+Each episode is reported once at most.
 Nobody waits who could go on: reserved rows, the evaluator, or a generator that may take weights. What is set aside
 (`EpisodeSetAside`) is not started any more, training's episodes included.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.conductor import Conductor
@@ -27,15 +29,18 @@ from polyrhythm.scheduler.records import (
     StartRows,
     StartStream,
 )
+from polyrhythm.scheduler.rollout.evaluation import noise_stream
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 @dataclass(slots=True)
 class Asked:
-    """An evaluation that was asked for. versions: all that its tickets name or that answered its episodes."""
+    """An evaluation that was asked for. versions: all that its tickets name or that answered its episodes; left: its
+    episodes that were not reported yet."""
 
     wanted: int
     background: bool
+    left: Counter[tuple[int, int, int]]
     finished: int = 0
     versions: set[int] = field(default_factory=set)
 
@@ -63,7 +68,8 @@ class EvaluationAudit:
         if isinstance(event, SimulatorJoined):
             self.reserved |= {slot.slot for info in event.batches if info.reserved for slot in info.slots}
         elif isinstance(event, Evaluate):
-            self.open[event.name] = Asked(len(event.episodes), event.background)
+            left = Counter((x.task, x.seed, noise_stream(x)) for x in event.episodes)
+            self.open[event.name] = Asked(len(event.episodes), event.background, left)
             self.background |= {event.name} if event.background else set()
         elif isinstance(event, SampleFinished) and event.ticket in self.names:
             wrong = self._finish(event)
@@ -105,6 +111,9 @@ class EvaluationAudit:
         if isinstance(command, SampleEvaluated):
             asked = self.open[command.name]
             asked.finished += 1
+            asked.left[command.task, command.seed, command.noise] -= 1
+            if asked.left[command.task, command.seed, command.noise] < 0:
+                return f"no such episode is left, but there is {command}"
             if asked.versions != {command.version}:
                 return f"it is of the versions {sorted(asked.versions)}, but there is {command}"
         elif isinstance(command, EvaluationDone):

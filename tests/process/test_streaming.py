@@ -33,12 +33,9 @@ STREAMED = merge(
     },
 )
 #: Episodes of 0.1 to 0.6 s.
-SLOW = merge(
-    STREAMED,
-    {
-        "policy": {"type": "gaussian"},
-    },
-) | {"env": {"type": "latency", "episode_steps": 10, "step_time": "lognormal:20ms:0.6"}}
+SLOW = merge(STREAMED, {"policy": {"type": "gaussian"}}) | {
+    "env": {"type": "latency", "episode_steps": 10, "step_time": "lognormal:20ms:0.6"}
+}
 
 
 def updates_of(pipeline):
@@ -145,6 +142,27 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_update_goes_on_with_its_sampl
         assert (ledger.imbalance, ledger.trained, ledger.rolled_back) == (0, 32, 0)
     finally:
         again.close()
+    assert not children()
+
+
+def test_a_stop_waits_for_the_rest_of_an_update_that_has_changed_the_weights(tmp_path):
+    """A state between two of its mini-batches cannot be saved, and what was trained before it must not be lost."""
+    divided = {"training": STEPPED, "algorithm": {"proximal": "behavior"}}
+    pipeline = build_pipeline(config(SLOW, **divided), folder=tmp_path, record=True)
+    conductor, loop = pipeline.loop.conductor, pipeline.loop
+
+    def stepped():
+        lent = sum(group.size for group in conductor.updates.in_training)
+        return in_the_middle(conductor, 2) and lent >= STEPPED["mini_batch_samples"]
+
+    try:
+        loop.submit(records.TrainUntil(4))
+        loop._drive(lambda _: False, stepped)
+        assert loop.wind_down(60.0)
+        assert conductor.versions.updates == 3
+        assert loop.trace[-1].event.updates == 3
+    finally:
+        pipeline.close()
     assert not children()
 
 

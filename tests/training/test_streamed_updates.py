@@ -16,7 +16,7 @@ from torch import Tensor
 from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.entry_selection import SELECTION_RULES
 from polyrhythm.algorithms.losses import POLICY_LOSSES
-from polyrhythm.config.streaming import SELECTING, streams
+from polyrhythm.config.streaming import SELECTING, why_whole_objective
 from polyrhythm.policies.base import Observations
 from polyrhythm.policies.normalizer import ObservationNormalizer
 from polyrhythm.specs import ArraySpec, Trajectory
@@ -99,7 +99,7 @@ def test_a_streamed_update_is_the_whole_one_but_for_rounding(settings: dict[str,
     data = samples(per_action=settings.get("reward_level") == "action")
     for m, r in MINI_BATCHES:
         first = learner_of(settings, m, r)
-        if streams(algorithm(**settings), training(mini_batch_samples=m, require_batches=r)):
+        if why_whole_objective(algorithm(**settings), training(mini_batch_samples=m, require_batches=r)):
             assert r > 1, "one mini-batch streams"
             continue
         expected = [finish(first.update(data, i, version=i + 1, own_version=0)) for i in range(2)]
@@ -117,7 +117,7 @@ def test_what_compares_over_the_update_does_not_stream() -> None:
     """All losses that select; and of the list of variants those that the rule lets through are in the list above."""
     assert set(SELECTION_RULES) == set(SELECTING)
     for settings in VARIANTS:
-        said = streams(algorithm(**settings), training())
+        said = why_whole_objective(algorithm(**settings), training())
         needs = algorithm(**settings)
         whole = needs.whitens or needs.loss.type in SELECTING or needs.value.aggregation != "policy"
         assert bool(said) == bool(whole), (settings, said)
@@ -150,7 +150,7 @@ def test_what_compares_over_the_update_does_not_stream() -> None:
     ],
 )
 def test_the_reason_names_the_setting(settings: dict[str, Any], train: dict[str, Any], words: str) -> None:
-    found = streams(algorithm(**settings), training(**train))
+    found = why_whole_objective(algorithm(**settings), training(**train))
     assert words in found
     assert bool(words) == bool(found)
     table = PAGE.read_text().partition("## Streaming")[2].partition("\n## ")[0]

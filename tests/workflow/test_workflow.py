@@ -120,6 +120,22 @@ def test_a_put_that_failed_reaches_the_driver_at_the_end(make: Make) -> None:
 
 
 @every
+def test_a_put_that_raises_an_earlier_error_is_waited_for_too(make: Make) -> None:
+    with make() as work:
+        full, closed, other = work.channel("full", 1), work.channel("closed", 1), work.channel("other", 1)
+        work.group("echo", Echo)
+        closed.close()
+        full.put("first")
+        refused = closed.put_async("never")
+        other.put("answered later")
+        assert refused.done
+        with pytest.raises(ChannelClosed):
+            full.put_async("second", timeout_s=0.05)
+        with pytest.raises(WaitTimeout, match="for room in channel 'full'"):
+            work.puts.finish()
+
+
+@every
 def test_a_put_that_failed_reaches_the_caller_of_its_method(make: Make) -> None:
     with make() as work:
         echo, full, closed = work.group("echo", Echo), work.channel("full", 1), work.channel("closed", 1)

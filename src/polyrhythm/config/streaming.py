@@ -1,8 +1,8 @@
 """Whether the trainer may begin an update with a part of its samples (`training.streaming`).
 
 It may where the gradient of the update's first optimizer step is a sum over groups of samples, each term of which
-depends on its own group alone, up to one factor that is applied once all are there. What is said here holds for every
-policy but one that keeps statistics of observations, whose first update waits (docs/freshness.md).
+depends on its own group alone, up to one factor that is applied once all are there. The policy does not matter, except
+that one with statistics of observations waits in its first update (docs/freshness.md).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SELECTING = frozenset({"clip_cov", "kl_cov", "m2po"})
 _COMMON = frozenset({"trajectory_mean", "episode_mean", "sum_over_constant"})
 
 
-def streams(algorithm: AlgorithmSettings, training: TrainingSettings) -> str:
-    """Why an update cannot begin with a part of its samples, as a clause with the setting; "" if it can."""
+def why_whole_objective(algorithm: AlgorithmSettings, training: TrainingSettings) -> str:
+    """The setting for which an update needs all of its samples from the start, as a clause; "" if there is none."""
     loss, several = algorithm.loss.type, training.require_batches > 1
     correction = algorithm.rollout_correction
     alike = algorithm.aggregation != "trajectory_mean" or correction.count_rejected  # rejection can be of all
@@ -62,4 +62,4 @@ def why_whole_updates(config: RunConfig, *, ranks: int = 1, leased: bool = False
         return "placement.sharing = lease: a trainer that waits would keep the device that makes its samples"
     if ranks > 1:
         return f"{ranks} ranks share each update's samples out"
-    return streams(config.algorithm, training)
+    return why_whole_objective(config.algorithm, training)

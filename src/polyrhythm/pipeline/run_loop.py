@@ -135,19 +135,20 @@ class RunLoop:
         """Finish the update under way and save the trainer's state; False if that takes longer than `seconds`.
 
         Nothing new is started meanwhile: the commands that would are not sent, and what they were for counts as lost
-        when the run is resumed. An update that lacks samples is not finished: the trainer saves what it was before it,
-        unless it has stepped by some mini-batches already.
+        when the run is resumed. Of an update that lacks samples the trainer saves the state before it. If it has
+        stepped by some mini-batches already, it saves the state after it, once the episodes that run have the rest.
         """
         begin, updates = self.clock(), self.conductor.updates
         until, say_at = begin + seconds, begin + _SAID_S
         update = self.conductor.versions.updates + updates.is_complete
+        following = self.conductor.versions.updates + bool(updates.in_training)
         self._held = lambda command: (
             isinstance(command, records.StartRows)
-            or (isinstance(command, records.StartUpdate) and command.update >= update)
+            or (isinstance(command, records.StartUpdate) and command.update >= following)
         )
         asked = False
         while self.clock() < until:
-            if not asked and updates.trainer and self.conductor.versions.updates == update:
+            if not asked and updates.trainer and self.conductor.versions.updates >= update:
                 self._decide(records.SaveRequested())
                 asked = True
             if self.conductor.deadline() <= self.clock():  # a station that holds a device which the trainer waits for
@@ -160,7 +161,7 @@ class RunLoop:
             if self.clock() >= say_at:
                 say_at = math.inf
                 log.info("waiting for %s, %g s at most; another signal stops at once", self._last_work(), seconds)
-            if asked and isinstance(event, records.Checkpointed) and event.updates == update:
+            if asked and isinstance(event, records.Checkpointed) and event.updates >= update:
                 return True
         return False
 

@@ -379,11 +379,12 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def wind_down(loop: RunLoop, seconds: float) -> str:
     """Let the update under way end and the trainer's state be saved; return a sentence on the outcome."""
-    under_way, complete = bool(loop.conductor.updates.in_training), loop.conductor.updates.is_complete
+    under_way, before = bool(loop.conductor.updates.in_training), loop.conductor.versions.updates
     try:
         saved = loop.wind_down(seconds)
     except OSError as error:
         return f"the trainer's state was not saved: {trouble(error) or error}"
     if under_way:
-        return f"the update under way is {'finished' if saved and complete else 'abandoned'}"
+        finished = saved and loop.conductor.versions.updates > before
+        return f"the update under way is {'finished' if finished else 'abandoned'}"
     return "no update was under way" if saved else f"the trainer's state was not saved within {seconds:g} s"

@@ -69,7 +69,7 @@ Serving = BatchScheduler | StreamScheduler
 
 class Conductor:
     """Decides for one run. announced: the last version in a `TargetReached`; halted: it said `Halt`, and starts no
-    update and no training episode any more."""
+    update and no training episode any more; one that is lent in part gets the rest, so that it can be saved."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -209,7 +209,7 @@ class Conductor:
             training = not (versions.draining or evaluations.queue or self.halted)
             commands += rollout.grant(versions.applied, now, training=training)
         commands += start_scoring(rollout)
-        if not self.halted:
+        if not self.halted or self.updates.in_training:
             commands += self.updates.start(versions, rollout)
         target = rollout.admission.target
         if self.announced < target <= min(versions.trained, versions.applied):

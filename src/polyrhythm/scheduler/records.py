@@ -587,7 +587,7 @@ class ScoreSample:
 class StartUpdate:
     """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`.
 
-    more: they are a part of the update's samples, which its next command of the same update and version continues.
+    more: further samples follow in another command of the same update and version.
     oldest: the oldest behaviour version in each sample; version - oldest is its lag. scores: what scorers gave each
     sample beside the rewards in it; empty where there are no scorers. updates_since: updates that the trainer's weights
     contain and those of the oldest version do not, at least 0.

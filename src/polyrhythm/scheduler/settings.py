@@ -180,20 +180,12 @@ class SchedulerSettings:
             raise ValueError("segments and groups exclude each other; set segment_steps to 0 or group_size to 1")
         self._check_redundancy()
         self._check_streams()
-        if self.parts and (why := self._why_whole()):
-            raise ValueError(f"parts is true but {why}; make it false")
-
-    def _why_whole(self) -> str:
-        """Why an update's samples are lent all at once, "" if they need not be."""
-        if not self.streaming:
-            return "streaming is false: a version's first update waits for all of its samples"
-        if self.order == "ticket":
-            return "order is ticket: samples that wait for the lowest ticket come in one order"
-        if self.batching == "lockstep":
-            return "batching is lockstep: episodes end together"
-        if self.lease is not None:
-            return "stations lease devices: a trainer that waits for samples would keep the device that makes them"
-        return ""
+        whole = not self.streaming or self.order == "ticket" or self.batching == "lockstep" or self.lease is not None
+        if self.parts and whole:  # `config.streaming.why_whole_updates` has the reasons
+            raise ValueError(
+                "parts is true but updates are lent whole where streaming is false, order is ticket, batching is "
+                "lockstep or stations lease devices; make it false"
+            )
 
     def _check_streams(self) -> None:
         if self.batching != "streams" and self.on_update == "abort":

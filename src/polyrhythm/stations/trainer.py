@@ -93,7 +93,7 @@ class Trainer:
         self._overlap = overlap and not learner.ranks.divides
         self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
-        self._parts: deque[StartUpdate] = deque()  # of the update under way, that its feed has not got
+        self._parts: deque[StartUpdate] = deque()  # of the update under way, not in its feed yet
         self._far = FarSamples(arena)
         self._feed: SampleFeed | None = None
         self._samples: list[Trajectory] = []
@@ -105,7 +105,7 @@ class Trainer:
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
-        self._open = -1  # the last update told of, while its samples are not
+        self._open = -1  # the update of which further samples will be sent, if any
         self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
         self._updates_before = learner.updates
@@ -197,8 +197,7 @@ class Trainer:
         except Unobeyable:
             self._todo.clear()
             self._parts.clear()
-            if self._steps is not None:
-                self._steps.close()
+            self._steps = self._feed = None
             raise
         finally:
             self._doing = IDLE

@@ -179,7 +179,8 @@ class Learner:
         own_version: int | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> Steps:
-        """`update` on samples that still come: the same weights but for rounding, if `config.streaming.streams` allows.
+        """`update` on samples that still come: the same weights but for rounding, where
+        `config.streaming.why_whole_objective` has no objection.
 
         A `next()` while nothing waits in `feed` does nothing; otherwise it passes over all that waits, and adds to the
         gradient, or takes one optimizer step. Nothing is trained before all samples are there where the policy has no
@@ -262,9 +263,7 @@ class Learner:
         progress.epoch = 1
         return self._joined(parts, inputs, own_version)
 
-    def _part(
-        self, progress: _Progress, samples: Sequence[Trajectory], inputs: TargetInputs
-    ) -> tuple[Part, RankBatch]:
+    def _part(self, progress: _Progress, samples: Sequence[Trajectory], inputs: TargetInputs) -> tuple[Part, RankBatch]:
         """These samples with their targets, and as one mini-batch."""
         share, packed = take_share(samples, self.ranks)
         progress.times.end("collate")
@@ -381,8 +380,8 @@ class Learner:
         )
 
     def _precomputed(self, packed: PackedBatch, inputs: TargetInputs, share: float = 1.0) -> PackedBatch:
-        """The batch with what the policy's frozen part gives; dropped with the update. share: of it that the batch
-        is."""
+        """The batch with what the policy's frozen part gives; dropped with the update. share: the batch's part of
+        it."""
         return with_precomputed(packed, inputs, limit_mib=int(share * self._training.precomputed_mib))
 
     def _selected(self, minibatch: RankBatch, seed: Sequence[int]) -> RankBatch:

@@ -16,9 +16,7 @@ from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.ranks import Ranks
 
 
-def take_share(
-    trajectories: Sequence[Trajectory], ranks: Ranks, samples: int = 0
-) -> tuple[Share, PackedBatch]:
+def take_share(trajectories: Sequence[Trajectory], ranks: Ranks, samples: int = 0) -> tuple[Share, PackedBatch]:
     """This rank's share of an update's trajectories, which alone are read, collated. A rank without any has a sample of
     another, in which no entry counts. samples: as in `share_of`."""
     steps = [t.steps for t in trajectories]

@@ -62,10 +62,11 @@ class PendingPuts:
         self._puts: deque[Pending] = deque()
 
     def add(self, put: Pending) -> None:
-        """One more; waits for the oldest if there are too many."""
-        while self._puts and (len(self._puts) >= PUT_AHEAD or self._puts[0].done):
-            self._wait_for_oldest()
+        """One more; waits for the oldest if there are too many. It is kept first, so that it is waited for although an
+        earlier one raises."""
         self._puts.append(put)
+        while len(self._puts) > 1 and (len(self._puts) > PUT_AHEAD or self._puts[0].done):
+            self._wait_for_oldest()
 
     def finish(self) -> None:
         """Wait for all of them."""

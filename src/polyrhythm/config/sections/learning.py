@@ -37,7 +37,7 @@ class OptimizerSettings(Section):
     warmup_updates: Whole = 0
     """First updates, in which learning rates rise linearly: Adam's first steps are large whatever the gradient."""
     warmup_steps: Whole = 0
-    """The same by optimizer steps, skipped ones left out; instead of `warmup_updates`."""
+    """The same by optimizer steps, of which a skipped one counts until its update ends; instead of `warmup_updates`."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -70,7 +70,7 @@ class TrainingSettings(Section):
     require_batches: Count = 1
     """Such mini-batches in an update, in the order of their samples; advantages and proximal policy are of all."""
     streaming: Flag = True
-    """An update begins with its first samples, or all of its own (docs/freshness.md); false: those of its version."""
+    """An update begins with its first samples or with its last (docs/freshness.md); false: with its version's last."""
     order: Literal["arrival", "ticket"] = "arrival"
     """Order in which updates take samples: by the time they finished, or by ticket number (reproducible)."""
     epochs: Count = 8

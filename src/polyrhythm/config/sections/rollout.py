@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag, model_validator
 
-from polyrhythm.config.base import Count, InvalidSetting, NotNegative, Number, Positive, Section, Whole, type_or
+from polyrhythm.config.base import Count, Flag, InvalidSetting, NotNegative, Number, Positive, Section, Whole, type_or
 
 
 def _is_count(value: Any) -> bool:
@@ -140,7 +140,7 @@ class DynamicBatching(Section):
     """Requests in one forward pass."""
     max_wait_ms: NotNegative = 5.0
     """Milliseconds that the oldest request waits for others."""
-    fire_when_all_wait: bool = True
+    fire_when_all_wait: Flag = True
     """A batch also starts when every live slot that its generator may serve waits; false: by limits and wait alone."""
 
 
