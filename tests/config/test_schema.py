@@ -175,6 +175,8 @@ def test_config_is_frozen() -> None:
             {"training": {"mini_batch_sampels": 3}},
             ["training.mini_batch_sampels = 3", "did you mean mini_batch_samples?"],
         ),
+        ({"training": {"lrr": 1}}, ["training.lrr = 1", "did you mean training.optimizer.lr?"]),
+        ({"training": {"odrer": 1}}, ["training.odrer = 1", "did you mean order?"]),
         ({"batching": {"max_wait": 3}}, ["batching.max_wait = 3", "did you mean max_wait_ms?"]),
         ({"batching": {"type": "lockstp"}}, ["batching = ", "did you mean lockstep?", "dynamic"]),
         ({"batching": {"type": "lockstep", "max_rows": 3}}, ["batching.max_rows = 3", "no such key"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from typing import ClassVar, Literal
@@ -17,6 +18,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.pipeline.validation.rollout_checks import batching_findings
 from polyrhythm.policies.form import describe
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import ArraySpec
@@ -357,3 +359,29 @@ def test_a_run_without_a_trainer_takes_no_device_for_it():
     with pytest.raises(ConfigError, match=r"placement\.trainer\.devices = 700"):
         validate_run(settings)
     validate_run(settings, trainer=False)
+
+
+@pytest.mark.parametrize(
+    ("batching", "noted"),
+    [
+        ({"max_rows": 64}, True),
+        ({"max_rows": 16}, False),
+        ({"max_rows": 64, "max_requests": 2}, False),
+        ({"max_rows": 64, "max_wait_ms": 0.0}, False),
+        ({"max_rows": 64, "fire_when_all_wait": True}, False),
+    ],
+)
+def test_a_batch_that_never_fills_is_noted(batching, noted):
+    limits = {"type": "dynamic", "fire_when_all_wait": False, "max_wait_ms": 20.0, **batching}
+    found = list(batching_findings(config(rollout={"simulators": 2, "rows": 8, "env_batches": 1}, batching=limits)))
+    assert [finding.state for finding in found] == ["note"] * noted
+    assert all("all rows together are 16, so every forward pass waits" in finding.detail for finding in found)
+    assert all(finding.fix.endswith("max_rows to at most 16") for finding in found)
+
+
+@pytest.mark.parametrize("words", [["train", "cartpole", "--check"], ["check", "cartpole"]])
+def test_both_checks_note_a_batch_that_never_fills(words, capsys):
+    limits = ["batching.fire_when_all_wait=false", "batching.max_rows=64", "rollout.rows=8", "launcher=inline"]
+    assert main([*words, *limits, "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["state"] for check in checks if check["name"] == "batching"] == ["note"]

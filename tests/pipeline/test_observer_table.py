@@ -138,11 +138,11 @@ def test_a_real_run_calls_an_observer_for_its_types_alone():
 
 def watchers(conductor):
     """Those whose results depend on decisions alone, and how to ask each for its result."""
-    idle, passes, episodes = IdleMeter(conductor, 0.0), PassMeter((4, 8)), EpisodeTracker(2)
+    idle, passes, episodes = IdleMeter(conductor, 0.0), PassMeter((4, 8), 0.005), EpisodeTracker(2)
     lags, totals, audit = LagHistogram(), RunTotals(), TicketAudit(1.0, "sample")
     return {
         idle: lambda: idle.take(1e6),
-        passes: passes.take,
+        passes: lambda: passes.take(1e6),
         episodes: lambda: (episodes.recent, episodes._rows, len(episodes._ended)),
         lags: lags.summary,
         totals: totals.as_dict,

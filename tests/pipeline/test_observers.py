@@ -28,6 +28,7 @@ from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Batch,
+    BatchDone,
     CancelRow,
     DropReason,
     GeneratorJoined,
@@ -269,10 +270,26 @@ def test_how_full_passes_were():
 
     passes.on_decision(1.0, Wake(), [serve(1, 2), serve(1), serve(4, evaluation=True)])
     passes.on_decision(2.0, Wake(), [serve(4)])
-    found = passes.take()
+    found = passes.take(3.0)
     assert found["rollouter/batch_rows"] == pytest.approx(8 / 3)
     assert found["rollouter/padding_ratio"] == pytest.approx(1 - 8 / 12)
-    assert passes.take() == {}
+    assert "rollouter/batch_wait_ratio" not in found
+    assert passes.take(4.0) == {}
+
+
+def test_how_long_passes_waited_for_more_requests():
+    passes = PassMeter((), max_wait_s=2.0, now=0.0)
+
+    def serve(event, now, arrived, name="g"):
+        passes.on_decision(now, event, [Serve(name, Batch(0, name, (Request("e", "s", 0, 1, 0, "h", arrived),)))])
+
+    serve(Wake(), 3.0, 1.0)
+    serve(Wake(), 4.1, 2.0, "another")  # of which 1 s with the one before
+    serve(BatchDone("g", 0, 0, 0), 9.0, 5.0)  # waited for its generator
+    serve(Wake(), 9.5, 9.0)  # due for another reason
+    assert passes.take(10.0)["rollouter/batch_wait_ratio"] == pytest.approx(0.3)
+    serve(BatchDone("g", 0, 0, 0), 11.0, 10.0)
+    assert passes.take(12.0)["rollouter/batch_wait_ratio"] == 0.0
 
 
 def test_a_lag_counts_when_it_was_trained_not_when_it_was_lent():

@@ -156,6 +156,13 @@ def test_what_is_not_there_is_refused_with_a_remedy(sections, devices, words):
         assign_seats(placement(**sections), NAMES, devices)
 
 
+@pytest.mark.parametrize("row", [1, 3, 8])
+def test_a_row_says_how_many_devices_it_is_for(row):
+    said = rf"this row takes {row} CUDA devices? \(devices=N scales it to N\) and torch sees 0 here"
+    with pytest.raises(ConfigError, match=said):
+        place(load_config("metaworld_pi0", [f"devices={row}"]), devices=0)
+
+
 def test_a_kind_that_names_devices_is_not_placed_by_the_preset():
     cpu = {kind: {"devices": "cpu"} for kind in NAMES}
     assert {seat.device for seat in assign_seats(placement(preset="hybrid", **cpu), NAMES, 0).values()} == {"cpu"}

@@ -6,7 +6,8 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.oracles.replay import first_difference
@@ -20,6 +21,7 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.totals import StationActivity
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import ApplyWeights, SampleFinished, StartStream, StartUpdate, StreamDone
 
@@ -67,7 +69,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
 def test_tokens_per_second_are_those_of_the_generators(tmp_path: Path) -> None:
     summary = train(validate_run(validate(LANGUAGE)), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    updates = [line for line in lines if "staleness/lag_mean" in line]
+    updates = [line for line in lines if "throughput/tokens_per_s" in line]
     for name in ("tokens", "prompt_tokens"):
         counts = [
             line[f"throughput/{name}_per_s"] * (line["time_s"] - before["time_s"]) for before, line in pairwise(updates)
@@ -76,18 +78,38 @@ def test_tokens_per_second_are_those_of_the_generators(tmp_path: Path) -> None:
         assert 0 < sum(counts) < total, "without those before the first update and after the last"
 
 
-def test_token_rates_are_counts_over_the_seconds_since_the_last_call() -> None:
+def test_token_rates_are_counts_over_the_seconds_since_the_last_ones() -> None:
     pipeline = build_pipeline(validate(LANGUAGE))
-    stations = StationActivity(pipeline.launcher)
+    stations = StationActivity(pipeline.launcher, 5.0)
     pipeline.loop.train_until(1)
     counts = Counter[str]()
     for own in pipeline.launcher.statistics().values():
         counts.update(own)
-    first, again = stations.token_rates(2.0), stations.token_rates(2.0)
+    first, at_once, again = stations.token_rates(7.0), stations.token_rates(7.5), stations.token_rates(9.0)
     pipeline.close()
     assert first == {f"throughput/{name}_per_s": counts[name] / 2.0 for name in ("tokens", "prompt_tokens")}
     assert counts["tokens"] > 8
-    assert again == dict.fromkeys(first, 0.0)
+    assert at_once == {}, "nothing new was told"
+    assert again == dict.fromkeys(first, 0.0), "idle generators"
+
+
+def test_token_rates_are_those_of_the_reports_where_updates_are_shorter() -> None:
+    """Each of two generators makes 100 tokens a second, and tells it every half second, one 0.2 s after the other."""
+
+    class Told(SimpleNamespace):
+        now = 0.0
+
+        def latest(self) -> dict[str, dict[str, float]]:
+            heard = {"generator-0": self.now // 0.5 * 0.5, "generator-1": max(0.0, (self.now - 0.2) // 0.5 * 0.5 + 0.2)}
+            return {name: {"tokens": 100.0 * second, "prompt_tokens": 0.0} for name, second in heard.items()}
+
+    told = Told()
+    stations, found = StationActivity(cast(Launcher, told)), list[float]()
+    for tenth in range(1, 100):
+        told.now = tenth / 10 + 0.01
+        found += [rates["throughput/tokens_per_s"] for rates in [stations.token_rates(told.now)] if rates]
+    assert 15 <= len(found) <= 20, "of 99 updates"
+    assert found[1:] == [pytest.approx(200.0, rel=0.25)] * (len(found) - 1)
 
 
 def test_a_policy_that_answers_in_one_pass_cannot_stream() -> None:

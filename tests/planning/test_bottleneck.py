@@ -49,6 +49,16 @@ WAITING = "simulators and generators wait for each other, busy 50% at most"
             "(rows without a ticket 40% and the trainer idle 55% of the time): raise freshness.max_lag (now 0) to 1.",
         ),
         ({"rows_idle": 0.4}, "lower training.mini_batch_samples, or raise freshness.max_lag (now 1)."),
+        (
+            {"rows_idle": 0.4, "batch_wait": 0.9, "max_wait_ms": 20.0, "max_rows": 64, "all_rows": 64},
+            "max_wait_ms 90% of the time, and no kind of station is busy more than 50%: lower batching.max_wait_ms (",
+        ),
+        (
+            {"batch_wait": 0.9, "fires_when_all_wait": False, "max_rows": 64, "all_rows": 16},
+            "set batching.fire_when_all_wait=true, or lower batching.max_wait_ms (now 0), or lower batching.max_rows (",
+        ),
+        ({"batch_wait": 0.9, "rows_idle": 0.6, "trainer_idle": 0.05}, "The trainer limits the run"),
+        ({"batch_wait": 0.9, "busy": {"simulator": 0.9, "trainer": 0.4}}, "simulators limit the run"),
         ({"trainer_idle": 0.1}, "Rollout and training keep pace (rows without a ticket 2% and the trainer idle 10%"),
     ],
 )
@@ -63,8 +73,9 @@ def test_idle_shares_are_means_over_time() -> None:
     lines = [
         {"time_s": 5.0, "evaluation/greedy/rate": 0.5},
         {"time_s": 6.0, "rollouter/idle_ratio": 1.0, "trainer/idle_ratio": 0.0},
-        {"time_s": 9.0, "rollouter/idle_ratio": 0.2, "trainer/idle_ratio": 0.4},
+        {"time_s": 9.0, "rollouter/idle_ratio": 0.2, "trainer/idle_ratio": 0.4, "rollouter/batch_wait_ratio": 0.8},
         {"step": 2},
     ]
-    assert idle_shares(lines) == {"rows_idle": pytest.approx(0.4), "trainer_idle": pytest.approx(0.3)}
+    means = {"rows_idle": 0.4, "trainer_idle": 0.3, "batch_wait": 0.6}
+    assert idle_shares(lines) == pytest.approx(means)
     assert idle_shares(lines[:1]) == {}

@@ -543,11 +543,21 @@ def test_an_update_in_parts_ends_with_the_last_and_says_what_a_whole_one_does():
     for name, x in weights(whole.policy).items():
         torch.testing.assert_close(weights(stand.policy)[name], x, atol=1e-6, rtol=1e-6)
     one, other = ({k: v for k, v in at.said[1].values.items() if not k.startswith("time/")} for at in (whole, stand))
+    assert (one.pop("train/actor/parts"), other.pop("train/actor/parts")) == (1.0, 3.0)
     assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
     assert whole.said[2:] == stand.said[2:] == [UpdateDone("t", 0, 0)]
     for at in (whole, stand):
         statistics = at.trainer.statistics()
         assert (statistics["optimizer_steps"], statistics["updates"]) == (2, 1)
+
+
+def test_parts_that_came_before_the_first_pass_are_one():
+    stand = streamed()
+    for part in PARTS:
+        stand.trainer.handle(part)
+    stand.do(PublishWeights("t", 0))
+    (report,) = [said for said in stand.said if isinstance(said, Report)]
+    assert report.values["train/actor/parts"] == 1.0
 
 
 def test_a_trainer_that_waits_for_samples_has_nothing_to_do_and_says_so():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import get_args, get_origin
 
@@ -72,6 +73,10 @@ def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model:
     if types:
         return f"{valid}; {key} is one of {section}.type {' or '.join(types)}"
     elsewhere = [f"{prefix}.{found}" if prefix else found for found in paths_to(key, model)]
+    if not elsewhere and section and holder:
+        nested = {found.rpartition(".")[2]: f"{section}.{found}" for found in paths_to(None, holder) if "." in found}
+        close = difflib.get_close_matches(key, {**nested, **dict.fromkeys(keys)}, n=1)
+        elsewhere = [nested[name] for name in close if name not in keys]
     return nearest(key, keys, elsewhere=elsewhere) + valid
 
 
@@ -140,9 +145,9 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
     return parts, holder
 
 
-def paths_to(key: str, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted paths of the model's keys with this name; those within lists have none."""
-    found = [prefix + key] if key in model.model_fields else []
+def paths_to(key: str | None, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted paths of the model's keys with this name, None: of all of them; those within lists have none."""
+    found = [prefix + name for name in model.model_fields if key in (None, name)]
     for name, field in model.model_fields.items():
         if get_origin(field.annotation) in (tuple, list):
             continue

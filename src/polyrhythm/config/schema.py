@@ -108,6 +108,12 @@ class RunConfig(Section):
     supervised: SupervisedSettings | None = None
     """Supervised warm start on the demonstrations; null for none."""
 
+    @property
+    def all_rows(self) -> int:
+        """Rows of training at most, those of simulators that join included."""
+        own, join = self.rollout, self.join
+        return own.simulators * own.env_batches * own.rows + join.simulators * (join.rows or own.rows)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> RunConfig:
         check_objective(self)

@@ -43,7 +43,8 @@ GROUPS: Mapping[str, str] = {
     ),
     "rollouter": (
         "since the update before: idle_ratio, share of row-seconds in which a row had no ticket; batch_rows, mean of "
-        "training's passes; padding_ratio, share of padding in them"
+        "training's passes; padding_ratio, share of padding in them; batching dynamic: batch_wait_ratio, share of the "
+        "time in which a pass waited out batching.max_wait_ms"
     ),
     "trainer": "idle_ratio: share of the time since the update before in which it neither trained nor published",
     "time/env": "step: seconds inside the environments since the update before, all simulators together",
@@ -59,7 +60,8 @@ GROUPS: Mapping[str, str] = {
     "throughput": (
         "transitions: env steps of all samples that finished since training began, over all parts of the run; "
         "transitions_per_s: of those that finished since the update before; where generators serve by streams, "
-        "tokens_per_s and prompt_tokens_per_s: generated in answers that ended since then, and read of prompts"
+        "tokens_per_s and prompt_tokens_per_s: generated in answers that ended, and read of prompts, since the line "
+        "before that has them"
     ),
     "stations": (
         "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "

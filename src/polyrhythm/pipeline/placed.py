@@ -61,7 +61,7 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
     leased host; trainer: whether there is one. ConfigError: `placement` names a device that does not exist."""
     devices = count_devices() if devices is None else devices
     placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
-    seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline")
+    seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline", row=config.devices)
     leaves = getattr(config.env, "leaves_device", False)
     joined = {name: Resources("cpu", 1) for name in joined_names(config)}  # they only pass on what comes
     own = {name: seat for name, seat in seats.items() if name not in joined}

@@ -46,15 +46,16 @@ def assign_seats(
     environment: Mapping[str, str] | None = None,
     *,
     inline: bool = False,
+    row: int | None = None,
 ) -> dict[str, Resources]:
     """The seat of every station, and of every further rank of the trainer, by name.
 
     stations: names by kind, the evaluation's own last; of the trainer, its ranks. devices: number of devices of this
     machine. environment: that of this process; a simulator's seat says what its own process gets in addition.
     MissingError: devices are not there; it has a problem for each kind, and one for simulators on devices if the run
-    is `inline`, in one process.
+    is `inline`, in one process. row: devices that the recipe's numbers are for (`devices`), for the message.
     """
-    ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline)
+    ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline, row=row)
     seats: dict[str, Resources] = {}
     for kind, names in stations.items():
         threads, own = _settings(placement, kind).threads, ids.get(kind, ())
@@ -172,7 +173,9 @@ def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
     return settings
 
 
-def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool) -> DeviceIds:
+def _list_ids(
+    placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool, row: int | None
+) -> DeviceIds:
     """The device ids of the kinds that have stations: those they name, else the preset's."""
     found: DeviceIds = {}
     problems = [_INLINE] * (inline and _binds_simulators(placement))
@@ -183,7 +186,7 @@ def _list_ids(placement: PlacementSettings, kinds: Sequence[Kind], devices: int,
             if asked is not None:
                 found[kind] = _check_ids(kind, asked, devices)
             elif placement.preset is not None:
-                found[kind] = divide_devices(placement.preset, devices).get(kind, ())
+                found[kind] = divide_devices(placement.preset, devices, row).get(kind, ())
         except ConfigError as error:
             problems += error.problems
             if not isinstance(error, MissingError):
@@ -212,7 +215,7 @@ def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:
     return ids
 
 
-def divide_devices(preset: str, devices: int) -> DeviceIds:
+def divide_devices(preset: str, devices: int, row: int | None = None) -> DeviceIds:
     """The devices of each kind under a preset (RL-VLA³, section 4 and A.2), on a machine with devices 0 to n-1.
 
     colocated: every device simulates, generates and trains.
@@ -221,9 +224,12 @@ def divide_devices(preset: str, devices: int) -> DeviceIds:
     """
     least = _least_devices(preset)
     if devices < least:
+        takes = f"it takes at least {least} CUDA device{'s' * (least > 1)}"
+        if row and row >= least:
+            takes = f"this row takes {row} CUDA device{'s' * (row > 1)} (devices=N scales it to N)"
         raise MissingError(
-            f"placement.preset = {preset}: it takes at least {least} CUDA device{'s' * (least > 1)} and torch sees "
-            f"{devices} here; write {'placement=colocated, or ' * bool(devices)}placement=null for the CPU"
+            f"placement.preset = {preset}: {takes} and torch sees {devices} here; write "
+            f"{'placement=colocated, or ' * bool(devices)}placement=null for the CPU"
         )
     every = tuple(range(devices))
     if preset == "colocated":

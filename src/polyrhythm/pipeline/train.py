@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -278,8 +279,10 @@ class _Run:
             deadline_s=config.supervision.update_s,
         )
         saver.totals.recall(self._progress.faults)
-        idle, passes = IdleMeter(loop.conductor, began), PassMeter(loop.conductor.settings.buckets)
-        stations, timeline = StationActivity(launcher), TraceObserver(trace, launcher, began)
+        settings = loop.conductor.settings
+        longest = settings.max_wait_s if settings.batching == "dynamic" else math.inf
+        idle, passes = IdleMeter(loop.conductor, began), PassMeter(settings.buckets, longest, began)
+        stations, timeline = StationActivity(launcher, began), TraceObserver(trace, launcher, began)
         placed = pipeline.placed
         traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))

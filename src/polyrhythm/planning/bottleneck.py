@@ -17,6 +17,8 @@ class Load:
     busy: mean share of each kind of station (simulator, generator, scorer, trainer); count: stations of each kind.
     rows_idle: rows that had no ticket; trainer_idle: the trainer neither trained nor published. one_thread: all
     stations share a thread (`launcher: inline`); one_slot: all rows step together; rows: of each env batch.
+    batch_wait: a pass waited out batching.max_wait_ms; all_rows: of all env batches, fewer than max_rows if no pass is
+    ever full.
     """
 
     busy: Mapping[str, float]
@@ -27,6 +29,11 @@ class Load:
     one_thread: bool = False
     one_slot: bool = False
     rows: int = 1
+    batch_wait: float = 0.0
+    max_wait_ms: float = 0.0
+    fires_when_all_wait: bool = True
+    max_rows: int = 0
+    all_rows: int = 0
 
 
 #: Setting that adds stations of a kind.
@@ -34,8 +41,10 @@ _MORE = {"simulator": "rollout.simulators", "generator": "rollout.generators", "
 
 
 def bottleneck(load: Load) -> str:
-    """The sentence. Rules in order: one thread; both sides wait for each other; the trainer waits, so rollout limits;
-    rows wait, so the trainer limits; neither waits."""
+    """The sentence. Rules in order: passes wait for requests while no station is busy; one thread; both sides wait for
+    each other; the trainer waits, so rollout limits; rows wait, so the trainer limits; neither waits."""
+    if min(load.batch_wait, load.trainer_idle) >= _WAITS and max(load.busy.values()) < _BUSY:
+        return _batches_wait(load)
     if load.one_thread:
         kind = max(load.busy, key=lambda kind: load.busy[kind])
         return (
@@ -61,6 +70,17 @@ def bottleneck(load: Load) -> str:
     return f"Rollout and training keep pace ({waits} of the time): nothing to set."
 
 
+def _batches_wait(load: Load) -> str:
+    remedies = ["set batching.fire_when_all_wait=true"] * (not load.fires_when_all_wait)
+    remedies.append(f"lower batching.max_wait_ms (now {load.max_wait_ms:g})")
+    if load.max_rows > load.all_rows:
+        remedies.append(f"lower batching.max_rows (now {load.max_rows}) to at most {load.all_rows}, all rows there are")
+    return (
+        f"Forward passes wait for batching.max_wait_ms {_percent(load.batch_wait)} of the time, and no kind of station "
+        f"is busy more than {_percent(max(load.busy.values()))}: {', or '.join(remedies)}."
+    )
+
+
 def _rollout_limits(load: Load) -> str:
     own = {kind: load.busy[kind] for kind in _MORE if kind in load.busy}
     kind = max(own, key=lambda kind: own[kind])
@@ -79,14 +99,15 @@ def _percent(share: float) -> str:
 
 
 def idle_shares(updates: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """`rows_idle` and `trainer_idle` over all lines of metrics.jsonl that have both, each weighted by the seconds since
-    the line before; empty if there are none."""
-    rows = trainer = total = before = 0.0
+    """`rows_idle`, `trainer_idle` and `batch_wait` over all lines of metrics.jsonl that have the first two, each
+    weighted by the seconds since the line before; empty if there are none."""
+    rows = trainer = waits = total = before = 0.0
     for line in updates:
         if "rollouter/idle_ratio" in line and "trainer/idle_ratio" in line:
             seconds = max(0.0, line["time_s"] - before)
             rows += seconds * line["rollouter/idle_ratio"]
             trainer += seconds * line["trainer/idle_ratio"]
+            waits += seconds * line.get("rollouter/batch_wait_ratio", 0.0)
             total += seconds
         before = line.get("time_s", before)
-    return {"rows_idle": rows / total, "trainer_idle": trainer / total} if total else {}
+    return {"rows_idle": rows / total, "trainer_idle": trainer / total, "batch_wait": waits / total} if total else {}

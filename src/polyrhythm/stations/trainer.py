@@ -231,6 +231,7 @@ class Trainer:
             metrics |= {f"time/actor/{phase}": s for phase, s in self._learner.phase_seconds.items()}
             if self._publish_s:
                 metrics["time/actor/publish"] = self._publish_s
+            metrics["train/actor/parts"] = 1.0 if self._feed is None else float(self._feed.taken)
             if self._feed is not None:
                 self._optimizer_steps += int(stop.value[STEPS])
             self._steps, self._feed = None, None

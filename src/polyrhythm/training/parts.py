@@ -27,11 +27,12 @@ _REJECTED = "train/actor/rejected_fraction"
 
 class SampleFeed:
     """The samples of an update that are there and not trained on. complete: none will follow. starved: the learner can
-    only go on with more. stepped: it has changed the weights by some of them."""
+    only go on with more. stepped: it has changed the weights by some of them. taken: how often it took some."""
 
     def __init__(self) -> None:
         self._waiting: deque[Trajectory] = deque()
         self.complete = self.starved = self.stepped = False
+        self.taken = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -44,6 +45,7 @@ class SampleFeed:
 
     def take(self, most: int | None = None) -> list[Trajectory]:
         """What waits, at most so many."""
+        self.taken += 1
         count = len(self) if most is None else min(most, len(self))
         return [self._waiting.popleft() for _ in range(count)]
 

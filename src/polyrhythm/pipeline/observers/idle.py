@@ -3,6 +3,7 @@ same for every launcher."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -66,29 +67,41 @@ class IdleMeter(Observer):
 
 
 class PassMeter(Observer):
-    """Counts training's forward passes, their rows, and the rows to which `buckets` pad them."""
+    """Counts training's forward passes, their rows, and the rows to which `buckets` pad them; and measures in how much
+    of the time some of them waited out `max_wait_s`, the longest time for which a batch waits for more (`dynamic`)."""
 
     hears: ClassVar[tuple[type, ...]] = (records.Serve,)
 
-    def __init__(self, buckets: Sequence[int]) -> None:
-        self._buckets = tuple(buckets)
+    def __init__(self, buckets: Sequence[int], max_wait_s: float = math.inf, now: float = 0.0) -> None:
+        self._buckets, self._max_wait_s, self._began = tuple(buckets), max_wait_s, now
         self._passes = self._rows = self._padded = 0
+        self._waited_s, self._waited_until = 0.0, now
 
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         for command in commands:
             if isinstance(command, records.Serve) and not command.batch.requests[0].evaluation:
+                due = min(request.arrived for request in command.batch.requests) + self._max_wait_s
+                if isinstance(event, records.Wake) and now >= due:  # else it waited for its generator
+                    begun = max(due - self._max_wait_s, self._waited_until)
+                    self._waited_s += max(0.0, due - begun)
+                    self._waited_until = max(due, begun)
                 rows = sum(request.rows for request in command.batch.requests)
                 self._passes, self._rows = self._passes + 1, self._rows + rows
                 self._padded += padded(rows, self._buckets)
 
-    def take(self) -> dict[str, float]:
-        """Of the passes that began since the last call: `rollouter/batch_rows`, their mean without padding, and
-        `rollouter/padding_ratio`, 0..1; empty if none began."""
+    def take(self, now: float) -> dict[str, float]:
+        """Of the passes that began since the last call: `rollouter/batch_rows`, their mean without padding,
+        `rollouter/padding_ratio`, 0..1, and, if there is a longest wait, `rollouter/batch_wait_ratio`, the share of the
+        time in which one of them waited it out; empty if none began."""
+        seconds, self._began = max(now - self._began, 1e-9), now
         if not self._passes:
             return {}
         found = {
             "rollouter/batch_rows": self._rows / self._passes,
             "rollouter/padding_ratio": 1.0 - self._rows / self._padded,
         }
+        if self._max_wait_s < math.inf:
+            found["rollouter/batch_wait_ratio"] = min(1.0, self._waited_s / seconds)
         self._passes = self._rows = self._padded = 0
+        self._waited_s = 0.0
         return found

@@ -197,11 +197,11 @@ class UpdateMetrics(Observer):
         transitions, seconds = self._totals.transitions, max(now - self._last, 1e-9)
         values["throughput/transitions"] = transitions
         values["throughput/transitions_per_s"] = (transitions - self._transitions) / seconds
-        values |= self._stations.token_rates(seconds)
+        values |= self._stations.token_rates(now)
         self._last, self._transitions = now, transitions
         utilisation = self._stations.activity.utilisation()
         values |= self._idle.take(now, report.values.get("time/actor/update", 0.0))
-        values |= self._passes.take() | self._stations.seconds()
+        values |= self._passes.take(now) | self._stations.seconds()
         values |= {f"stations/utilisation/{name}": share for name, share in utilisation.items()}
         values["stations/faults"] = len(self._totals.faults)
         values |= self._of_hosts(utilisation)

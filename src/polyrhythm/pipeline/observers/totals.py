@@ -86,10 +86,12 @@ class StationActivity(Observer):
 
     tick_s: ClassVar[float] = _LOOK_S
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, now: float = 0.0) -> None:
+        """now: when training begins."""
         self.activity = Activity()
         self._launcher = launcher
-        self._seconds, self._tokens = self._totals(launcher.latest()), self._count_tokens(launcher.latest())
+        self._seconds, self._told = self._totals(launcher.latest()), self._token_counts(launcher.latest())
+        self._told_at = now
 
     def on_tick(self, now: float) -> None:
         counters = self._launcher.latest()
@@ -100,14 +102,19 @@ class StationActivity(Observer):
         before, self._seconds = self._seconds, self._totals(self._launcher.latest())
         return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
 
-    def token_rates(self, seconds: float) -> dict[str, float]:
-        """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` over the seconds since the last call; none
-        where no generator counts tokens."""
-        before, self._tokens = self._tokens, self._count_tokens(self._launcher.latest())
-        return {
-            f"throughput/{name}_per_s": max(0.0, count - before[name]) / seconds
-            for name, count in self._tokens.items()
-        }
+    def token_rates(self, now: float) -> dict[str, float]:
+        """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` over the time since the last call that gave
+        them, at first since training began; none where no generator counts tokens, or one has told nothing new and may
+        do so soon."""
+        before, told = self._told, self._token_counts(self._launcher.latest())
+        seconds = now - self._told_at
+        idle = any(counts == before.get(name) for name, counts in told.items())
+        if not told or seconds <= 0.0 or (idle and seconds < 2 * _LOOK_S):
+            return {}
+        self._told, self._told_at = told, now
+        names = [name for name in ("tokens", "prompt_tokens") if any(name in counts for counts in told.values())]
+        gained = {name: _sum(told, name) - _sum(before, name) for name in names}
+        return {f"throughput/{name}_per_s": max(0.0, count) / seconds for name, count in gained.items()}
 
     def dropped(self) -> int:
         """Messages that were dropped so far."""
@@ -122,12 +129,15 @@ class StationActivity(Observer):
         }
 
     @staticmethod
-    def _count_tokens(counters: Mapping[str, Mapping[str, float]]) -> Counter[str]:
-        found = Counter[str]()
-        for name, counts in counters.items():
-            if not name.endswith(EVALUATION):
-                found.update({each: counts[each] for each in ("tokens", "prompt_tokens") if each in counts})
-        return found
+    def _token_counts(counters: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+        """All counters of the generators that count tokens."""
+        return {
+            name: counts for name, counts in counters.items() if "tokens" in counts and not name.endswith(EVALUATION)
+        }
+
+
+def _sum(told: Mapping[str, Mapping[str, float]], name: str) -> float:
+    return sum(counts.get(name, 0.0) for counts in told.values())
 
 
 def _of_training(station: str, counts: Mapping[str, float]) -> Mapping[str, float]:

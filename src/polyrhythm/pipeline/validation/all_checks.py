@@ -36,7 +36,7 @@ from polyrhythm.pipeline.validation.learning_checks import (
     staleness_findings,
     update_findings,
 )
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+from polyrhythm.pipeline.validation.rollout_checks import batching_findings, check_rollout
 from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks
@@ -98,7 +98,7 @@ def _machine(config: RunConfig) -> Iterator[Examined]:
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))
-    yield from (Examined("recipe", finding) for finding in staleness_findings(config))
+    yield from (Examined("recipe", found) for found in (*staleness_findings(config), *batching_findings(config)))
 
 
 def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:

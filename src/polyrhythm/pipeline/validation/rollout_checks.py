@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
-from polyrhythm.conformance import raised
+from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
+from polyrhythm.conformance import Finding, raised
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import bucket_sizes
 from polyrhythm.pipeline.build import scheduler_settings
@@ -84,6 +84,21 @@ def check_weights_change(config: RunConfig) -> None:
         raise ConfigError(
             f"training.versions = {config.training.versions}: {fixed}, so the server cannot get new weights; name the "
             "path that loads them, or only evaluate"
+        )
+
+
+def batching_findings(config: RunConfig) -> Iterator[Finding]:
+    """A note where every forward pass waits for requests that cannot come."""
+    batching, rows = config.batching, config.all_rows
+    if not isinstance(batching, DynamicBatching) or batching.fire_when_all_wait or not batching.max_wait_ms:
+        return
+    if rows < min(batching.max_rows, batching.max_requests):
+        yield Finding(
+            "batching",
+            "note",
+            f"batching.max_rows = {batching.max_rows}: all rows together are {rows}, so every forward pass waits for "
+            f"batching.max_wait_ms = {batching.max_wait_ms:g}",
+            f"set batching.fire_when_all_wait to true, or batching.max_rows to at most {rows}",
         )
 
 

@@ -47,7 +47,12 @@ from polyrhythm.pipeline.validation.learning_checks import (
     staleness_findings,
     update_findings,
 )
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, load_reward_function
+from polyrhythm.pipeline.validation.rollout_checks import (
+    batching_findings,
+    check_rollout,
+    check_weights_change,
+    load_reward_function,
+)
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, PolicySettings
@@ -83,7 +88,7 @@ def check_unstarted(config: RunConfig) -> Iterator[Examined]:
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))
-    yield from (Examined("recipe", finding) for finding in staleness_findings(config))
+    yield from (Examined("recipe", found) for found in (*staleness_findings(config), *batching_findings(config)))
     specs: list[EnvSpec] = []
     yield from _environment(config, specs)
     if not specs:
@@ -141,10 +146,7 @@ def _rows(config: RunConfig, spec: EnvSpec) -> str:
     check_rollout(config, spec)
     load_reward_function(config)
     check_weights_change(config)
-    rollout = config.rollout
-    joined = config.join.simulators * (config.join.rows or rollout.rows)
-    rows = rollout.simulators * rollout.env_batches * rollout.rows + joined
-    return f"{rows} rows; an update has {config.training.batch_size} samples"
+    return f"{config.all_rows} rows; an update has {config.training.batch_size} samples"
 
 
 def _policy(config: RunConfig, spec: EnvSpec, planned: list[_Planned]) -> Iterator[Examined]:
