@@ -275,6 +275,9 @@ def test_answers_that_the_expert_cannot_write_are_found_for_every_verifier(
     assert failed["fix"].startswith("raise it to 9,")
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 2
     assert "raise it to 9," in capsys.readouterr().err
+    assert main(["sft", *words, "--out", str(tmp_path / "run")]) == 2
+    assert "raise it to 9," in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     told(capsys, *words, "env.max_new_tokens=9", status=0)
     told(capsys, *words, "demonstrations=null", "supervised=null", status=0)
     (tmp_path / "first").mkdir()
