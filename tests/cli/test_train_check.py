@@ -254,3 +254,55 @@ def test_memory_that_is_too_small_is_one_sentence_with_both_numbers() -> None:
     ):
         check_room(config, spec, form, free=lambda device: 18 * 10**9)
     check_room(config, spec, form, free=lambda device: 19 * 10**9)
+
+
+def sums(folder: Path, answer: str, name: str = "sums.jsonl") -> list[str]:
+    """The recipe of examples/prompts with a file of its own, in which all answers begin with these words."""
+    rows = [{"question": f"{i}+{i}=", "answer": f"{answer}{2 * i}"} for i in range(40)]
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = Path(__file__).parents[2] / "examples" / "prompts" / "sums.yaml"
+    return [str(recipe), f"env.files={folder / name}"]
+
+
+def test_answers_that_the_expert_cannot_write_are_found_for_every_verifier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = "env.verify={type: regex, pattern: '[0-9]+'}"
+    words = [*sums(tmp_path, "it is "), digits]
+    found = told(capsys, *words, status=1)
+    (failed,) = (check for check in found["checks"] if check["state"] == "failed")
+    assert failed["detail"] == "env.max_new_tokens = 4: the expert's message has 9 tokens with its end"
+    assert failed["fix"].startswith("raise it to 9,")
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 2
+    assert "raise it to 9," in capsys.readouterr().err
+    assert main(["sft", *words, "--out", str(tmp_path / "run")]) == 2
+    assert "raise it to 9," in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    told(capsys, *words, "env.max_new_tokens=9", status=0)
+    told(capsys, *words, "demonstrations=null", "supervised=null", status=0)
+    (tmp_path / "first").mkdir()
+    found = told(capsys, *sums(tmp_path / "first", "it is "), "demonstrations=null", "supervised=null", status=1)
+    (failed,) = (check for check in found["checks"] if check["state"] == "failed")
+    assert failed["fix"] == "raise env.max_new_tokens to 9"
+
+
+def test_what_is_wrong_with_the_data_is_told_once_and_under_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sums.jsonl"
+    recipe, right = sums(tmp_path, ""), file.read_text()
+    for content, words, status in (
+        ("{broken", [], 1),
+        ("", [], 1),
+        (None, [], 3),
+        (right, ["env.verify={type: regex, pattern: x, message: y}"], 1),
+    ):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        found = told(capsys, *recipe, *words, status=status)
+        (one,) = (check for check in found["checks"] if check["state"] in ("failed", "missing"))
+        assert one["name"] == "environment"
+        assert one["fix"]
+        assert "environment's packages" not in found["by_name"]
+        assert ("not checked" in found["by_name"]["policy"]["detail"]) == (not words)

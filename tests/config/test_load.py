@@ -278,3 +278,47 @@ def test_a_recipe_and_the_command_line_take_a_placement_back(folder: Path, chang
     assert load_config(folder / "on_cpu.yaml").placement.preset is None
     for override in ("placement=null", "placement.preset=null"):
         assert load_config(folder / "on_gpu.yaml", [override]).placement.preset is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["algorithm.loss={type:", "tis,", "cap:", "5.0}", "seed=3"],
+            r"quote it in the shell, as 'algorithm\.loss={type: tis, cap: 5\.0}'$",
+        ),
+        (["env.files=[a.jsonl,", "b.jsonl]"], r"quote it in the shell, as 'env\.files=\[a\.jsonl, b\.jsonl\]'$"),
+        (["env.template='a", "b'"], r"quote it in the shell, as 'env\.template="),
+        (["algorithm.loss={type:", "seed=3"], r"quote it in the shell, as 'algorithm\.loss={key: value}'$"),
+        (["policy={type:causal_lm,checkpoint:tiny}"], r"type:causal_lm has no value; put a space after each ':'"),
+        (["env={type:prompts}"], r"type:prompts has no value; put a space after each ':'"),
+        (['env.verify={type:regex,pattern:"([0-9"}'], r"expected ',' or '}', but got '\['; put a space after each ':'"),
+    ],
+)
+def test_an_override_that_is_no_yaml_says_what_it_lacks(folder: Path, words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config("base.yaml", words)
+
+
+def test_a_recipe_without_the_space_after_a_colon_is_told_so(folder: Path) -> None:
+    (folder / "tight.yaml").write_text("policy: {type:gaussian}\n")
+    with pytest.raises(ConfigError, match=r"tight\.yaml: line 1, column 10: type:gaussian has no value; put a space"):
+        load_config("tight.yaml")
+    assert parse_override("env.kwargs={'a:b': null, c:d: null, e: }") == {
+        "env": {"kwargs": {"a:b": None, "c:d": None, "e": None}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("env.chat=yes", r"^base\.yaml: env\.chat = True: it must be 'auto' or 'none'$"),
+        ("env.chat=atuo", r"^base\.yaml: env\.chat = 'atuo': did you mean auto\?"),
+        ("env.chat={sistem: Answer}", r"^base\.yaml: env\.chat\.sistem = 'Answer': no such key; did you mean system\?"),
+        ("policy={type: pi0, size: big}", r"policy\.size = 'big': it must be 'released'"),
+    ],
+)
+def test_a_word_or_a_section_is_explained_as_what_was_given(folder: Path, override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as raised:
+        load_config("base.yaml", ["env={type: chains}", override])
+    assert len(raised.value.problems) == 1

@@ -492,3 +492,15 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     written(tmp_path / "a.jsonl", sums(60))
     os.utime(tmp_path / "a.jsonl", ns=(1, 1))
     assert made.spec().training_states > before
+
+
+def test_prompts_with_several_answers_are_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [*sums(40), *sums(40), {"question": "3+3=", "answer": 7}, {"question": " 4+4= ", "answer": "9"}]
+    rows += [{"question": "5+5=", "answer": 10.0}]
+    settings(written(tmp_path / "a.jsonl", rows), held_out=0.5).check()
+    (told,) = (message for message in caplog.messages if "different answers" in message)
+    assert told.startswith("env.files: 2 prompts have different answers in different rows, such as '")
+    assert "'6' (a.jsonl, line 4), and 7 (a.jsonl, line 81)" in told or "'8' (a.jsonl, line 5), and '9'" in told
+    caplog.clear()
+    settings(written(tmp_path / "b.jsonl", sums(40) * 2), held_out=0.5).check()
+    assert "different answers" not in caplog.text

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.envs.chat_families import write_family
 from tests.policies.small_tokenizer import write_tokenizer
 
 from polyrhythm.envs.base import EpisodeRefused, Expert, RowsFailed
@@ -205,7 +206,7 @@ def test_a_prompt_that_cannot_be_shown_whole_is_refused_alone(prompt: str, told:
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ("aaaaa", r"env\.max_new_tokens = 4: the expert's message has 6 tokens; raise it"),
+        ("aaaaa", r"env\.max_new_tokens = 4: the expert's message has 6 tokens with its end; raise it to 6"),
         ("a?", r"the expert's message cannot be encoded: '\?' is not among the characters"),
     ],
 )
@@ -214,7 +215,7 @@ def test_a_message_of_the_expert_that_cannot_be_given_is_refused_alone(message: 
     batch.reset([0, 1], [0, 0], [0, 0])
     with pytest.raises(RowsFailed, match=told) as raised:
         batch.expert_actions([0, 1])
-    assert {row: type(error) for row, error in raised.value.errors.items()} == {1: EpisodeRefused}
+    assert {row: isinstance(error, EpisodeRefused) for row, error in raised.value.errors.items()} == {1: True}
     assert raised.value.result[0, :, 0].tolist() == [3, 0, 0, 0]
 
 
@@ -830,3 +831,15 @@ def test_a_reply_that_is_no_method_of_its_class_is_named_too() -> None:
     with pytest.raises(RowsFailed) as failed:
         batch.step([0], np.full((1, batch.spec.chunk, 1), batch.spec.action.stops[0]))
     assert f"its reply ({__file__}, line" in str(failed.value.errors[0])
+
+
+@pytest.mark.parametrize("prompt", [[{"content": "ab"}], [{"role": "user", "content": None}], ["ab"], None])
+def test_turns_without_what_a_turn_needs_fail_their_row_in_one_sentence(prompt: Any, tmp_path: Path) -> None:
+    folder = str(write_family(tmp_path, "chatml"))
+    batch = EchoSettings(tokenizer=folder, chat="auto", max_prompt_tokens=200).build(2)
+    batch._conversations[0].begin = lambda task, seed: prompt  # type: ignore[method-assign]
+    with pytest.raises(RowsFailed) as raised:
+        batch.reset([0, 1], [0, 0], [1, 1])
+    (told,) = raised.value.errors.values()
+    assert re.match(r"env\.type = .*: its begin \(.*test_text\.py, line \d+\) returned the turn ", str(told))
+    assert "give each turn a role and a content" in str(told)

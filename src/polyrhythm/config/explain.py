@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from polyrhythm.config.base import InvalidSetting, models_in
@@ -132,17 +132,27 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
     parts: list[str] = []
     candidates: list[type[BaseModel]] = [model]
     holder: type[BaseModel] | None = model
+    tags: set[str] = set()
     for step in loc:
         tagged = [found for found in candidates if _has_tag(found, step)] if len(candidates) > 1 else []
         tagged = tagged or [found for found in candidates if found.__name__ == step]
         if tagged:
             candidates = tagged
             continue
+        if step in tags:
+            continue
         holder = candidates[0] if candidates else None
         parts.append(str(step))
         field = holder.model_fields.get(str(step)) if holder else None
         candidates = models_in(field.annotation) if field else []
+        tags = _tags_in(field.annotation) if field else set()
     return parts, holder
+
+
+def _tags_in(annotation: Any) -> set[str]:
+    """The tags that an annotation gives members of a union."""
+    own = {part.tag for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Tag)}
+    return own.union(*map(_tags_in, get_args(annotation)))
 
 
 def paths_to(key: str | None, model: type[BaseModel], prefix: str = "") -> list[str]:

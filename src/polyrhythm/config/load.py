@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
 
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 Tree = dict[str, Any]
 #: Characters of an override in an error; keys of a path, more than any setting has.
 _SHOWN, _MOST_KEYS = 160, 64
+#: In the parser's words: a section or text has no end.
+_ENDS_WITHIN = re.compile("<stream end>|end of stream")
 
 
 def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
@@ -52,8 +56,8 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
         tree = {"name": name, **_read_recipe(path, ())}
     changes: Tree = {}
     _check_order([override for override in overrides if isinstance(override, str)])
-    for override in overrides:
-        changes = merge(changes, _change(override))
+    for place, override in enumerate(overrides):
+        changes = merge(changes, _change(override, overrides[place + 1 :]))
     if changes.get("devices") is not None and tree.get("devices") is None:
         raise ConfigError(
             f"devices = {changes['devices']}: this recipe is not a row: it does not state the devices that its numbers "
@@ -126,8 +130,8 @@ def load_env(name: str, overrides: Sequence[str] = ()) -> BaseModel:
     path or name; with `key=value` overrides. Raises a ConfigError that lists every problem."""
     is_type = name.partition(":")[0] in TABLE["env"] or ":" in name
     tree: Tree = {"env": name} if is_type else {"env": _read_recipe(find_recipe(name), ()).get("env")}
-    for override in overrides:
-        tree = merge(tree, {"env": parse_override(override)})
+    for place, override in enumerate(overrides):
+        tree = merge(tree, {"env": parse_override(override, overrides[place + 1 :])})
     try:
         return _EnvAlone.model_validate(tree).env
     except ValidationError as error:
@@ -162,8 +166,8 @@ def _changes_type(old: Tree, new: Tree) -> bool:
     return "type" in old and "type" in new and new["type"] != old["type"]
 
 
-def parse_override(text: str) -> Tree:
-    """`a.b=1` → {a: {b: 1}}; the value is YAML."""
+def parse_override(text: str, rest: Sequence[object] = ()) -> Tree:
+    """`a.b=1` → {a: {b: 1}}; the value is YAML. rest: overrides that follow, which may be the rest of this one."""
     path, equals, value = text.partition("=")
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
     keys = path.strip().split(".")
@@ -174,15 +178,31 @@ def parse_override(text: str) -> Tree:
             f"override {shown!r}: no value after =; write one, null for none, or \"{path.strip()}=''\" with all of "
             "these quotes for an empty text"
         )
-    return _nested(keys, parse(value, origin=f"override {shown!r}"))
+    try:
+        return _nested(keys, parse(value, origin=f"override {shown!r}"))
+    except ConfigError as error:
+        if not _ENDS_WITHIN.search(error.problems[0]):
+            raise
+        whole = shlex.quote(_rejoined(text, rest) or f"{path}={{key: value}}")
+        raise ConfigError(f"{error.problems[0]}; quote it in the shell, as {whole}", origin=error.origin) from error
+
+
+def _rejoined(text: str, rest: Sequence[object]) -> str:
+    """An override that the shell has split at its spaces; "" if what follows does not complete it."""
+    for more in rest[:_MOST_KEYS]:
+        text += f" {more}"
+        with suppress(ConfigError):
+            parse(text.partition("=")[2], origin="")
+            return text
+    return ""
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _change(override: str | Mapping[str, Any]) -> Tree:
-    return parse_override(override) if isinstance(override, str) else _sections(plain(override))
+def _change(override: str | Mapping[str, Any], rest: Sequence[object]) -> Tree:
+    return parse_override(override, rest) if isinstance(override, str) else _sections(plain(override))
 
 
 def _sections(tree: Tree) -> Tree:

@@ -19,6 +19,8 @@ _LARGEST, _DEPTH, _VALUES = 2**20, 64, 100_000
 #: Characters of a value that is not text: a number, a date.
 _NUMBER = 1000
 _TEXT = "tag:yaml.org,2002:str"
+#: A key of {…} without the space that YAML needs before its value.
+_NO_SPACE = re.compile(r"[{,]\s*[\w.]+:[^\s,}]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,8 +47,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
+                if node.flow_style and key.style is None and ":" in key.value and value.value == "":
+                    raise _refusal(f"{key.value} has no value", key.start_mark)
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"key {key.value} is given twice; keep one", key.start_mark
@@ -100,6 +104,8 @@ def parse(text: str, origin: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        if mark and _NO_SPACE.search("".join(text.splitlines()[mark.line : mark.line + 1])):
+            problem += "; put a space after each ':' that follows a key"
         raise ConfigError(f"{where}{problem}", origin=origin) from error
 
 

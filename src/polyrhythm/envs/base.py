@@ -207,6 +207,15 @@ class References(Protocol):
 
 
 @runtime_checkable
+class ChecksExpert(Protocol):
+    """Environment settings that can tell before the start that the expert cannot demonstrate."""
+
+    def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
+        """Raise ConfigError if the expert can act in none of these episodes, each a task and a seed."""
+        ...
+
+
+@runtime_checkable
 class Expert(Protocol):
     """An env batch with a scripted expert, for demonstrations."""
 

@@ -19,7 +19,7 @@ from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
-from polyrhythm.pipeline.warm_start.demos import has_expert, refuse_misfit
+from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert, refuse_misfit
 from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, prepare_initial_policy
 from polyrhythm.training.demonstrations import Demonstrations
 
@@ -57,6 +57,8 @@ def check_demonstrations(file: Path | None, checked: ValidatedRun) -> None:
         check_dataset(dataset, checked.spec, config.rollout.action_repeat)
     else:
         refuse_without_expert(config)
+        if config.demonstrations is not None:
+            check_expert(env_settings(config), config.demonstrations)
 
 
 def refuse_without_expert(config: RunConfig) -> None:

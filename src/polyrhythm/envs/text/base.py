@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed
-from polyrhythm.envs.text.chat import Chat, ChatSettings, Prompt, has_template, open_chat
+from polyrhythm.envs.text.chat import Chat, ChatChoice, Prompt, has_template, open_chat
 from polyrhythm.envs.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
@@ -124,7 +124,7 @@ class TextSettings(BaseModel):
 
     tokenizer: str = CHARACTERS
     """characters: one token for each character of `alphabet`; or a local folder with a tokenizer.json."""
-    chat: Literal["auto", "none"] | ChatSettings = "none"
+    chat: ChatChoice = "none"
     """Format of turns: none, plain text; auto, the chat template of the tokenizer's folder, if it has one; or settings
     of a template."""
     max_new_tokens: Count = 128
@@ -213,6 +213,31 @@ class TextSettings(BaseModel):
             raise ConfigError(f"{refused[0]} ({count} are like that)")
         if refused:
             log.warning("%s are set aside, as others like them will be: %s", count, refused[0])
+
+    def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
+        """See `envs.base.ChecksExpert`: the first message of an episode must fit into `max_new_tokens`."""
+        from polyrhythm.envs.text.batch import MessageTooLong, TextBatchWithExpert
+
+        batch, longest = self.build(1), None
+        try:
+            if not isinstance(batch, TextBatchWithExpert):
+                return
+            for task, seed in episodes:
+                try:
+                    batch.reset([0], [task], [seed])
+                    batch.expert_actions([0])
+                except RowsFailed as failed:
+                    error = failed.errors[0]
+                    if isinstance(error, MessageTooLong):
+                        longest = error if longest is None or error.tokens > longest.tokens else longest
+                    elif not isinstance(error, EpisodeRefused):
+                        return  # told where it is played
+                else:
+                    return
+        finally:
+            batch.close()
+        if longest is not None:
+            raise ConfigError(f"{longest}, or set demonstrations and supervised to null")
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded once per process."""

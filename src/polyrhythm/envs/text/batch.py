@@ -50,6 +50,7 @@ class TextBatch:
             self._prepared.forget(row)
             try:
                 prompt = self._conversations[row].begin(int(task), int(seed))
+                self._check_prompt(prompt, self._conversations[row])
                 ids = self._begun(row, prompt, f"the prompt of task {self.spec.tasks[task].name}, seed {seed},")
             except PolyrhythmError:
                 raise
@@ -62,6 +63,18 @@ class TextBatch:
             self._append(row, ids)
         if errors:
             raise RowsFailed(errors)
+
+    def _check_prompt(self, prompt: object, conversation: Conversation) -> None:
+        """Raise ValueError unless `begin` returned a text, or turns with what is needed of them."""
+        needed = ("role", "content") if self._chat is not None else ("content",)
+        for turn in [] if isinstance(prompt, str) else prompt if isinstance(prompt, Sequence) else [prompt]:
+            if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in needed):
+                name = getattr(self._settings, "type", type(self._settings).__name__)
+                where = definition_place(conversation.begin)
+                raise ValueError(
+                    f"env.type = {name}: its begin{where} returned the turn {turn!r:.80}; give each turn a role and a "
+                    "content, which are texts, as in {'role': 'user', 'content': '…'}"
+                )
 
     def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
         """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
@@ -243,6 +256,16 @@ class TextBatch:
         self._prepared.close()
 
 
+class MessageTooLong(EpisodeRefused):
+    """The expert's message has more tokens than a message may have. tokens: with its end."""
+
+    def __init__(self, limit: int, tokens: int) -> None:
+        self.tokens = tokens
+        super().__init__(
+            f"env.max_new_tokens = {limit}: the expert's message has {tokens} tokens with its end; raise it to {tokens}"
+        )
+
+
 class TextBatchWithExpert(TextBatch):
     """Conversations that demonstrate."""
 
@@ -273,7 +296,5 @@ class TextBatchWithExpert(TextBatch):
             raise EpisodeRefused(f"the expert's message cannot be encoded: {error}") from error
         ids += [] if ids and ids[-1] in self.spec.action.stops else [self._tokenizer.ends[0]]
         if len(ids) > self.spec.chunk:
-            raise EpisodeRefused(
-                f"env.max_new_tokens = {self.spec.chunk}: the expert's message has {len(ids)} tokens; raise it"
-            )
+            raise MessageTooLong(self.spec.chunk, len(ids))
         return ids

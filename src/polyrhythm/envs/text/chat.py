@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from polyrhythm.envs.text.chat_template import (
     ChatTemplate,
@@ -57,6 +57,16 @@ class ChatSettings(BaseModel):
     earlier: Literal["refuse", "keep"] = "refuse"
     """refuse: a template that changes earlier turns when a turn is added, such as by leaving out their reasoning, is an
     error; keep: earlier turns stay as they were sampled."""
+
+
+def _tag(value: Any) -> str:
+    return "ChatSettings" if isinstance(value, Mapping | ChatSettings) else "word"
+
+
+#: A word, or settings of a template.
+ChatChoice = Annotated[
+    Annotated[Literal["auto", "none"], Tag("word")] | Annotated[ChatSettings, Tag("ChatSettings")], Discriminator(_tag)
+]
 
 
 class Chat:

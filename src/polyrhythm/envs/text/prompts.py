@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from polyrhythm.conformance import raised
-from polyrhythm.envs.text.answer_verifiers import AnyVerifier, Exact, Verdict, Verifier
+from polyrhythm.envs.text.answer_verifiers import AnyVerifier, Exact, Verdict, Verifier, as_text
 from polyrhythm.envs.text.base import Count, Reply, TextSettings
 from polyrhythm.envs.text.chat import ChatTurns, Prompt
 from polyrhythm.envs.text.prompt_files import PromptRow, read_prompts
@@ -216,9 +216,31 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, i
         raise ConfigError(f"env.files: all prompts of {side} are set aside: {why}")
     if why:
         notes.append(f"env.files: {set_aside} of {seen} prompts are set aside: {why}")
+    notes += _ambiguous([*training, *held_out])
     content = json.dumps([row[:2] for row in training], sort_keys=True, default=str)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return PromptData(tuple(training), tuple(held_out), set_aside, tuple(notes), digest)
+
+
+def _ambiguous(rows: Iterable[PromptRow]) -> list[str]:
+    """A warning if there are prompts with several answers."""
+    first, several = dict[bytes, PromptRow](), dict[bytes, PromptRow]()
+    for row in rows:
+        known = first.setdefault(key := _identity(row), row)
+        if _compared(known.answer) != _compared(row.answer):
+            several.setdefault(key, row)
+    if not several:
+        return []
+    key, row = next(iter(several.items()))
+    shown = key.decode("utf-8", "replace")
+    answers = ", and ".join(f"{one.answer!r:.80} ({one.source_line})" for one in (first[key], row))
+    said = f"env.files: {len(several)} prompts have different answers in different rows, such as {shown!r:.80}"
+    return [f"{said}: {answers}; each row counts its own as right: correct the data, or keep one row of each prompt"]
+
+
+def _compared(answer: Any) -> Any:
+    """An answer as equal ones are told from others: 72.0 is '72'."""
+    return as_text(answer) if isinstance(answer, str | int | float) else answer
 
 
 def _identity(row: PromptRow) -> bytes:
@@ -262,11 +284,11 @@ def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
     tried = rows[:: max(1, len(rows) // _TRIED)][:_TRIED]
     verifier = settings.verify.open()
     try:
-        judged = [(row, _verdict_on_own(settings, verifier, row)) for row in tried]
+        judged = [(row, *_verdict_on_own(settings, verifier, row)) for row in tried]
     finally:
         verifier.close()
-    if wrong := [(row, verdict) for row, verdict in judged if verdict.reward < settings.success]:
-        row, verdict = wrong[0]
+    if wrong := [one for one in judged if one[1].reward < settings.success]:
+        row, verdict, too_long = wrong[0]
         why = f" ({verdict.failure})" if verdict.failure else ""
         said = (
             f"env.verify = {settings.verify.type}: it does not accept {len(wrong)} of {len(tried)} of the data's own "
@@ -274,6 +296,8 @@ def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
             f"{settings.verify.written(row.answer)!r:.80}{why}"
         )
         if len(wrong) > (1 - settings.min_verified) * len(tried):
+            if too_long:
+                raise ConfigError(f"{said}; raise env.max_new_tokens to {max(tokens for *_, tokens in wrong)}")
             raise ConfigError(f"{said}; use another verifier or env.answer, or lower env.min_verified")
         log.warning("%s; such rows can earn no reward", said)
     typical = median(len(settings.verify.written(row.answer)) for row in tried)
@@ -285,18 +309,19 @@ def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
         )
 
 
-def _verdict_on_own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> Verdict:
-    """The verdict on a row's own answer. With `exact` the model also has to be able to write it."""
+def _verdict_on_own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> tuple[Verdict, int]:
+    """The verdict on a row's own answer, and its tokens if these are too many, else 0. With `exact` the model has to be
+    able to write it; whether an expert is, is checked with the demonstrations."""
     message, limit = settings.verify.written(row.answer), settings.max_new_tokens
     if settings.verify.type == "exact":
         try:
             length = len(settings.text_tokenizer().encode(message)) + 1
         except (ValueError, TypeError) as error:
-            return Verdict(0.0, str(error))
+            return Verdict(0.0, str(error)), 0
         if length > limit:
-            return Verdict(0.0, f"it has {length} tokens with its end, env.max_new_tokens is {limit}")
+            return Verdict(0.0, f"it has {length} tokens with its end, env.max_new_tokens is {limit}"), length
     try:
-        return verifier.verify(message, row.answer, row.columns)
+        return verifier.verify(message, row.answer, row.columns), 0
     except Exception as error:
         raise ConfigError(
             f"env.verify = {settings.verify.type}: at the answer of {row.source_line} it {raised(error)}; correct it"

@@ -39,7 +39,7 @@ from polyrhythm.pipeline.validation.rollout_checks import (
     load_reward_function,
 )
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
-from polyrhythm.pipeline.warm_start.demos import has_expert
+from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.conformance import check_attributes
@@ -281,6 +281,8 @@ def _check_demonstrations(config: RunConfig, spec: EnvSpec) -> None:
         raise ConfigError(
             "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"
         )
+    assert config.demonstrations is not None
+    check_expert(env_settings(config), config.demonstrations)
 
 
 def _check_init_from(config: RunConfig, policy: Policy) -> None:

@@ -54,6 +54,7 @@ from polyrhythm.pipeline.validation.rollout_checks import (
     load_reward_function,
 )
 from polyrhythm.pipeline.validation.room import check_room
+from polyrhythm.pipeline.warm_start.demos import check_expert
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.form import PolicyForm
@@ -118,10 +119,14 @@ def _find(part: str, name: str, check: Callable[[], object]) -> Iterator[Examine
 
 
 def _environment(config: RunConfig, specs: list[EnvSpec]) -> Iterator[Examined]:
-    """Packages and spec. specs: receives the spec; an environment whose package is missing may not tell its own."""
+    """Packages, the environment's own check, and its spec; what fails in both is told once. specs: receives the spec;
+    an environment whose package is missing may not tell its own."""
     lacking = [package for package in getattr(config.env, "needs", ()) if not need(package).found]
     packages = list(_find("environment", "environment's packages", lambda: check_env_installed(config)))
-    yield from packages
+    told = [one.finding.detail for one in packages if one.finding.state != "ok"]
+    for one in packages:
+        own = one.finding._replace(name="environment") if told and not lacking else one.finding
+        yield one._replace(finding=own)
     is_missing = any(one.finding.state == "missing" for one in packages)
 
     def spec() -> str:
@@ -129,10 +134,12 @@ def _environment(config: RunConfig, specs: list[EnvSpec]) -> Iterator[Examined]:
         return _described(specs[0])
 
     for examined in _find("environment", "environment", spec):
-        if is_missing and examined.finding.state != "ok":
-            detail = f"not checked without {lacking[0] if lacking else 'that'}, and neither is the policy"
+        if lacking and is_missing and examined.finding.state != "ok":
+            detail = f"not checked without {lacking[0]}, and neither is the policy"
             yield Examined("environment", Finding("environment", "note", detail))
-        else:
+        elif told and not specs and (is_missing or examined.finding.detail in told):
+            yield Examined("policy", Finding("policy", "note", "not checked without the environment"))
+        elif lacking or not told or examined.finding.state != "ok":
             yield examined
 
 
@@ -231,9 +238,13 @@ def _first_weights(config: RunConfig, spec: EnvSpec, plan: _Planned) -> str:
 
 
 def _demonstrations(config: RunConfig, spec: EnvSpec) -> str:
-    """The dataset that is imitated first, if any; only its small files are read."""
-    dataset = config.demonstrations.dataset if config.demonstrations else None
+    """The dataset that is imitated first, if any; only its small files are read. Without one, the expert of a text
+    environment must be able to write its messages."""
+    if config.demonstrations is None:
+        return ""
+    dataset = config.demonstrations.dataset
     if dataset is None:
+        check_expert(env_settings(config), config.demonstrations)
         return ""
     found = check_dataset(dataset, spec, config.rollout.action_repeat)
     return f"{len(found.episodes)} episodes of {found.folder}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import EnvBatch, EnvSettings, Expert
+from polyrhythm.envs.base import ChecksExpert, EnvBatch, EnvSettings, Expert
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.pipeline.array_specs import shown
@@ -88,6 +88,16 @@ def has_expert(env: EnvSettings) -> bool:
         return isinstance(batch, Expert)
     finally:
         batch.close()
+
+
+def check_expert(env: EnvSettings, settings: DemonstrationSettings) -> None:
+    """Raise ConfigError if it is known before the start that the expert can act in no episode of some task."""
+    if not isinstance(env, ChecksExpert):
+        return
+    spec = env.spec()
+    for task in range(len(spec.tasks)):
+        planned = (plan_episode(settings, task, i, spec.training_states) for i in range(settings.episodes_per_task))
+        env.check_expert([(task, episode.seed) for episode in planned])
 
 
 def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repeat: int) -> None:
