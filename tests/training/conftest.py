@@ -1,4 +1,4 @@
-"""Rank processes for tests, started by the first test of a session that needs them."""
+"""Rank processes for tests, started by the first test that needs them and ended with this folder's tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.training.rank_pool import RankPool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pool() -> Iterator[RankPool]:
     ranks = RankPool()
     yield ranks
