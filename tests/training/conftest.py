@@ -1,4 +1,4 @@
-"""Rank processes for tests, started by the first test that needs them and ended with this folder's tests."""
+"""Rank processes for tests, started by the first test of a file that needs them and ended with the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.training.rank_pool import RankPool
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     ranks = RankPool()
     yield ranks
