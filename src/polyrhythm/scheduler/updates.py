@@ -75,15 +75,15 @@ class UpdateScheduler:
 
     def start(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         """Give an idle trainer its next update, if the samples for it can be had, or one in training what it lacks."""
-        settings, lent = self.settings, sum(group.size for group in self.in_training)
-        if not self.trainer or self.is_complete or (lent and not settings.parts):
+        settings = self.settings
+        if not self.trainer or (self.in_training and (not settings.parts or self.is_complete)):
             return []
         if not (settings.streaming or versions.in_version) and rollout.buffer.samples < settings.version_samples:
             return []
-        groups = rollout.buffer.choose(rollout.admission, lent)
+        groups = rollout.buffer.choose(rollout.admission, sum(group.size for group in self.in_training))
         if groups is None:
             return []
-        if not lent:
+        if not self.in_training:
             rollout.filter.next_update()
         self.in_training += groups
         numbers: list[int] = []
