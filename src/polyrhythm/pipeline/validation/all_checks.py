@@ -33,10 +33,9 @@ from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
 from polyrhythm.pipeline.validation.learning_checks import (
     check_learning,
     scale_findings,
-    staleness_findings,
     update_findings,
 )
-from polyrhythm.pipeline.validation.rollout_checks import batching_findings, check_rollout
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout, settings_findings
 from polyrhythm.pipeline.validation.room import check_room, warn_of_room
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.conformance import policy_checks
@@ -98,7 +97,7 @@ def _machine(config: RunConfig) -> Iterator[Examined]:
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))
-    yield from (Examined("recipe", found) for found in (*staleness_findings(config), *batching_findings(config)))
+    yield from (Examined("recipe", found) for found in settings_findings(config))
 
 
 def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:

@@ -30,13 +30,13 @@ from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import try_on
 from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
-from polyrhythm.pipeline.validation.learning_checks import check_learning, staleness_findings
+from polyrhythm.pipeline.validation.learning_checks import check_learning
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.pipeline.validation.rollout_checks import (
-    batching_findings,
     check_rollout,
     check_weights_change,
     load_reward_function,
+    settings_findings,
 )
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert
@@ -83,7 +83,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     check_devices(config, trainer=trainer)
     if trainer:
         check_endpoint(config.prometheus)
-        for finding in (*staleness_findings(config), *batching_findings(config)):
+        for finding in settings_findings(config):
             log.warning("%s; %s", finding.detail, finding.fix)
     free = free_memory()  # before the policy is built here, which is gone when the stations work
     env = installed_env(config)

@@ -13,6 +13,7 @@ from polyrhythm.pipeline.array_specs import bucket_sizes
 from polyrhythm.pipeline.build import scheduler_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.validation.config_errors import errors_of
+from polyrhythm.pipeline.validation.learning_checks import staleness_findings
 from polyrhythm.pipeline.validation.tool_checks import check_calls
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
@@ -85,6 +86,12 @@ def check_weights_change(config: RunConfig) -> None:
             f"training.versions = {config.training.versions}: {fixed}, so the server cannot get new weights; name the "
             "path that loads them, or only evaluate"
         )
+
+
+def settings_findings(config: RunConfig) -> Iterator[Finding]:
+    """Notes on settings that are valid but do not fit together; only the configuration is read."""
+    yield from staleness_findings(config)
+    yield from batching_findings(config)
 
 
 def batching_findings(config: RunConfig) -> Iterator[Finding]:

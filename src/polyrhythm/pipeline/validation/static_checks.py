@@ -44,14 +44,13 @@ from polyrhythm.pipeline.validation.learning_checks import (
     check_tokens,
     check_trainable,
     check_value,
-    staleness_findings,
     update_findings,
 )
 from polyrhythm.pipeline.validation.rollout_checks import (
-    batching_findings,
     check_rollout,
     check_weights_change,
     load_reward_function,
+    settings_findings,
 )
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.demos import check_expert
@@ -89,7 +88,7 @@ def check_unstarted(config: RunConfig) -> Iterator[Examined]:
     for sentence in list_seat_warnings(config):
         problem, _, fix = sentence.rpartition("; ")
         yield Examined("recipe", Finding("placement", "note", problem, fix))
-    yield from (Examined("recipe", found) for found in (*staleness_findings(config), *batching_findings(config)))
+    yield from (Examined("recipe", found) for found in settings_findings(config))
     specs: list[EnvSpec] = []
     yield from _environment(config, specs)
     if not specs:
