@@ -12,9 +12,9 @@ import yaml
 from polyrhythm.config.load import load_config
 from polyrhythm.config.registry import settings_class
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.memory.needs import memory_by_station
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.pipeline.validation.static_checks import check_unstarted
+from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
 PAGES = Path(__file__).parents[1] / "docs" / "policies"
 _MEMORY = re.compile(r"^\| (?:(?P<name>π0(?:\.5)?) \| )?(?P<numbers>[\d.]+(?: \| [\d.]+){4}) \|$", re.MULTILINE)

@@ -15,10 +15,10 @@ from tests.policies.released import TOY, random_state, write_folder
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import inner_path
-from polyrhythm.pipeline.lerobot.recording import _remove_unlisted
-from polyrhythm.pipeline.lerobot.writing import Journal
-from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.saving import save_folder
+from polyrhythm.plugins.lerobot.recording import _remove_unlisted
+from polyrhythm.plugins.lerobot.writing import Journal
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.saving import save_folder
 from polyrhythm.training.checkpoint import save_state
 
 STRANGE = [

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.plugins.vla.adapting import Adaptation
+from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.precision import Precision
+from polyrhythm.plugins.vla.settings import LoraSettings
 from polyrhythm.policies.form import Role
-from polyrhythm.policies.layers.decoder import Decoder, DecoderSize
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.vla.adapting import Adaptation
-from polyrhythm.policies.vla.precision import Precision
-from polyrhythm.policies.vla.settings import LoraSettings
 
 SIZE = DecoderSize(width=256, layers=3, mlp=1024, heads=4, kv_heads=1, head_dim=64, activation="gelu_tanh")
 ROWS, TOKENS, REPEATS = (1, 8), 32, 7

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
+from polyrhythm.plugins.vla.adapting import Adaptation, AdaptedPolicy
+from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.policies.base import Evaluation, Observations
-from polyrhythm.policies.layers.decoder import Decoder, DecoderSize
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.vla.adapting import Adaptation, AdaptedPolicy
-from polyrhythm.policies.vla.precision import Precision
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish

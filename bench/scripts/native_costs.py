@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
-from polyrhythm.policies.causal_lm.engine import NativeEngine
-from polyrhythm.policies.causal_lm.policy import CausalLm
+from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm
 from polyrhythm.policies.engine import EngineRequest
 
 COUNTS = (1, 8, 32, 64, 128)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from polyrhythm.envs.sandbox.tool import PythonTool, SandboxSettings
+from polyrhythm.plugins.language.sandbox.tool import PythonTool, SandboxSettings
 
 CODE = "print(sum(range(100)))"
 CALLS, ROUNDS = 200, 3

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm.specs.distributions import parse_duration

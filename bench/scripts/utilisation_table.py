@@ -19,8 +19,8 @@ import math
 import statistics
 from pathlib import Path
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm_bench.harness.markdown import wrap_prose
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from polyrhythm.plugins.workflow import Channel, Worker, Workflow
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.workflow import Channel, Worker, Workflow
 
 SMALL, LARGE, TURNS = 2000, 40, 5
 LARGE_BYTES = 8 * 2**20

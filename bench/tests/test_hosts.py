@@ -43,7 +43,7 @@ def test_gpus_that_fill_no_host_are_refused(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("serving", ["main", "beside"])
 def test_a_cluster_of_quick_steps_runs(serving: str) -> None:
-    from polyrhythm.clustersim.cluster import Cluster
+    from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
     from polyrhythm.scheduler.records import TrainUntil
 
     cluster = Cluster(links._quick_cluster(16, "25us", serving, 0))

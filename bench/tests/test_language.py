@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tests.long import long
 
-from polyrhythm.clustersim.costs import parse_cost, parse_count
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
 from polyrhythm.policies.engine import EngineRequest
 from polyrhythm_bench.cases import (
     language,

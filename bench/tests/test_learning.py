@@ -17,9 +17,9 @@ from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
-from polyrhythm.clustersim.costs import parse_cost
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.scheduler.records import SampleEnd, SampleFinished, UpdateDone
 from polyrhythm_bench.cases import learning, learning_page, wall_clock

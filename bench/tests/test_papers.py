@@ -8,8 +8,8 @@ import pytest
 from tests.long import long
 from tests.oracles.guarantees import GuaranteeChecker
 
-from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.config.streaming import why_whole_updates
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm_bench import papers
 from polyrhythm_bench.cases import streamer

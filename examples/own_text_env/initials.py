@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import ClassVar, NamedTuple
 
-from polyrhythm.envs.text import Reply, TextSettings, draw_apart
+from polyrhythm.plugins.language.text import Reply, TextSettings, draw_apart
 
 
 class Word(NamedTuple):

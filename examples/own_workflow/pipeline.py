@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from polyrhythm.workflow import Channel, Worker, Workflow
+from polyrhythm.plugins.workflow import Channel, Worker, Workflow
 
 ARMS, ROUNDS, PULLS = 5, 20, 8
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyrhythm.workflow import Channel, Entry, Worker, Workflow
+from polyrhythm.plugins.workflow import Channel, Entry, Worker, Workflow
 
 PROMPTS, ANSWERS, WORDS = 6, 4, 16
 

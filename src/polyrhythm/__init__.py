@@ -6,6 +6,12 @@ line's help load neither torch nor pydantic.
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +55,37 @@ __all__ = [
     "resume",
     "train",
 ]
+
+#: Packages that users import, by their names before 0.2.
+_MOVED = {
+    "polyrhythm.envs.text": "polyrhythm.plugins.language.text",
+    "polyrhythm.policies.vla": "polyrhythm.plugins.vla",
+    "polyrhythm.workflow": "polyrhythm.plugins.workflow",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Imports a module of a moved package by its old name, with a warning that says the new one."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002 - the interface
+        moved = any(name == old or name.startswith(f"{old}.") for old in _MOVED)
+        return ModuleSpec(name, self, is_package=True) if moved else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        old = next(old for old in _MOVED if spec.name == old or spec.name.startswith(f"{old}."))
+        name = _MOVED[old] + spec.name.removeprefix(old)
+        warnings.warn(f"{spec.name} is now {name}; import that", DeprecationWarning, stacklevel=2)
+        module = ModuleType(spec.name)
+        own = vars(module) | {"__path__": None}
+        content = vars(importlib.import_module(name)).items()
+        module.__dict__.update({key: value for key, value in content if key not in own or key == "__doc__"})
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do: `create_module` gave the module its content."""
+
+
+sys.meta_path.append(_Moved())
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,6 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.objects import in_main
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline import export as exporting
 from polyrhythm.pipeline import train as running
@@ -31,6 +30,7 @@ from polyrhythm.pipeline.persistence.resume_rules import (
 from polyrhythm.pipeline.trained_policy import StandalonePolicy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
+from polyrhythm.plugins.report.write import write_report
 
 __all__ = [
     "Callback",

@@ -16,9 +16,9 @@ import polyrhythm
 from polyrhythm.cli.adapters import offered, spec_lines
 from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import adapter
-from polyrhythm.config.registry import TABLE
-from polyrhythm.envs.metaworld.tasks import INSTRUCTIONS
+from polyrhythm.config.registry import known_types
 from polyrhythm.errors import ConfigError, pip_install
+from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.plain import from_plain
 
@@ -65,11 +65,11 @@ def test_all_are_listed_with_what_they_need(
 ) -> None:
     assert main([command]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == list(TABLE[kind])
+    assert [line.split()[0] for line in lines[::2]] == list(known_types(kind))
     assert all(line.strip().startswith("needs ") for line in lines[1::2])
-    told = dict(zip(TABLE[kind], lines[1::2], strict=True))
+    told = dict(zip(known_types(kind), lines[1::2], strict=True))
     assert kind == "env" or ("transformers" in told["pi0"] and "transformers" not in told["gaussian"])
-    for name in TABLE[kind]:
+    for name in known_types(kind):
         capsys.readouterr()
         assert main([command, name, "--json"]) == 0
         (found,) = json.loads(capsys.readouterr().out)

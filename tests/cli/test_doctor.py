@@ -19,10 +19,10 @@ from polyrhythm import conformance
 from polyrhythm.cli.doctor import line
 from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import check_installed
-from polyrhythm.envs.libero.env import LiberoSettings
 from polyrhythm.errors import MissingError
 from polyrhythm.pipeline.validation import doctor
 from polyrhythm.pipeline.validation.doctor import Finding, examine
+from polyrhythm.plugins.simulators.libero.env import LiberoSettings
 from polyrhythm.runtime.memory.shared_folder import shared_root
 
 

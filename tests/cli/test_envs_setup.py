@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.cli.envs_setup import requirements
 from polyrhythm.cli.main import main
+from polyrhythm.plugins.simulators.setup import requirements
 
 
 def test_it_has_the_packages_of_the_extra_and_not_those_of_training() -> None:

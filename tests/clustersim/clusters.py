@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.oracles.guarantees import GuaranteeChecker
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm.clustersim.summary import summarise
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 
 

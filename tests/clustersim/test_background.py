@@ -11,9 +11,9 @@ from tests.clustersim.clusters import run, settings, times
 from tests.clustersim.test_guarantees import Careless, drive
 from tests.oracles.guarantees import Violation
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.driver import ProtocolError
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler import records as r
 
 ms = pytest.approx

@@ -1,7 +1,7 @@
 import pytest
 
-from polyrhythm.clustersim.clock import Clock
-from polyrhythm.clustersim.meters import Level, Presence
+from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.meters import Level, Presence
 
 
 def test_calls_come_by_time_and_at_one_instant_in_the_order_of_planning() -> None:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from polyrhythm.clustersim.costs import FREE, parse_cost, parse_count
+from polyrhythm.plugins.virtual.clustersim.costs import FREE, parse_cost, parse_count
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_cluster
 
-from polyrhythm.clustersim.clock import Clock
-from polyrhythm.clustersim.devices import Device
+from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.devices import Device
 from polyrhythm.scheduler.records import SampleFinished, UpdateDone, WeightsApplied
 
 near = pytest.approx

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.clustersim.file import load_cluster, simulate_file
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.virtual.clustersim.file import load_cluster, simulate_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 SMALL = """

@@ -10,9 +10,9 @@ from tests.clustersim.clusters import settings
 from tests.oracles.guarantees import GuaranteeChecker, Violation
 from tests.oracles.replay import first_difference
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.driver import Deadlock, ProtocolError
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.driver import Deadlock, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     BatchDone,

@@ -14,12 +14,12 @@ from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.driver import Deadlock
-from polyrhythm.clustersim.settings import ClusterSettings, LeaseSection
-from polyrhythm.clustersim.stations.station import LeaseError
+from polyrhythm.plugins.lease.lease import DeviceLeases
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, LeaseSection
+from polyrhythm.plugins.virtual.clustersim.stations.station import LeaseError
 from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.lease import DeviceLeases
 from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event, UpdateDone
 
 near = pytest.approx

@@ -8,8 +8,8 @@ import pytest
 from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_hosts
 
-from polyrhythm.clustersim.clock import Clock
-from polyrhythm.clustersim.network import Network
+from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.network import Network
 from polyrhythm.scheduler.records import (
     BatchDone,
     GeneratorJoined,

@@ -9,9 +9,9 @@ import pytest
 from tests.clustersim.clusters import run, settings
 from tests.oracles.arbitrary import arbitrary_cluster
 
-from polyrhythm.clustersim.file import SpanWriter, simulate
-from polyrhythm.clustersim.measures import Measures
 from polyrhythm.observe.trace import TraceWriter
+from polyrhythm.plugins.virtual.clustersim.file import SpanWriter, simulate
+from polyrhythm.plugins.virtual.clustersim.measures import Measures
 from polyrhythm.runtime import spans
 
 BUSY = settings(

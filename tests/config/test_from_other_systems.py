@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from polyrhythm.config.base import models_in
 from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.presets import PRESETS
-from polyrhythm.config.registry import TABLE, settings_class
+from polyrhythm.config.registry import known_types, settings_class
 from polyrhythm.config.schema import RunConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-other-systems.md"
@@ -69,7 +69,7 @@ ROWS = list(rows(PAGE.read_text(encoding="utf-8")))
 def sections(model: type[BaseModel], name: str, field: FieldInfo) -> list[type[BaseModel]]:
     """The settings models that a field may hold: those of its annotation, or of the registry."""
     if model is RunConfig and name in ("env", "policy"):
-        return [settings_class(name, kind) for kind in TABLE[name]]
+        return [settings_class(name, kind) for kind in known_types(name)]
     return models_in(field.annotation)
 
 

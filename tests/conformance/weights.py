@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from tests.runtime.served import blank_arena, served
 
-from polyrhythm.runtime.hosts.weights import HostWeights
+from polyrhythm.plugins.cluster.hosts.weights import HostWeights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
 from polyrhythm.runtime.memory.ways import Way

@@ -242,7 +242,7 @@ def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["exchange", "queues"])
 def test_channels_decide_without_io(name: str) -> None:
-    own = {f"polyrhythm.workflow.{module}" for module in ("carrier", "protocol", "queues")}
+    own = {f"polyrhythm.plugins.workflow.{module}" for module in ("carrier", "protocol", "queues")}
     for found in _imports(PACKAGE / "workflow" / f"{name}.py"):
         assert found in own or found.partition(".")[0] in STANDARD - {"time", "threading"}
 
@@ -295,12 +295,12 @@ def _modules_after(statement: str) -> set[str]:
     [
         "import polyrhythm.stations.simulator.station",
         "import polyrhythm.stations.simulator_factory",
-        "import polyrhythm.cli.join, polyrhythm.stations.simulator.joiner",
+        "import polyrhythm.plugins.join.command, polyrhythm.plugins.join.joiner",
         "import polyrhythm.runtime.processes.child",
         "import polyrhythm.runtime.local",
-        "import polyrhythm.clustersim",
+        "import polyrhythm.plugins.virtual.clustersim",
         "import polyrhythm.envs.base",
-        "import polyrhythm.workflow, polyrhythm.workflow.station",
+        "import polyrhythm.plugins.workflow, polyrhythm.plugins.workflow.station",
     ],
 )
 def test_a_simulators_process_holds_no_torch(statement: str) -> None:

@@ -14,10 +14,10 @@ import pytest
 from tests.envs.chat_families import FAMILIES, GOLDEN, SAID, by_transformers, turns_of, write_family
 
 from polyrhythm.envs.base import RowsFailed
-from polyrhythm.envs.text import Reply, TextSettings
-from polyrhythm.envs.text.chat import ChatTurns
-from polyrhythm.envs.text.chat_template import ChatTemplate, TemplateFault
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.language.text import Reply, TextSettings
+from polyrhythm.plugins.language.text.chat import ChatTurns
+from polyrhythm.plugins.language.text.chat_template import ChatTemplate, TemplateFault
 from polyrhythm.specs import Trajectory
 
 TOKENS: dict[str, list[list[int]]] = {k: v for k, v in json.loads(GOLDEN.read_text()).items() if k != "transformers"}
@@ -407,7 +407,7 @@ def test_templates_need_neither_torch_nor_transformers(tmp_path: Path) -> None:
     folder = write_family(tmp_path, "chatml")
     program = (
         "import sys\n"
-        "from polyrhythm.envs.text.chains import ChainsSettings\n"
+        "from polyrhythm.plugins.language.text.chains import ChainsSettings\n"
         "batch = ChainsSettings(tokenizer=sys.argv[1], chat='auto', max_prompt_tokens=200).build(1)\n"
         "batch.reset([0], [0], [0])\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"

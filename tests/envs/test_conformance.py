@@ -14,8 +14,8 @@ from polyrhythm.conformance import ContractViolation, own_place, violation_of
 from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
-from polyrhythm.envs.maniskill.settings import ManiSkillSettings
-from polyrhythm.envs.metaworld.env import MetaWorldSettings
+from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 
 OURS = {

@@ -11,8 +11,8 @@ import pytest
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencyBatch, LatencySettings
-from polyrhythm.envs.maniskill.settings import ManiSkillSettings
-from polyrhythm.envs.metaworld.env import MetaWorldSettings
+from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.specs import EnvSpec
 
 ROWS = 3

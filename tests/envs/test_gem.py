@@ -8,8 +8,8 @@ import re
 import pytest
 
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.text.gem_env import GemSettings, _shown
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.language.text.gem_env import GemSettings, _shown
 
 EASY = "game:GuessTheNumber-v0-easy"
 

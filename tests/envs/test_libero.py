@@ -23,15 +23,15 @@ from tests.envs.libero_assets import make_assets
 
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.libero import library
-from polyrhythm.envs.libero.env import CAMERAS, LiberoSettings
-from polyrhythm.envs.libero.findings import examine
-from polyrhythm.envs.libero.init_states import read_initial_states
-from polyrhythm.envs.libero.instance import axis_angle
-from polyrhythm.envs.libero.tasks import INITIAL_STATES, INSTRUCTIONS, STEP_LIMITS, SUITES, TASKS
-from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
-from polyrhythm.envs.robosuite.batch import RobosuiteBatch
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.simulators.libero import library
+from polyrhythm.plugins.simulators.libero.env import CAMERAS, LiberoSettings
+from polyrhythm.plugins.simulators.libero.findings import examine
+from polyrhythm.plugins.simulators.libero.init_states import read_initial_states
+from polyrhythm.plugins.simulators.libero.instance import axis_angle
+from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, STEP_LIMITS, SUITES, TASKS
+from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 
 Build = Callable[..., RobosuiteBatch]
@@ -56,7 +56,7 @@ def test_the_suites_have_their_tasks_instructions_and_limits():
 
 def test_settings_and_spec_need_no_simulator():
     code = (
-        "import sys; from polyrhythm.envs.libero.env import LiberoSettings as S;"
+        "import sys; from polyrhythm.plugins.simulators.libero.env import LiberoSettings as S;"
         "S(tasks=('libero_90',)).spec(); sys.exit(bool({'mujoco', 'robosuite', 'libero', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -200,7 +200,7 @@ def test_a_package_of_that_name_that_is_not_liberos_is_refused(stand_in):
 def test_the_import_asks_nothing_and_leaves_the_users_settings_alone(stand_in):
     """The package's import would call input() without a file of settings."""
     code = (
-        "import os; from pathlib import Path; from polyrhythm.envs.libero import library;"
+        "import os; from pathlib import Path; from polyrhythm.plugins.simulators.libero import library;"
         f"library.import_package(Path('{stand_in}/meshes'));"
         "import libero.libero; print(libero.libero._assets_path_cache); print(os.environ['LIBERO_CONFIG_PATH'])"
     )
@@ -440,7 +440,7 @@ def test_assets_that_are_incomplete_or_of_another_task_are_one_sentence(build, b
     settings = LiberoSettings(tasks=(SOUP,), assets=str(boxes))
     states = library.initial_states(SUITES["libero_goal"][0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyrhythm.envs.libero.env.initial_states", lambda task: states)
+        patch.setattr("polyrhythm.plugins.simulators.libero.env.initial_states", lambda task: states)
         with pytest.raises(ConfigError, match=r"has 110 numbers with these, and its initial states are \[50, 79\]"):
             settings.make(SOUP)
 

@@ -19,14 +19,14 @@ from tests.envs.bridge_assets import make_assets
 
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.base import EnvBatch, Renderer, RowsFailed
-from polyrhythm.envs.maniskill import drivers
-from polyrhythm.envs.maniskill.batch import CpuBatch, GpuBatch
-from polyrhythm.envs.maniskill.probe import probe
-from polyrhythm.envs.maniskill.sentences import read_sentences
-from polyrhythm.envs.maniskill.settings import ManiSkillSettings
-from polyrhythm.envs.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of
-from polyrhythm.envs.maniskill.world import Outcome, World
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.simulators.maniskill import drivers
+from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
+from polyrhythm.plugins.simulators.maniskill.probe import probe
+from polyrhythm.plugins.simulators.maniskill.sentences import read_sentences
+from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of
+from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
@@ -78,7 +78,7 @@ def differing(settings: ManiSkillSettings, variant: str) -> dict[str, np.ndarray
 
 def test_settings_need_no_simulator():
     code = (
-        "import sys; from polyrhythm.envs.maniskill.settings import ManiSkillSettings as S;"
+        "import sys; from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings as S;"
         "S(tasks=('PickCube-v1',), backend='auto').simulates_on_gpu;"
         "sys.exit(bool({'mani_skill', 'sapien', 'gymnasium', 'torch'} & set(sys.modules)))"
     )
@@ -231,7 +231,9 @@ def test_a_gpu_batch_draws_once_however_often_it_is_asked(monkeypatch):
 def test_a_variant_is_asked_for_its_form_on_the_device_that_it_will_run_on(monkeypatch):
     """With `auto` a GPU simulates the usual placement alone; rows of a CPU step alone."""
     asked: list[ManiSkillSettings] = []
-    monkeypatch.setattr("polyrhythm.envs.maniskill.probe.probe", lambda settings: asked.append(settings) or Line)
+    monkeypatch.setattr(
+        "polyrhythm.plugins.simulators.maniskill.probe.probe", lambda settings: asked.append(settings) or Line
+    )
     monkeypatch.setattr(Line, "spec", None, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     usual = ManiSkillSettings(tasks=(PICK,), backend="auto")
@@ -334,7 +336,7 @@ def test_what_cannot_run_is_one_sentence_and_asks_nothing(maniskill, monkeypatch
 def test_a_question_within_a_process_is_a_missing_asset(maniskill, monkeypatch):
     from mani_skill.utils import download_asset
 
-    from polyrhythm.envs.maniskill import construction
+    from polyrhythm.plugins.simulators.maniskill import construction
 
     asks = download_asset.prompt_yes_no
     with pytest.raises(MissingError, match="robot needs x"), construction._no_questions(PICK):
@@ -435,7 +437,7 @@ def test_maniskills_own_bridge_task_runs_with_its_files(maniskill, tmp_path):
     code = """
         import json, sys
         import numpy as np
-        from polyrhythm.envs.maniskill.settings import ManiSkillSettings
+        from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
         batch = ManiSkillSettings.model_validate_json(sys.argv[1]).build(2)
         seen = {name: np.zeros((2, *a.shape), a.dtype) for name, a in batch.spec.observation.items()}
         batch.reset([0, 1], [0, 0], [1, 2])

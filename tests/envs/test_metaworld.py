@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from polyrhythm.envs.base import Expert, RowsFailed
-from polyrhythm.envs.metaworld.env import MetaWorldBatch, MetaWorldSettings
-from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
-from polyrhythm.envs.metaworld.tasks import GOAL_MARKERS, INSTRUCTIONS
+from polyrhythm.plugins.simulators.metaworld.env import MetaWorldBatch, MetaWorldSettings
+from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.plugins.simulators.metaworld.tasks import GOAL_MARKERS, INSTRUCTIONS
 
 TASKS = ("coffee-button-v3", "door-close-v3")
 Build = Callable[..., MetaWorldBatch]
@@ -100,7 +100,7 @@ def test_every_task_has_its_own_instruction():
 
 def test_settings_and_spec_need_no_simulator():
     code = (
-        "import sys; from polyrhythm.envs.metaworld.env import MetaWorldSettings as S;"
+        "import sys; from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings as S;"
         "S(tasks=('reach-v3',)).spec();"
         "sys.exit(bool({'mujoco', 'metaworld', 'gymnasium', 'torch'} & set(sys.modules)))"
     )
@@ -131,7 +131,9 @@ def test_a_preset_sets_what_is_not_set():
 
 
 def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
-    monkeypatch.setattr("polyrhythm.envs.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
+    monkeypatch.setattr(
+        "polyrhythm.plugins.simulators.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
+    )
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(RenderingUnavailable, match="MUJOCO_GL=egl, but its library is missing; run: apt-get install"):
@@ -145,7 +147,9 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
 
 
 def test_a_state_needs_no_graphics_library(monkeypatch):
-    monkeypatch.setattr("polyrhythm.envs.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
+    monkeypatch.setattr(
+        "polyrhythm.plugins.simulators.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
+    )
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     settings = MetaWorldSettings(tasks=("reach-v3",), observation="state")
@@ -230,7 +234,7 @@ def test_a_task_that_cannot_be_built_leaves_no_instance_to_two_rows(build, monke
     batch = build(2, observation="state")
     batch.reset([0], [0], [1])
     with monkeypatch.context() as patched:
-        patched.setattr("polyrhythm.envs.metaworld.env.TaskScene", lambda *_, **__: 1 / 0)
+        patched.setattr("polyrhythm.plugins.simulators.metaworld.env.TaskScene", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             batch.reset([0], [1], [1])
     batch.reset([1], [0], [1])

@@ -21,10 +21,10 @@ import pytest
 from tests.envs.chat_families import write_family
 
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.text.answer_verifiers import Exact, Json, Math, Regex, VerifierSettings
-from polyrhythm.envs.text.prompts import PromptsSettings
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.plugins.language.text.answer_verifiers import Exact, Json, Math, Regex, VerifierSettings
+from polyrhythm.plugins.language.text.prompts import PromptsSettings
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs.hashing import HELD_OUT
@@ -385,7 +385,7 @@ def test_a_pattern_that_runs_away_is_ended_and_leaves_no_process(
 def test_the_process_of_a_verifier_ends_with_the_one_that_has_it(tmp_path: Path) -> None:
     """Also where that was killed, and a comparison runs."""
     program = (
-        "import os; from polyrhythm.envs.text.answer_verifiers import Regex\n"
+        "import os; from polyrhythm.plugins.language.text.answer_verifiers import Regex\n"
         "made = Regex(pattern='(a+)+$', limit_s=1).open(); made.verify('a', 'a', {})\n"
         "import threading; threading.Timer(0.2, lambda: os.kill(os.getpid(), 9)).start()\n"
         "print(made._process.pid, flush=True); made.verify('a' * 60 + 'b', 'a', {})\n"

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
-from polyrhythm.envs.robosuite.batch import RobosuiteBatch
-from polyrhythm.envs.robosuite.env import RobosuiteSettings
-from polyrhythm.envs.robosuite.randomness import seeded
-from polyrhythm.envs.robosuite.tasks import INSTRUCTIONS, KNOWN, words_of
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
+from polyrhythm.plugins.simulators.robosuite.env import RobosuiteSettings
+from polyrhythm.plugins.simulators.robosuite.randomness import seeded
+from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, words_of
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 
 Build = Callable[..., RobosuiteBatch]
@@ -89,7 +89,7 @@ def test_every_task_has_its_own_instruction():
 
 def test_settings_and_spec_need_no_simulator():
     code = (
-        "import sys; from polyrhythm.envs.robosuite.env import RobosuiteSettings as S;"
+        "import sys; from polyrhythm.plugins.simulators.robosuite.env import RobosuiteSettings as S;"
         "S(tasks=('Lift',)).spec(); S(tasks=('TwoArmLift',), observation='state').spec();"
         "sys.exit(bool({'mujoco', 'robosuite', 'numba', 'torch'} & set(sys.modules)))"
     )
@@ -124,7 +124,7 @@ def test_the_spec_of_pixels_names_the_first_camera_image():
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_imported(section, said, monkeypatch):
-    monkeypatch.setattr("polyrhythm.envs.robosuite.env.has_package", lambda name: False)
+    monkeypatch.setattr("polyrhythm.plugins.simulators.robosuite.env.has_package", lambda name: False)
     with pytest.raises(ValidationError, match=said):
         RobosuiteSettings(**section)
 
@@ -151,7 +151,7 @@ def test_what_robocasa_lacks_is_one_sentence(kitchens):
 
 
 def test_robocasa_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr("polyrhythm.envs.robosuite.library.has_package", lambda name: False)
+    monkeypatch.setattr("polyrhythm.plugins.simulators.robosuite.library.has_package", lambda name: False)
     with pytest.raises(MissingError, match="package robocasa is not installed and not on PyPI; install it from"):
         RobosuiteSettings(tasks=("CloseFridge",), registered_by="robocasa", observation="state").check()
 

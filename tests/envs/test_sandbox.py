@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyrhythm.envs.sandbox.kernel import Lacking
-from polyrhythm.envs.sandbox.seccomp import filter_program
-from polyrhythm.envs.sandbox.tool import (
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.language.sandbox.kernel import Lacking
+from polyrhythm.plugins.language.sandbox.seccomp import filter_program
+from polyrhythm.plugins.language.sandbox.tool import (
     Outcome,
     PythonTool,
     SandboxLost,
@@ -25,7 +26,6 @@ from polyrhythm.envs.sandbox.tool import (
     close_tool,
     open_tool,
 )
-from polyrhythm.errors import ConfigError, MissingError
 
 EVERY = ("namespaces", "landlock", "seccomp")
 #: Its wall time is for a machine that is busy: code of these tests ends by itself, or by its CPU time.
@@ -353,7 +353,7 @@ def test_code_that_is_too_long_is_not_run(tool: PythonTool, code: str) -> None:
 
 
 CLIENT = """
-from polyrhythm.envs.sandbox.tool import PythonTool, SandboxSettings
+from polyrhythm.plugins.language.sandbox.tool import PythonTool, SandboxSettings
 import time
 tools = [PythonTool(SandboxSettings(), without) for without in ((), ("namespaces",))]
 calls = [tool.start("import time\\ntime.sleep(999)") for tool in tools]

@@ -26,10 +26,10 @@ from polyrhythm.envs.base import (
     TranscribesRows,
 )
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
-from polyrhythm.envs.separate.env_process import environment, keep_sources
-from polyrhythm.envs.separate.settings import SeparateSettings, find_python
-from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.errors import ConfigError, EnvLost, MissingError
+from polyrhythm.plugins.language.text.chains import ChainsSettings
+from polyrhythm.plugins.simulators.separate.env_process import environment, keep_sources
+from polyrhythm.plugins.simulators.separate.settings import SeparateSettings, find_python
 
 PINNED = "tests.envs.pinned_env:PinnedSettings"
 

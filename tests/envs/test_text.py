@@ -18,17 +18,17 @@ from tests.policies.small_tokenizer import write_tokenizer
 
 from polyrhythm.envs.base import EpisodeRefused, Expert, RowsFailed
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.sandbox.tool import SandboxSettings
-from polyrhythm.envs.text import Awaited, Demonstrates, Reply, TextSettings, enclosed
-from polyrhythm.envs.text.batch import TextBatch, TextBatchWithExpert
-from polyrhythm.envs.text.chains import ChainsSettings, calculate
-from polyrhythm.envs.text.frozen_lake import FrozenLakeSettings
-from polyrhythm.envs.text.reasoning_gym_tasks import Problem, ReasoningGymSettings, extract
-from polyrhythm.envs.text.sokoban import Sokoban, SokobanSettings, search
-from polyrhythm.envs.text.tokenizers import encodable
-from polyrhythm.envs.text.verifiers_talk import _read
-from polyrhythm.envs.text.with_python import with_python
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
+from polyrhythm.plugins.language.text import Awaited, Demonstrates, Reply, TextSettings, enclosed
+from polyrhythm.plugins.language.text.batch import TextBatch, TextBatchWithExpert
+from polyrhythm.plugins.language.text.chains import ChainsSettings, calculate
+from polyrhythm.plugins.language.text.frozen_lake import FrozenLakeSettings
+from polyrhythm.plugins.language.text.reasoning_gym_tasks import Problem, ReasoningGymSettings, extract
+from polyrhythm.plugins.language.text.sokoban import Sokoban, SokobanSettings, search
+from polyrhythm.plugins.language.text.tokenizers import encodable
+from polyrhythm.plugins.language.text.verifiers_talk import _read
+from polyrhythm.plugins.language.text.with_python import with_python
 from polyrhythm.specs import split_seed
 
 TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}
@@ -637,7 +637,7 @@ def test_a_folders_tokenizer_needs_an_end_of_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names no end-of-text token, so no message would end; set eos_token_id"):
         EchoSettings(tokenizer=str(tmp_path)).spec()
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
-    from polyrhythm.envs.text import tokenizers
+    from polyrhythm.plugins.language.text import tokenizers
 
     tokenizers._loaded.cache_clear()
     assert tokenizers.folder_tokenizer(str(tmp_path)).ends == (2, 3)

@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from polyrhythm.envs.base import RowsFailed
-from polyrhythm.envs.text import Reply, TextSettings
-from polyrhythm.envs.text.tokenizers import CharacterTokenizer, FolderTokenizer, Span, begin, encodable
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.language.text import Reply, TextSettings
+from polyrhythm.plugins.language.text.tokenizers import CharacterTokenizer, FolderTokenizer, Span, begin, encodable
 from polyrhythm.specs import Trajectory
 
 CHARACTERS = {character: i for i, character in enumerate("abc ?e.")}

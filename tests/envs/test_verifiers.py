@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.envs.conformance import check_contract
-from polyrhythm.envs.text.base import Reply
-from polyrhythm.envs.text.verifiers_tasks import VerifiersSettings
-from polyrhythm.envs.text.verifiers_tools import SharedTools
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.language.text.base import Reply
+from polyrhythm.plugins.language.text.verifiers_tasks import VerifiersSettings
+from polyrhythm.plugins.language.text.verifiers_tools import SharedTools
 from polyrhythm.specs import split_seed
 
 COUNTS = """

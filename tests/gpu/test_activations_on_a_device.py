@@ -7,7 +7,7 @@ import torch
 from tests.pipeline.memory.micro_batch import parts, zeros
 
 from polyrhythm.pipeline.array_specs import shown
-from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
+from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
 from polyrhythm.policies.base import as_module
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.stations.generators import Stand
 
-from polyrhythm.runtime.memory.offload import DeviceStore
+from polyrhythm.plugins.lease.offload import DeviceStore
 from polyrhythm.stations.passes import DevicePasses
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.observe.conversations import (
+from polyrhythm.plugins.language.conversations import (
     CONVERSATIONS_FILE,
     forget_conversations,
     outcome,
@@ -17,8 +17,8 @@ from polyrhythm.observe.conversations import (
     read_conversations,
     write_conversations,
 )
-from polyrhythm.observe.report.conversations import conversations
-from polyrhythm.observe.report.read import Run
+from polyrhythm.plugins.language.report_section import conversations
+from polyrhythm.plugins.report.read import Run
 from polyrhythm.readable import readable
 
 

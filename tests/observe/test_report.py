@@ -17,8 +17,9 @@ import pytest
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter, TraceWriter, wilson
 from polyrhythm.observe.intervals import success_rate
-from polyrhythm.observe.report import svg, write_report
-from polyrhythm.observe.report.read import (
+from polyrhythm.observe.settings_changes import note_changes
+from polyrhythm.plugins.report import svg
+from polyrhythm.plugins.report.read import (
     change_places,
     fault_times,
     lag_points,
@@ -27,8 +28,8 @@ from polyrhythm.observe.report.read import (
     read_run,
     training_points,
 )
-from polyrhythm.observe.report.timeline import timeline_window
-from polyrhythm.observe.settings_changes import note_changes
+from polyrhythm.plugins.report.timeline import timeline_window
+from polyrhythm.plugins.report.write import write_report
 
 UPDATES = 8
 

@@ -7,8 +7,14 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from polyrhythm.clustersim.costs import parse_cost, parse_count
-from polyrhythm.clustersim.settings import ClusterSettings, ConductorSection, FaultPlan, LinkSection, ScorerGroup
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
+from polyrhythm.plugins.virtual.clustersim.settings import (
+    ClusterSettings,
+    ConductorSection,
+    FaultPlan,
+    LinkSection,
+    ScorerGroup,
+)
 from polyrhythm.scheduler.settings import ScoringRules
 
 #: One chunk step in a hundred lasts longer than the episode deadline.

@@ -30,7 +30,7 @@ from tests.oracles.lease_audit import LeaseAudit
 from tests.oracles.scoring_audit import ScoringAudit
 from tests.oracles.shadow import TrainingOnlyConductor
 
-from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     AbortStream,

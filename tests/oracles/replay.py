@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from polyrhythm.clustersim.driver import Decider
+from polyrhythm.plugins.virtual.clustersim.driver import Decider
 from polyrhythm.scheduler.records import Command, Decision, Event
 
 

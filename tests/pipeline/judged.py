@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from polyrhythm.envs.text import Reply, TextSettings
+from polyrhythm.plugins.language.text import Reply, TextSettings
 from polyrhythm.specs import SampleView
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.terminal import Terminal
-from polyrhythm.pipeline.observers.hosts import HostTotals, StationPlaces, in_order
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.plugins.cluster.observers import HostTotals, StationPlaces, in_order
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.conductor import Conductor

@@ -16,13 +16,13 @@ from tests.pipeline.test_scoring import LEARNED, VERIFIED
 import polyrhythm as pr
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
-from polyrhythm.envs.text.chains import ChainsSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.conversations import CONVERSATIONS_FILE, conversations_of, read_conversations
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.evaluation.standalone import Conditions, evaluate
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.language.conversations import CONVERSATIONS_FILE, conversations_of, read_conversations
+from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.specs import split_seed
 
 PAUSE = ("evaluation.every=1", "evaluation.every_episodes=4", "evaluation.weights=pause")

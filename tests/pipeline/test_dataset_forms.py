@@ -15,8 +15,8 @@ from tests.test_untrusted_names import STRANGE
 
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.lerobot import layout
-from polyrhythm.pipeline.lerobot.reading import read_demonstrations
+from polyrhythm.plugins.lerobot import layout
+from polyrhythm.plugins.lerobot.reading import read_demonstrations
 from polyrhythm.specs import INSTRUCTION, ActionSpec, ArraySpec, EnvSpec, Task
 
 pa = pytest.importorskip("pyarrow", reason="LeRobot datasets are parquet: pip install 'polyrhythm[lerobot]'")

@@ -10,7 +10,7 @@ import torch
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.persistence.handover import SampleHandover
 from polyrhythm.pipeline.persistence.published import read_newest, reader_of
-from polyrhythm.runtime.hosts.client import HostSilent
+from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs

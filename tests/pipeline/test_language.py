@@ -15,10 +15,10 @@ from tests.envs.test_chat import REWRITES
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, validate
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.conversations import read_conversations
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.language.conversations import read_conversations
 from polyrhythm.training.checkpoint import load_state
 
 SMALL = (

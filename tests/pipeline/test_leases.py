@@ -7,9 +7,9 @@ from tests.process.runs import config
 
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.leases import HOST, lease_devices, lease_settings, list_unleased
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.plugins.lease.seats import HOST, lease_devices, lease_settings, list_unleased
 from polyrhythm.runtime.factories import Resources
 
 LEASE = PlacementSettings.model_validate({"sharing": "lease", "lease": {"min_hold_s": 3.0, "switch_order": "arrival"}})

@@ -18,13 +18,13 @@ from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSe
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, RunFolderError, RunHalted
 from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.lerobot import layout
-from polyrhythm.pipeline.lerobot.checking import check_dataset
-from polyrhythm.pipeline.lerobot.reading import read_demonstrations
-from polyrhythm.pipeline.lerobot.recording import Source, record_dataset, recorded_form
-from polyrhythm.pipeline.lerobot.video import VideoFrames
 from polyrhythm.pipeline.warm_start.demos import demonstrate
 from polyrhythm.pipeline.warm_start.episodes import expert_of, plan_episode
+from polyrhythm.plugins.lerobot import layout
+from polyrhythm.plugins.lerobot.checking import check_dataset
+from polyrhythm.plugins.lerobot.reading import read_demonstrations
+from polyrhythm.plugins.lerobot.recording import Source, record_dataset, recorded_form
+from polyrhythm.plugins.lerobot.video import VideoFrames
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.stations.simulator.slot import StepSettings
 

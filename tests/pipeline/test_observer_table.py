@@ -9,13 +9,13 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
-from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.observers.totals import RunTotals
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from polyrhythm.config.load import load_config, validate
-from polyrhythm.envs.text.prompts import Answering, PromptsSettings
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.language.text.prompts import Answering, PromptsSettings
 from polyrhythm.specs import SampleView, Score
 from polyrhythm.training.checkpoint import load_state
 

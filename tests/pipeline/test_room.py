@@ -11,11 +11,11 @@ from tests.pipeline.runs import config
 
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.memory.plan import Machine, Planner
 from polyrhythm.pipeline.validation import room
 from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import check_form, validate_run
 from polyrhythm.pipeline.validation.room import check_room, container_limit, free_memory, warn_of_room
+from polyrhythm.plugins.memory_estimate.plan import Machine, Planner
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec

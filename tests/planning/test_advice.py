@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from polyrhythm.planning.advice import Case, advise
-from polyrhythm.planning.theory import Workload
+from polyrhythm.plugins.virtual.planning.advice import Case, advise
+from polyrhythm.plugins.virtual.planning.theory import Workload
 
 WORK = Workload(samples=8, workers=4, rollout_s=10.0, longest_s=20.0, train_s=6.0)
 

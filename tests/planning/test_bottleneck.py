@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.planning.bottleneck import Load, bottleneck, idle_shares
+from polyrhythm.observe.bottleneck import Load, bottleneck, idle_shares
 
 #: Two simulators in processes, half of the time busy, whose rows always have tickets.
 USUAL = Load(

@@ -9,16 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.plugins.vla.adapting import Adaptation, AdaptedPolicy
+from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.vla.layers.attention import KeysValues
+from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.precision import Precision
+from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.form import PolicyForm, Role, describe
-from polyrhythm.policies.layers.attention import KeysValues
-from polyrhythm.policies.layers.decoder import Decoder, DecoderSize
 from polyrhythm.policies.mlp import FlatObservation, seeded
-from polyrhythm.policies.vla.adapting import Adaptation, AdaptedPolicy
-from polyrhythm.policies.vla.architectures import Architecture
-from polyrhythm.policies.vla.precision import Precision
-from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 SMALL = Architecture(

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from tests.policies import openai_server, sglang_server
 from tests.policies.vllm_server import started_server
 
-from polyrhythm.envs.text.chains import ChainsSettings
-from polyrhythm.policies.causal_lm.engine import NativeEngine
-from polyrhythm.policies.causal_lm.engine_settings import OpenAiSettings, SglangSettings
-from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.policies.causal_lm.sampling import Sampling
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
-from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
-from polyrhythm.policies.causal_lm.vllm_model import VllmModel, VllmStart
+from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
+from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, SglangSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
+from polyrhythm.plugins.language.causal_lm.sampling import Sampling
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
+from polyrhythm.plugins.language.causal_lm.vllm_model import VllmModel, VllmStart
+from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
 
 ENV = ChainsSettings(max_new_tokens=24, max_prompt_tokens=40)

@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.policies.server_model import LENGTH, Asked, Model, Told, at_address
 
-from polyrhythm.policies.causal_lm.network import CausalNetwork
-from polyrhythm.policies.causal_lm.sampling import Sampling
+from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
+from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 
 NAME = "m"
 KEY = "Bearer secret"

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polyrhythm.plugins.vla.flow_network import FlowNetwork, Prefix
+from polyrhythm.plugins.vla.layers.attention import padding_mask, positions_of
+from polyrhythm.plugins.vla.pi0.network import Pi0Network, mean_of
+from polyrhythm.plugins.vla.pi0.size import size_from_config
 from polyrhythm.policies import distributions, flow_matching
-from polyrhythm.policies.layers.attention import padding_mask, positions_of
-from polyrhythm.policies.pi0.network import Pi0Network, mean_of
-from polyrhythm.policies.pi0.size import size_from_config
-from polyrhythm.policies.vla.flow_network import FlowNetwork, Prefix
 
 #: Strength of the noise in the rl_* arrays.
 LEVEL = 0.5

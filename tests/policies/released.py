@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from polyrhythm.policies.vla.architectures import Architecture
+from polyrhythm.plugins.vla.architectures import Architecture
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from polyrhythm.cli.main import main
 from polyrhythm.conformance import Note
-from polyrhythm.envs.text import TextSettings
-from polyrhythm.envs.text.chains import ChainsSettings
-from polyrhythm.envs.text.tokenizers import folder_tokenizer
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.policies.causal_lm.cache import SlotCache
-from polyrhythm.policies.causal_lm.network import CausalNetwork, cache_bytes, random_network
-from polyrhythm.policies.causal_lm.packing import Packing
-from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.policies.causal_lm.sampling import Sampling, draw, entropy, process_logits
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.cache import SlotCache
+from polyrhythm.plugins.language.causal_lm.network import CausalNetwork, cache_bytes, random_network
+from polyrhythm.plugins.language.causal_lm.packing import Packing
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
+from polyrhythm.plugins.language.causal_lm.sampling import Sampling, draw, entropy, process_logits
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.text import TextSettings
+from polyrhythm.plugins.language.text.chains import ChainsSettings
+from polyrhythm.plugins.language.text.tokenizers import folder_tokenizer
 from polyrhythm.policies.conformance import policy_checks, value_gradient_reach
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.training.checkpoint import save_state

@@ -14,8 +14,8 @@ from tests.policies.test_causal_lm import ENV, TINY, folder, observations, text_
 from torch import Tensor
 
 from polyrhythm.cli.main import main
-from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.engine import EngineRequest
 from polyrhythm.training.checkpoint import save_state

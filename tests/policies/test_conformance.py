@@ -14,6 +14,7 @@ from tests.built import built
 from torch import Tensor
 
 from polyrhythm.conformance import Note, run_checks
+from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.policies import conformance
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.calls import evaluate_act, sample
@@ -21,7 +22,6 @@ from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings, FlowMethod
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task

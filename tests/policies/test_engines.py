@@ -33,9 +33,9 @@ from tests.policies.engines import (
 )
 from torch import nn
 
-from polyrhythm.policies.causal_lm.engine_settings import SglangSettings
-from polyrhythm.policies.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.engine_settings import SglangSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.engine import EngineRequest, Generated, Streams
 
 #: Engines whose noise begins anew with each request, so that a resumed answer depends on where it was cut.

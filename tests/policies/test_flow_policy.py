@@ -11,10 +11,10 @@ from tests.policies.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, SmallFl
 from torch import Tensor
 
 from polyrhythm.conformance import run_checks
+from polyrhythm.plugins.vla.flow_policy import FlowPolicy
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample, take_rows
 from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
-from polyrhythm.policies.vla.flow_policy import FlowPolicy
 from polyrhythm.specs import PROGRESS
 
 ROWS = 6

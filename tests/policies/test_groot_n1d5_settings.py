@@ -17,9 +17,9 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.vla.groot_n1d5.settings import GrootSettings, SizeSettings
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample
-from polyrhythm.policies.groot_n1d5.settings import GrootSettings, SizeSettings
 from polyrhythm.specs import INSTRUCTION, EnvSpec, Task
 
 SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)

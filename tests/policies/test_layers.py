@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.policies.layers import attention
-from polyrhythm.policies.layers.decoder import Decoder, DecoderSize
-from polyrhythm.policies.layers.norms import AdaRMSNorm
-from polyrhythm.policies.layers.siglip import SiglipSize, SiglipVisionModel
+from polyrhythm.plugins.vla.layers import attention
+from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.layers.norms import AdaRMSNorm
+from polyrhythm.plugins.vla.layers.siglip import SiglipSize, SiglipVisionModel
 from polyrhythm.policies.mlp import seeded
 
 #: Eight tokens of two rows; the second row has only the first five.

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.causal_lm import folders
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
-from polyrhythm.policies.vla.adapters import MERGED_BY, NOT_NEEDED, Adapters, merge
-from polyrhythm.policies.vla.architectures import architecture
-from polyrhythm.policies.vla.building import load_network
-from polyrhythm.policies.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.language.causal_lm import folders
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.vla.adapters import MERGED_BY, NOT_NEEDED, Adapters, merge
+from polyrhythm.plugins.vla.architectures import architecture
+from polyrhythm.plugins.vla.building import load_network
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

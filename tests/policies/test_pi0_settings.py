@@ -19,10 +19,10 @@ from polyrhythm.conformance import run_checks
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.policies import conformance
 from polyrhythm.policies.base import as_module
 from polyrhythm.policies.calls import sample
-from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
 from polyrhythm.specs import EnvSpec
 
 SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)

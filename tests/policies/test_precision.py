@@ -8,10 +8,10 @@ from tests.policies.test_adapting import build, logprob, observations, tokens, t
 from tests.stations import test_capturable as small
 from torch import nn
 
+from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.precision import Precision, cast, in_float32
 from polyrhythm.policies.form import published_state
-from polyrhythm.policies.layers.decoder import Decoder, DecoderSize
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.vla.precision import Precision, cast, in_float32
 
 BF16 = torch.bfloat16
 SIZE = DecoderSize(width=48, layers=3, mlp=96, heads=4, kv_heads=2, head_dim=12, activation="gelu_tanh")

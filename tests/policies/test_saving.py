@@ -15,13 +15,13 @@ from torch import nn
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.vla.adapters import Adapters, save_adapters
+from polyrhythm.plugins.vla.adapters import merge as merge_of
+from polyrhythm.plugins.vla.architectures import architecture
+from polyrhythm.plugins.vla.building import load_network, load_ours
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.saving import save_folder
 from polyrhythm.policies.calls import sample
-from polyrhythm.policies.vla.adapters import Adapters, save_adapters
-from polyrhythm.policies.vla.adapters import merge as merge_of
-from polyrhythm.policies.vla.architectures import architecture
-from polyrhythm.policies.vla.building import load_network, load_ours
-from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.saving import save_folder
 
 
 class ToyPolicy(nn.Module):

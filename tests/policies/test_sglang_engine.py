@@ -15,10 +15,10 @@ from tests.policies.server_model import Model
 from tests.policies.sglang_server import serving
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.policies.causal_lm.engine_settings import SglangSettings
-from polyrhythm.policies.causal_lm.network import random_network
-from polyrhythm.policies.causal_lm.policy import CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.engine_settings import SglangSettings
+from polyrhythm.plugins.language.causal_lm.network import random_network
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
 from polyrhythm.policies.engine import Engine, Generated
 
 

@@ -12,7 +12,7 @@ from tests.policies import parity
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.policies.vla import images
+from polyrhythm.plugins.vla import images
 
 PREPROCESS = Path(__file__).parent / "golden" / "preprocess"
 PILLOW = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS}

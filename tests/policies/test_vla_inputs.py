@@ -16,13 +16,13 @@ from tests.policies.small_tokenizer import write_tokenizer
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.vla import images
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.input_form import InputForm
+from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
+from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.plugins.vla.tokenizers import folder_tokenizer
 from polyrhythm.policies.form import describe
-from polyrhythm.policies.vla import images
-from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.input_form import InputForm
-from polyrhythm.policies.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.policies.vla.settings import VlaSettings
-from polyrhythm.policies.vla.tokenizers import folder_tokenizer
 from polyrhythm.specs import INSTRUCTION, ActionSpec, ArraySpec, EnvSpec, Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the door"))

@@ -11,9 +11,9 @@ import torch
 from tests.policies.small_tokenizer import IMAGE_ID, VOCABULARY, write_tokenizer
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.vla import prompts
-from polyrhythm.policies.vla.state_prompt import StatePrompt, state_bins
-from polyrhythm.policies.vla.tokenizers import FolderTokenizer, Tokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.plugins.vla import prompts
+from polyrhythm.plugins.vla.state_prompt import StatePrompt, state_bins
+from polyrhythm.plugins.vla.tokenizers import FolderTokenizer, Tokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the_door\n"), Task("wipe", "wipe the table, slowly"))

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.vla.checkpoint import Checkpoint
-from polyrhythm.policies.vla.scaling import Scaler, Scaling
-from polyrhythm.policies.vla.state_parts import StatePart, in_other_form
-from polyrhythm.policies.vla.statistics import robot_statistics
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.scaling import Scaler, Scaling
+from polyrhythm.plugins.vla.state_parts import StatePart, in_other_form
+from polyrhythm.plugins.vla.statistics import robot_statistics
 
 GOLDEN = Path(__file__).parent / "golden"
 ENDS = {"q01": [-2.0, 0.0, 1.0], "q99": [2.0, 4.0, 1.0], "min": [-4.0, -1.0, 1.0], "max": [4.0, 5.0, 1.0]}

@@ -25,11 +25,11 @@ from tests.policies.engines import (
 
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.errors import MissingError, RunHalted
-from polyrhythm.policies.causal_lm.engine_settings import VllmSettings
-from polyrhythm.policies.causal_lm.policy import CausalLm
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
-from polyrhythm.policies.causal_lm.vllm_engine import VllmEngine
-from polyrhythm.policies.causal_lm.vllm_model import BLOCK, plain_weights
+from polyrhythm.plugins.language.causal_lm.engine_settings import VllmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
+from polyrhythm.plugins.language.causal_lm.vllm_model import BLOCK, plain_weights
 from polyrhythm.policies.engine import Engine
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from polyrhythm.policies.causal_lm.network import CausalNetwork
-from polyrhythm.policies.causal_lm.servers.weights import write_model
+from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
+from polyrhythm.plugins.language.causal_lm.servers.weights import write_model
 
 _LIMIT_S = 600
 

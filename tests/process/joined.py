@@ -14,9 +14,9 @@ from tests.runtime.links import free_port
 from polyrhythm import __version__
 from polyrhythm.config.load import load_env, merge
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.runtime.join.token import read_token
+from polyrhythm.plugins.join.joiner import Joiner
+from polyrhythm.plugins.join.token import read_token
 from polyrhythm.scheduler import records
-from polyrhythm.stations.simulator.joiner import Joiner
 
 #: A run in this process that nobody but one simulator that joins steps for.
 ALONE: dict[str, Any] = merge(

@@ -23,12 +23,12 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.memory.traffic import read_traffic
 from polyrhythm.scheduler import records
 
 VERSIONS = 4
-AGENT = "polyrhythm.runtime.hosts.agent"
+AGENT = "polyrhythm.plugins.cluster.hosts.agent"
 
 
 @contextmanager

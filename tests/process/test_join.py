@@ -26,7 +26,7 @@ from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.standalone import without_joining
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.runtime.join.token import write_token
+from polyrhythm.plugins.join.token import write_token
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.scheduler import records
 
@@ -119,7 +119,7 @@ import sys, time
 from pathlib import Path
 from tests.process.joined import ALONE
 from tests.process.runs import config
-from polyrhythm.pipeline.joins import open_places
+from polyrhythm.plugins.join.places import open_places
 places = open_places(config(ALONE), Path(sys.argv[1]))
 print(oct(places.token.stat().st_mode), flush=True)
 time.sleep(3600)
@@ -194,7 +194,7 @@ def test_who_finds_all_places_taken_says_once_that_it_waits(tmp_path: Path, capl
     with opened(tmp_path) as (pipeline, port):
         first = Joining(tmp_path, port)
         pipeline.loop.start()
-        caplog.set_level("INFO", "polyrhythm.stations.simulator.joiner")
+        caplog.set_level("INFO", "polyrhythm.plugins.join.joiner")
         second = Joining(tmp_path, port, patience_s=60.0)
         taken = f"tcp://127.0.0.1:{port}: the only place of the run is taken"
         waits = "gymnasium CartPole-v1 waits for one to be free, 60 s at most (--patience)"

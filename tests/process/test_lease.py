@@ -20,8 +20,8 @@ from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, con
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.leases import HOST
 from polyrhythm.pipeline.observers.timeline import TraceObserver
+from polyrhythm.plugins.lease.seats import HOST
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost

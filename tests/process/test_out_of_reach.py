@@ -19,11 +19,10 @@ from tests.process.runs import PATIENCE_S, ROOT, children, config, orphaned_fold
 from tests.runtime.scripted import ScriptedFactory
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
+from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.hosts.agent import AgentSpec, Found
-from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
-from polyrhythm.runtime.hosts.nodes import LocalNode
-from polyrhythm.runtime.hosts.questions import Changes, Departure, HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -31,6 +30,7 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import Event, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle, start_child
+from polyrhythm.runtime.questions import Changes, Departure, HostView
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
@@ -195,7 +195,7 @@ def test_the_run_ends_with_the_agent_of_its_own_host(tmp_path: Path) -> None:
     places = Places(near.address, {"a": near, "b": there}, {})
     with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, tmp_path, places))) as launcher:
         launcher.hosting.start()
-        (agent,) = [p for p in children() if p.cmdline()[-2:] == ["polyrhythm.runtime.hosts.agent", "main"]]
+        (agent,) = [p for p in children() if p.cmdline()[-2:] == ["polyrhythm.plugins.cluster.hosts.agent", "main"]]
         agent.kill()
         with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\)"):
             hear(launcher, bool)
@@ -216,7 +216,7 @@ time.sleep(3600)
 
 def is_agent(process: psutil.Process, host: str) -> bool:
     try:
-        return process.cmdline()[-2:] == ["polyrhythm.runtime.hosts.agent", host]
+        return process.cmdline()[-2:] == ["polyrhythm.plugins.cluster.hosts.agent", host]
     except psutil.Error:
         return False
 

@@ -129,7 +129,7 @@ def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutated_frames(frames: Sequence[bytes], count: int, seed: int) -> Iterator[bytes]:
-    """`count` mutations of frames that begin with the length of a head in MessagePack (`runtime.join.messages`)."""
+    """`count` mutations of frames that begin with the length of a head in MessagePack (`plugins.join.messages`)."""
     rng = random.Random(seed)
     for number in range(count):
         frame = frames[number % len(frames)]

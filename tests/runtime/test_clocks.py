@@ -13,9 +13,9 @@ import pytest
 from tests.process.runs import PATIENCE_S, wait_until
 from tests.runtime.served import blank_arena, served
 
-from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.client import HostSilent
-from polyrhythm.runtime.hosts.clocks import SAME, Estimate, HostClocks, SpanAlignment, measure
+from polyrhythm.plugins.cluster.hosts.client import HostSilent
+from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.clocks import SAME, Estimate, HostClocks, SpanAlignment, measure
 from polyrhythm.runtime.messages import Spans
 from polyrhythm.runtime.spans import Span
 

@@ -24,8 +24,7 @@ from tests.stations.counting import ticket
 
 from polyrhythm.config.load import load_env
 from polyrhythm.errors import PolyrhythmError, StartError
-from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.pieces import (
+from polyrhythm.plugins.cluster.hosts.pieces import (
     pieces_of_request,
     pieces_of_rest,
     pieces_of_sample,
@@ -33,9 +32,14 @@ from polyrhythm.runtime.hosts.pieces import (
     write_part,
     write_rest,
 )
-from polyrhythm.runtime.hosts.server import DataServer
-from polyrhythm.runtime.join import messages as m
-from polyrhythm.runtime.join.reception import Heard
+from polyrhythm.plugins.cluster.hosts.server import DataServer
+from polyrhythm.plugins.join import messages as m
+from polyrhythm.plugins.join.joined import JoinedSimulator, JoinedSimulatorFactory
+from polyrhythm.plugins.join.joined_samples import JoinedSamples
+from polyrhythm.plugins.join.joiner import Joiner
+from polyrhythm.plugins.join.joining import Session
+from polyrhythm.plugins.join.reception import Heard
+from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import Departed, Reply, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
@@ -44,10 +48,6 @@ from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.scheduler import records as r
 from polyrhythm.specs import ArraySpec, Task
 from polyrhythm.specs.hashing import mix_array
-from polyrhythm.stations.simulator.joined import JoinedSimulator, JoinedSimulatorFactory
-from polyrhythm.stations.simulator.joined_samples import JoinedSamples
-from polyrhythm.stations.simulator.joiner import Joiner
-from polyrhythm.stations.simulator.joining import Session
 from polyrhythm.stations.simulator.slot import StepSettings
 
 #: Frames of a default run, and of a long one.
@@ -295,7 +295,7 @@ def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
 
 def test_a_token_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
     from polyrhythm.errors import StartError
-    from polyrhythm.runtime.join.token import read_token
+    from polyrhythm.plugins.join.token import read_token
 
     path = tmp_path / "token"
     with path.open("wb") as file:

@@ -27,9 +27,9 @@ from tests.runtime.scripted import (
 )
 
 from polyrhythm.config.sections.running import RaySettings, SupervisionSettings
+from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import Hosting
-from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -72,7 +72,7 @@ def hosts(folder: Path) -> Launcher:
 
 def ray(folder: Path) -> Launcher:
     pytest.importorskip("ray", reason="the ray extra is not installed")
-    from polyrhythm.runtime.ray.launch import build_ray_launcher
+    from polyrhythm.plugins.cluster.ray.launch import build_ray_launcher
 
     stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
     return build_ray_launcher(

@@ -19,24 +19,24 @@ import pytest
 from tests.process.runs import wait_until
 from tests.runtime.served import blank_arena, served
 
-from polyrhythm.runtime.hosts import agent, server
-from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.agent import AgentSpec
-from polyrhythm.runtime.hosts.client import DataClient, HostSilent, client_of
-from polyrhythm.runtime.hosts.elsewhere import OtherHosts
-from polyrhythm.runtime.hosts.identity import Known, find_shared, write_identity
-from polyrhythm.runtime.hosts.memory import HostMemory
-from polyrhythm.runtime.hosts.nodes import LocalNode
-from polyrhythm.runtime.hosts.pieces import write_part
-from polyrhythm.runtime.hosts.server import DataServer, HostServer
-from polyrhythm.runtime.hosts.weights import OtherHost
+from polyrhythm.plugins.cluster.hosts import agent, server
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, client_of
+from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
+from polyrhythm.plugins.cluster.hosts.identity import Known, find_shared, write_identity
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.pieces import write_part
+from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
+from polyrhythm.plugins.cluster.hosts.weights import OtherHost
+from polyrhythm.plugins.cluster.transport.sealed import SealedConnection
+from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
+from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
 from polyrhythm.runtime.memory.weights import Publication
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sealed import SealedConnection
-from polyrhythm.runtime.transport.sealed_port import SealedPort
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import ArraySpec, WeightsLayout
 from polyrhythm.specs.weights import WeightSpec
@@ -233,7 +233,8 @@ def test_a_cleaner_keeps_nobody_waiting_who_reads_what_its_process_prints(tmp_pa
     """Such as `tee`: who starts one may have ended long before it."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    start = "import sys, time; from pathlib import Path; from polyrhythm.runtime.hosts.cleaner import start_cleaner\n"
+    start = "import sys, time; from pathlib import Path\n"
+    start += "from polyrhythm.plugins.cluster.hosts.cleaner import start_cleaner\n"
     start += "print(start_cleaner(Path(sys.argv[1])).pid, flush=True); time.sleep(3600)"
     words = [sys.executable, "-c", start, str(folder)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.join import messages as m
-from polyrhythm.runtime.join.numbering import Numbering
-from polyrhythm.runtime.join.reception import Reception
-from polyrhythm.runtime.join.terms import Terms, difference, refusal
-from polyrhythm.runtime.join.token import read_token, write_token
+from polyrhythm.plugins.join import messages as m
+from polyrhythm.plugins.join.numbering import Numbering
+from polyrhythm.plugins.join.reception import Reception
+from polyrhythm.plugins.join.terms import Terms, difference, refusal
+from polyrhythm.plugins.join.token import read_token, write_token
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.transport import wire

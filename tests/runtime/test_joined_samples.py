@@ -11,11 +11,11 @@ import pytest
 from tests.runtime.test_hostile_join import FAILED, FINISHED, LAYOUT, POSTED, REPLY, START
 from tests.runtime.test_join import SPEC
 
+from polyrhythm.plugins.join.joined_samples import JoinedSamples
 from polyrhythm.runtime.memory.arena import Arena, in_memory
 from polyrhythm.runtime.messages import VERSION
 from polyrhythm.scheduler import records as r
 from polyrhythm.specs.hashing import mix_array
-from polyrhythm.stations.simulator.joined_samples import JoinedSamples
 from polyrhythm.stations.simulator.slot import StepSettings
 
 DECLARED = replace(SPEC, metrics={"height": "last"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.runtime.leased import _MOST_AT_HAND, LeasedStation, SwitchReport
+from polyrhythm.plugins.lease.station import _MOST_AT_HAND, LeasedStation, SwitchReport
 from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.spans import TAKE, YIELD
 from polyrhythm.runtime.transport.drops import UnfitMessage

@@ -12,8 +12,8 @@ from tests.process.runs import children, config, wait_until
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import check_processes
-from polyrhythm.runtime.hosts.agent import AgentSpec
-from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes import limits
 from polyrhythm.runtime.processes.limits import AGENT_THREADS, cgroup_threads
@@ -44,7 +44,7 @@ def test_an_agent_has_as_many_threads_as_are_counted(tmp_path: Path) -> None:
     keys, weights = make_keys(), WeightsLayout.of({})
     with closing(LocalNode("there", environment={"POLYRHYTHM_SHARED_MEMORY": str(tmp_path)})) as node:
         assert node.start_agent(AgentSpec("host-1", (), "", layout, weights, ("main",), LOOPBACK, keys))().endpoint
-        (agent,) = [process for process in children() if "polyrhythm.runtime.hosts.agent" in process.cmdline()]
+        (agent,) = [process for process in children() if "polyrhythm.plugins.cluster.hosts.agent" in process.cmdline()]
 
         def threads() -> int:
             return sum(process.num_threads() for process in (agent, *agent.children(recursive=True)))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.memory import offload
-from polyrhythm.runtime.memory.offload import DeviceStore, FileStore
+from polyrhythm.plugins.lease import offload
+from polyrhythm.plugins.lease.offload import DeviceStore, FileStore
 
 MB, PAGE = 2**20, mmap.PAGESIZE
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.server import DataServer
+from polyrhythm.plugins.cluster.hosts.server import DataServer
+from polyrhythm.plugins.cluster.parcels import SharedParcels
+from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
-from polyrhythm.runtime.memory.parcels import SharedParcels
 
 LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
 CONTENT = bytes(range(256)) * 40_000  # three parts

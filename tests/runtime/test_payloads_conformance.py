@@ -13,8 +13,8 @@ from tests.runtime.served import served
 from tests.stations.counting import ticket
 from tests.training.toy import ToyPolicy, collect
 
-from polyrhythm.runtime.hosts.elsewhere import OtherHosts
-from polyrhythm.runtime.hosts.payloads import HostedPayloads
+from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
+from polyrhythm.plugins.cluster.hosts.payloads import HostedPayloads
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment

@@ -10,14 +10,14 @@ import pytest
 from tests.process.runs import wait_until
 
 from polyrhythm.errors import HostLost, RunHalted, StartError
-from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.agent import Found
-from polyrhythm.runtime.hosts.client import HostSilent
-from polyrhythm.runtime.hosts.directory import HostDirectory, Needs
-from polyrhythm.runtime.hosts.nodes import LocalNode
-from polyrhythm.runtime.hosts.questions import Changes, Departure
-from polyrhythm.runtime.hosts.survey import ClusterLost, Place, Sight, Survey
-from polyrhythm.runtime.hosts.watch import HostWatch
+from polyrhythm.plugins.cluster.hosts.agent import Found
+from polyrhythm.plugins.cluster.hosts.client import HostSilent
+from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Place, Sight, Survey
+from polyrhythm.plugins.cluster.hosts.watch import HostWatch
+from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.questions import Changes, Departure
 
 NOW = 100.0
 

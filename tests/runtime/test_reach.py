@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.ray import reach
+from polyrhythm.plugins.cluster.ray import reach
 
 
 @contextmanager

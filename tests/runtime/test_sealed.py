@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.hosts.build import open_hosts
-from polyrhythm.runtime.transport import sealed
-from polyrhythm.runtime.transport.sealed import RECORD, BrokenSeal, SealedConnection, Ticket, check_sealing, new_ticket
+from polyrhythm.plugins.cluster.hosts.build import open_hosts
+from polyrhythm.plugins.cluster.transport import sealed
+from polyrhythm.plugins.cluster.transport.sealed import (
+    RECORD,
+    BrokenSeal,
+    SealedConnection,
+    Ticket,
+    check_sealing,
+    new_ticket,
+)
 
 TICKET = new_ticket(1)
 LARGEST = 4 * RECORD

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tests.process.runs import wait_until
 
-from polyrhythm.runtime.transport import sealed_port
+from polyrhythm.plugins.cluster.transport import sealed_port
+from polyrhythm.plugins.cluster.transport.sealed import SealedConnection, Ticket, connect
+from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
 from polyrhythm.runtime.transport.drops import DropCounter
-from polyrhythm.runtime.transport.sealed import SealedConnection, Ticket, connect
-from polyrhythm.runtime.transport.sealed_port import SealedPort
 
 ADDRESS = "127.0.0.1"
 LARGE = bytes(2**26)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from polyrhythm.runtime.hosts.agent import Found
-from polyrhythm.runtime.ray.actors import AgentActor
-from polyrhythm.runtime.ray.versions import Versions, own_versions, ray_differs, why_not
+from polyrhythm.plugins.cluster.hosts.agent import Found
+from polyrhythm.plugins.cluster.ray.actors import AgentActor
+from polyrhythm.plugins.cluster.ray.versions import Versions, own_versions, ray_differs, why_not
 
 OWN = own_versions()
 

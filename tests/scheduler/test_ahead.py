@@ -18,8 +18,8 @@ from tests.scheduler.test_background import Beside
 from tests.scheduler.test_conductor import Script, slots_of
 from tests.scheduler.test_detach import cut
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.settings import ClusterSettings, FaultPlan
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.generators import GeneratorState

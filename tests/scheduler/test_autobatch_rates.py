@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.scheduler.autobatch.candidates import WAIT_CYCLES, Candidate, build_grid
-from polyrhythm.scheduler.autobatch.forecast import ClosedLoop
-from polyrhythm.scheduler.autobatch.rates import RateMeter
-from polyrhythm.scheduler.autobatch.search import OperatingPoint, Search
-from polyrhythm.scheduler.autobatch.snapshot import select_group
-from polyrhythm.scheduler.autobatch.timing import SlotTiming
+from polyrhythm.plugins.autobatch.candidates import WAIT_CYCLES, Candidate, build_grid
+from polyrhythm.plugins.autobatch.forecast import ClosedLoop
+from polyrhythm.plugins.autobatch.rates import RateMeter
+from polyrhythm.plugins.autobatch.search import OperatingPoint, Search
+from polyrhythm.plugins.autobatch.snapshot import select_group
+from polyrhythm.plugins.autobatch.timing import SlotTiming
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
 POINT = OperatingPoint(0.030, 0.010, 8.0)

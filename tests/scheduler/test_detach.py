@@ -14,9 +14,9 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker
 from tests.scheduler.test_conductor import Script, train_one
 
-from polyrhythm.clustersim.cluster import Cluster, Member
-from polyrhythm.clustersim.settings import ClusterSettings, FaultPlan
-from polyrhythm.clustersim.stations.station import VirtualStation
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster, Member
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
+from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.conductor import Conductor
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from polyrhythm.clustersim.scenario import BatchingScenario, rate
-from polyrhythm.scheduler.autobatch.forecast import ClosedLoop, Forecast
+from polyrhythm.plugins.autobatch.forecast import ClosedLoop, Forecast
+from polyrhythm.plugins.virtual.clustersim.scenario import BatchingScenario, rate
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 from polyrhythm.specs.distributions import parse_distribution
 

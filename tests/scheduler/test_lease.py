@@ -8,9 +8,9 @@ import math
 
 import pytest
 
+from polyrhythm.plugins.lease.lease import DeviceLeases
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.lease import DeviceLeases
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 
 TRAINER, GENERATOR, SIMULATOR = range(3)

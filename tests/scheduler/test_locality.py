@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm.clustersim.summary import summarise
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.locality import deal, exchange

@@ -18,9 +18,9 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.oracles.replay import first_difference
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.costs import FREE
-from polyrhythm.clustersim.settings import ClusterSettings, SimulatorGroup
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.costs import FREE
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, SimulatorGroup
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Command,

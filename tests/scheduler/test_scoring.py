@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from polyrhythm.plugins.scoring.rules import ScorerState, ScoringQueue
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import ReleasePayloads, ScorerJoined, SimulatorJoined, StationLost
-from polyrhythm.scheduler.samples.scoring import ScorerState, ScoringQueue
 from polyrhythm.scheduler.settings import SchedulerSettings, ScoringRules
 
 

@@ -10,7 +10,7 @@ from tests.oracles.arbitrary import arbitrary_scored
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.scheduler.test_properties import check_restored
 
-from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import PayloadsLost
 from polyrhythm.scheduler.samples.ledger import SampleState

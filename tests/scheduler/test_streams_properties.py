@@ -10,7 +10,7 @@ from tests.oracles.arbitrary import arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.scheduler.test_properties import check_restored
 
-from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.scheduler.conductor import Conductor
 
 examples = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

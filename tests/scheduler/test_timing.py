@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from polyrhythm.scheduler.autobatch.timing import PassTimeModel, SlotTiming
+from polyrhythm.plugins.autobatch.timing import PassTimeModel, SlotTiming
 from polyrhythm.scheduler.padding import padded
 
 

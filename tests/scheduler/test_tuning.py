@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from tests.oracles.replay import first_difference
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.scenario import BatchingScenario, cluster_of
-from polyrhythm.scheduler.autobatch.tuning import BatchTuner
+from polyrhythm.plugins.autobatch.tuning import BatchTuner
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.scenario import BatchingScenario, cluster_of
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import BatchingChosen, Request, Serve, TrainUntil
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings

@@ -16,9 +16,9 @@ from tests.stations.generators import SPEC, Stand
 from tests.training.toy import ToyPolicy, algorithm, collect, training
 from torch import Tensor
 
+from polyrhythm.plugins.lease.offload import FileStore
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.runtime.memory.offload import FileStore
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.scheduler.records import StartUpdate

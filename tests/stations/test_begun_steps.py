@@ -21,13 +21,13 @@ from tests.stations.counting import Bench, Counting, ticket
 from tests.stations.test_reset_ahead import settle
 
 from polyrhythm.envs.base import BeginsSteps, StepResult
-from polyrhythm.runtime.join import messages as m
+from polyrhythm.plugins.join import messages as m
+from polyrhythm.plugins.join.joiner import _EnvThread, _Kept
+from polyrhythm.plugins.join.joining import Session
 from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import CancelRow, Event, Grant, RequestArrived, SampleFailed, StartRows
-from polyrhythm.stations.simulator.joiner import _EnvThread, _Kept
-from polyrhythm.stations.simulator.joining import Session
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 from polyrhythm.stations.simulator.slot import StepSettings
 

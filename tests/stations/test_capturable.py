@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polyrhythm.plugins.vla.groot_n1d5.settings import GrootSettings
+from polyrhythm.plugins.vla.openvla_oft.settings import OpenVlaOftSettings
+from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi05Settings
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.groot_n1d5.settings import GrootSettings
-from polyrhythm.policies.openvla_oft.settings import OpenVlaOftSettings
-from polyrhythm.policies.pi0.settings import Pi0Settings, Pi05Settings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 

@@ -10,8 +10,8 @@ from tests.runtime.test_hosts import SlowLink
 from tests.stations.test_trainer import LEND, Stand
 from tests.training.toy import ToyPolicy, collect, same, weights
 
-from polyrhythm.runtime.hosts.client import DataClient
-from polyrhythm.runtime.hosts.elsewhere import OtherHosts
+from polyrhythm.plugins.cluster.hosts.client import DataClient
+from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Unobeyable
 from polyrhythm.runtime.transport.drops import UnfitMessage

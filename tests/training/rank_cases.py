@@ -24,10 +24,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE
+from polyrhythm.plugins.lease.offload import FileStore
 from polyrhythm.policies.base import Evaluation, Observations
-from polyrhythm.policies.causal_lm.policy import MESSAGE
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
-from polyrhythm.runtime.memory.offload import FileStore
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner

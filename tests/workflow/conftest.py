@@ -11,9 +11,9 @@ from tests.long import long
 from tests.process.networks import apart_by_setting
 from tests.process.runs import children, orphaned_folders
 
+from polyrhythm.plugins.workflow import Workflow
+from polyrhythm.plugins.workflow.hosting import Opened, open_on_nodes
 from polyrhythm.runtime.factories import StationList
-from polyrhythm.workflow import Workflow
-from polyrhythm.workflow.hosting import Opened, open_on_nodes
 
 Make = Callable[..., Workflow]
 

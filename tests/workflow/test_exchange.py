@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.workflow.carrier import Parcel
-from polyrhythm.workflow.exchange import SEND_AHEAD, Answers, Exchange
-from polyrhythm.workflow.protocol import Close, Denied, Done, Get, Given, Put
-from polyrhythm.workflow.queues import Entry
+from polyrhythm.plugins.workflow.carrier import Parcel
+from polyrhythm.plugins.workflow.exchange import SEND_AHEAD, Answers, Exchange
+from polyrhythm.plugins.workflow.protocol import Close, Denied, Done, Get, Given, Put
+from polyrhythm.plugins.workflow.queues import Entry
 
 
 def item(number: int) -> Parcel:

@@ -17,8 +17,8 @@ from tests.process.runs import PATIENCE_S, ROOT, children, orphaned_folders
 from tests.workflow.conftest import Make, every, isolated
 from tests.workflow.workers import Consumer, Echo, Producer
 
-from polyrhythm.runtime.memory.parcels import KeptParcels
-from polyrhythm.workflow import WorkerFailed, Workflow, WorkflowError
+from polyrhythm.plugins.cluster.parcels import KeptParcels
+from polyrhythm.plugins.workflow import WorkerFailed, Workflow, WorkflowError
 
 
 @isolated
@@ -158,7 +158,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, monkeypatch:
     script.write_text(
         textwrap.dedent("""
         from tests.workflow.workers import Echo
-        from polyrhythm.workflow import Workflow
+        from polyrhythm.plugins.workflow import Workflow
 
         if __name__ == "__main__":
             work = Workflow("local", logs="logs")

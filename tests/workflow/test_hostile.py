@@ -7,14 +7,14 @@ from typing import Any
 
 from tests.runtime.mutations import mutations
 
+from polyrhythm.plugins.cluster.parcels import KeptParcels
+from polyrhythm.plugins.workflow import protocol as p
+from polyrhythm.plugins.workflow.carrier import Carrier, pack_whole
+from polyrhythm.plugins.workflow.controller import Clock, Controller
+from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.memory.parcels import KeptParcels
 from polyrhythm.runtime.messages import Channels, FromWorker, Order, ToWorker
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.workflow import protocol as p
-from polyrhythm.workflow.carrier import Carrier, pack_whole
-from polyrhythm.workflow.controller import Clock, Controller
-from polyrhythm.workflow.station import WorkerFactory, WorkerStation
 
 ARGUMENTS = pack_whole(((1,), {}), "x")
 ITEM = pack_whole([1], "x")

@@ -9,15 +9,15 @@ from tests.workflow.test_hostile import Hosting
 from tests.workflow.test_values import carriers
 from tests.workflow.workers import Echo
 
+from polyrhythm.plugins.cluster.parcels import KeptParcels
+from polyrhythm.plugins.workflow import protocol as p
+from polyrhythm.plugins.workflow.carrier import SMALL, pack_whole
+from polyrhythm.plugins.workflow.channel import Channel
+from polyrhythm.plugins.workflow.controller import Clock, Controller
+from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.memory.parcels import KeptParcels
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.runtime.transport import wire
-from polyrhythm.workflow import protocol as p
-from polyrhythm.workflow.carrier import SMALL, pack_whole
-from polyrhythm.workflow.channel import Channel
-from polyrhythm.workflow.controller import Clock, Controller
-from polyrhythm.workflow.station import WorkerFactory, WorkerStation
 
 
 def test_a_batch_of_many_small_items_comes_in_several_messages(tmp_path: Any) -> None:

@@ -16,10 +16,10 @@ from hypothesis.extra import numpy as hnp
 from tests.runtime.mutations import mutated_frames
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime.memory.parcels import KeptParcels, SharedParcels
+from polyrhythm.plugins.cluster.parcels import KeptParcels, SharedParcels
+from polyrhythm.plugins.workflow.carrier import SMALL, Carrier, Parcel, pack_whole
+from polyrhythm.plugins.workflow.channel import Channel
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.workflow.carrier import SMALL, Carrier, Parcel, pack_whole
-from polyrhythm.workflow.channel import Channel
 
 
 def channel(name: str) -> Channel:
@@ -212,8 +212,8 @@ def test_a_damaged_value_is_unfit_or_a_value() -> None:
 
 def inner_mutations(value: Any, count: int) -> Any:
     """The structure of the value damaged, in a frame that is not."""
+    from polyrhythm.plugins.workflow import values
     from polyrhythm.runtime.transport import frames
-    from polyrhythm.workflow import values
 
     rng, (head, pieces) = random.Random(2), values.encode(value, "x")
     for _ in range(count):

@@ -12,7 +12,7 @@ from tests.process.runs import wait_until
 from tests.workflow.conftest import Make, OnHosts, every
 from tests.workflow.workers import Consumer, Deadlocked, Echo, Producer
 
-from polyrhythm.workflow import ChannelClosed, WaitTimeout, Worker, WorkerFailed, Workflow, WorkflowError, seats
+from polyrhythm.plugins.workflow import ChannelClosed, WaitTimeout, Worker, WorkerFailed, Workflow, WorkflowError, seats
 
 
 @every

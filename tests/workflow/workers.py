@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polyrhythm.workflow import Channel, Worker
+from polyrhythm.plugins.workflow import Channel, Worker
 
 
 class Echo(Worker):

@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
         return adapters.show("env", arguments)
     if not arguments.name:
         raise ConfigError("envs setup: for which environment? polyrhythm envs setup NAME")
-    from polyrhythm.cli.envs_setup import default_python, set_up
-    from polyrhythm.envs.separate.settings import envs_folder
+    from polyrhythm.plugins.simulators.separate.settings import envs_folder
+    from polyrhythm.plugins.simulators.setup import default_python, set_up
 
     made = set_up(arguments.name, envs_folder(), arguments.interpreter or default_python(), arguments.more)
     print(f"ready: {made}\nuse it by env.python={arguments.name}")

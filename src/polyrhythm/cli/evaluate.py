@@ -8,8 +8,9 @@ import logging
 import sys
 from pathlib import Path
 
-from polyrhythm.cli import conversations, show
+from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count, whole
+from polyrhythm.plugins.language import shown_conversations as conversations
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
-    from polyrhythm.observe.conversations import append_conversations, conversations_of
     from polyrhythm.observe.run_folder import take_file
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
+    from polyrhythm.plugins.language.conversations import append_conversations, conversations_of
 
     if (filmed := arguments.video_episodes) and not arguments.video:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")

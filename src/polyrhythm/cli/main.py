@@ -23,34 +23,31 @@ from polyrhythm.config.nearest import nearest
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
+from polyrhythm.plugin import load, plugins
 from polyrhythm.readable import set_up_logging, visible
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 
-#: Command → its purpose. Its module is polyrhythm.cli.<command>, or that of _BENCH.
-COMMANDS = {
+#: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add others.
+CORE = {
     "train": "train a policy with a recipe",
     "resume": "resume a run, or extend a finished one",
-    "join": "join a run with an environment of this machine, as a simulator",
     "new": "copy an example into a new folder",
     "recipes": "list the recipes",
     "settings": "list the settings of a recipe, their defaults and meaning",
     "check": "check a recipe, its environment and its policy, without training",
-    "demos": "record demonstrations of the environment's expert",
     "sft": "run the supervised warm start alone",
     "eval": "evaluate a trained policy on held-out seeds",
-    "report": "write an HTML report of a run, or a comparison of several",
     "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",
     "policies": "list the policies, and what each needs",
     "doctor": "check whether this machine can run the quickstart",
-    "simulate": "run the scheduler on a simulated cluster, in virtual time",
-    "plan": "predict what asynchronous training would gain, or what memory a run would take",
-    "bench": "measure a part of the system",
-    "chaos": "run a recipe while its processes are killed, stopped and slowed",
 }
 
-#: Commands of the distribution polyrhythm-bench.
-_BENCH = {"bench": "polyrhythm_bench.cli.bench", "chaos": "polyrhythm_bench.cli.chaos"}
+#: Commands of the distribution polyrhythm-bench, which add to those of plugins.
+_BENCH = {
+    "bench": ("polyrhythm_bench.cli.bench", "measure a part of the system"),
+    "chaos": ("polyrhythm_bench.cli.chaos", "run a recipe while its processes are killed, stopped and slowed"),
+}
 
 
 class CommandModule(Protocol):
@@ -131,16 +128,14 @@ def _stdout_is_closed() -> bool:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    command = words[0] if words else ""
-    if command not in COMMANDS:
+    command, known = words[0] if words else "", commands()
+    if command not in known:
         if command and not command.startswith("-"):
-            listed = ", ".join(COMMANDS)
-            _top_parser().error(f"no such command: {command}; {nearest(command, COMMANDS)}commands are {listed}")
+            listed = ", ".join(known)
+            _top_parser().error(f"no such command: {command}; {nearest(command, known)}commands are {listed}")
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
-    name = {"eval": "evaluate"}.get(command, command)
-    found = _bench_module(command) if command in _BENCH else importlib.import_module(f"polyrhythm.cli.{name}")
-    module = cast(CommandModule, found)
+    module = cast(CommandModule, _module_of(command))
     parser = argparse.ArgumentParser(
         prog=f"polyrhythm {command}",
         description=(module.__doc__ or "").strip(),
@@ -152,6 +147,18 @@ def _dispatch(words: Sequence[str]) -> int:
         hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return module.run(arguments)
+
+
+def commands() -> dict[str, str]:
+    """All commands, those of plugins among them, and their purposes."""
+    added = {name: purpose for plugin in plugins().values() for name, purpose in plugin.purposes.items()}
+    return {**CORE, **added, **{name: purpose for name, (_, purpose) in _BENCH.items()}}
+
+
+def _module_of(command: str) -> ModuleType:
+    if command in CORE:
+        return importlib.import_module(f"polyrhythm.cli.{'evaluate' if command == 'eval' else command}")
+    return _bench_module(command) if command in _BENCH else cast(ModuleType, load("command", command))
 
 
 def _settings_hint(option: str) -> str:
@@ -173,13 +180,13 @@ def _bench_module(command: str) -> ModuleType:
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
             f"run: {pip_install('-e bench')}"
         )
-    return importlib.import_module(_BENCH[command])
+    return importlib.import_module(_BENCH[command][0])
 
 
 def _top_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="polyrhythm", description="Asynchronous RL post-training of robot policies.")
     parser.add_argument("--version", action="version", version=f"polyrhythm {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    for command, purpose in COMMANDS.items():
-        commands.add_parser(command, help=purpose, add_help=False)
+    added = parser.add_subparsers(metavar="command", required=True)
+    for command, purpose in commands().items():
+        added.add_parser(command, help=purpose, add_help=False)
     return parser

@@ -16,8 +16,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.cli import adapters, policy_folders
+from polyrhythm.cli import adapters
 from polyrhythm.cli.show import size_text
+from polyrhythm.plugins.vla import policy_folders
 
 if TYPE_CHECKING:
     from polyrhythm.policies.form import PolicyForm
@@ -51,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse_misspelt(word: str) -> None:
     """ConfigError: no policy's type, but nearly one of the commands on folders."""
     from polyrhythm.config.nearest import nearest
-    from polyrhythm.config.registry import TABLE
+    from polyrhythm.config.registry import known_types
     from polyrhythm.errors import ConfigError
 
-    types = TABLE["policy"]
+    types = known_types("policy")
     if word and ":" not in word and word not in types and (near := nearest(word, policy_folders.COMMANDS)):
         raise ConfigError(
             f"policies {word}: no such policy or command; {near}commands are {', '.join(policy_folders.COMMANDS)}, "
@@ -67,8 +68,8 @@ def _show_form(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
     from polyrhythm.config.registry import expand
     from polyrhythm.pipeline.build import env_settings
-    from polyrhythm.pipeline.memory.needs import memory_by_station
     from polyrhythm.pipeline.validation.check import check_form
+    from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
     section = expand(arguments.type)
     others = [text for text in arguments.overrides if not text.startswith(("policy.", "policy="))]

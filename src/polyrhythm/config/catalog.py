@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 
 from polyrhythm.config.base import InvalidSetting, models_in
-from polyrhythm.config.registry import TABLE, Kind, settings_class
+from polyrhythm.config.registry import Kind, known_types, settings_class
 from polyrhythm.errors import ConfigError, MissingError, install_command, pip_install
 
 
@@ -56,7 +56,7 @@ class Adapter(NamedTuple):
 
 def adapters(kind: Kind) -> list[Adapter]:
     """All registered adapters of a kind."""
-    return [adapter(kind, name) for name in TABLE[kind]]
+    return [adapter(kind, name) for name in known_types(kind)]
 
 
 def adapter(kind: Kind, name: str) -> Adapter:

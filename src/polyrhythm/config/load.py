@@ -24,7 +24,7 @@ from polyrhythm.config.objective_presets import objective_preset
 from polyrhythm.config.objects import plain
 from polyrhythm.config.presets import preset
 from polyrhythm.config.recipes import find_recipe
-from polyrhythm.config.registry import TABLE, NestedRefusal, expand, resolve
+from polyrhythm.config.registry import NestedRefusal, expand, known_types, resolve
 from polyrhythm.config.row import scale
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import parse, read
@@ -128,7 +128,7 @@ class _EnvAlone(Section):
 def load_env(name: str, overrides: Sequence[str] = ()) -> BaseModel:
     """An environment's settings: of a type, `gymnasium:ID`, `module:Class`, or of the env section of a recipe, given by
     path or name; with `key=value` overrides. Raises a ConfigError that lists every problem."""
-    is_type = name.partition(":")[0] in TABLE["env"] or ":" in name
+    is_type = name.partition(":")[0] in known_types("env") or ":" in name
     tree: Tree = {"env": name} if is_type else {"env": _read_recipe(find_recipe(name), ()).get("env")}
     for place, override in enumerate(overrides):
         tree = merge(tree, {"env": parse_override(override, overrides[place + 1 :])})

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from polyrhythm.config.registry import TABLE, Kind
+from polyrhythm.config.registry import CORE, Kind, known_types
 from polyrhythm.errors import ConfigError
 
 #: The module of a script or notebook; no other process can import it.
@@ -26,7 +26,7 @@ def plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
     `env` and `policy` given as mappings are left unchanged.
     """
     return {
-        key: value if key in TABLE and isinstance(value, Mapping) else _plain(value, key)
+        key: value if key in CORE and isinstance(value, Mapping) else _plain(value, key)
         for key, value in recipe.items()
     }
 
@@ -54,7 +54,7 @@ def _registered_in_main(env_id: str) -> bool:
 def _plain(value: Any, path: str) -> Any:
     if isinstance(value, BaseModel):
         content = value.model_dump(mode="json")
-        return {**content, "type": _type(path, value)} if path in TABLE else content
+        return {**content, "type": _type(path, value)} if path in CORE else content
     if isinstance(value, FunctionType):
         return _address(value, path)
     if isinstance(value, Mapping):
@@ -68,7 +68,7 @@ def _type(kind: Kind, settings: BaseModel) -> str:
     """The `type` by which the settings' class is found. Raises ConfigError if there is none."""
     declared, found = str(getattr(settings, "type", "")), type(settings)
     own = f"{found.__module__}:{found.__qualname__}"
-    if TABLE[kind].get(declared, declared) == own:
+    if known_types(kind).get(declared, declared) == own:
         return declared
     address = _address(found, kind)
     field = found.model_fields.get("type")

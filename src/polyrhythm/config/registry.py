@@ -12,42 +12,32 @@ from pydantic_core import InitErrorDetails
 from polyrhythm.config.base import InvalidSetting, NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import raised
+from polyrhythm.plugin import table
 
 Kind = Literal["env", "policy"]
 
-#: type name → module:Class of its settings.
-TABLE: dict[Kind, dict[str, str]] = {
+#: type name → module:Class of the settings of the core's own; plugins add others.
+CORE: dict[Kind, dict[str, str]] = {
     "env": {
         "gymnasium": "polyrhythm.envs.gymnasium_env:GymnasiumSettings",
         "gymnasium_vector": "polyrhythm.envs.gymnasium_vector:GymnasiumVectorSettings",
-        "metaworld": "polyrhythm.envs.metaworld.env:MetaWorldSettings",
-        "maniskill": "polyrhythm.envs.maniskill.settings:ManiSkillSettings",
-        "robosuite": "polyrhythm.envs.robosuite.env:RobosuiteSettings",
-        "libero": "polyrhythm.envs.libero.env:LiberoSettings",
         "latency": "polyrhythm.envs.latency:LatencySettings",
-        "chains": "polyrhythm.envs.text.chains:ChainsSettings",
-        "frozen_lake": "polyrhythm.envs.text.frozen_lake:FrozenLakeSettings",
-        "sokoban": "polyrhythm.envs.text.sokoban:SokobanSettings",
-        "prompts": "polyrhythm.envs.text.prompts:PromptsSettings",
-        "verifiers": "polyrhythm.envs.text.verifiers_tasks:VerifiersSettings",
-        "gem": "polyrhythm.envs.text.gem_env:GemSettings",
-        "reasoning_gym": "polyrhythm.envs.text.reasoning_gym_tasks:ReasoningGymSettings",
     },
     "policy": {
         "gaussian": "polyrhythm.policies.gaussian:GaussianSettings",
         "categorical": "polyrhythm.policies.categorical:CategoricalSettings",
         "tiny_vla": "polyrhythm.policies.tiny_vla.policy:TinyVlaSettings",
-        "pi0": "polyrhythm.policies.pi0.settings:Pi0Settings",
-        "pi05": "polyrhythm.policies.pi0.settings:Pi05Settings",
-        "groot_n1d5": "polyrhythm.policies.groot_n1d5.settings:GrootSettings",
-        "openvla_oft": "polyrhythm.policies.openvla_oft.settings:OpenVlaOftSettings",
-        "causal_lm": "polyrhythm.policies.causal_lm.settings:CausalLmSettings",
     },
 }
 
 
+def known_types(kind: Kind) -> dict[str, str]:
+    """type name → module:Class of its settings, the core's own first."""
+    return {**CORE[kind], **table(kind)}
+
+
 #: module:Class of the settings of an environment with `python`, which runs in that one.
-SEPARATE = "polyrhythm.envs.separate.settings:SeparateSettings"
+SEPARATE = "polyrhythm.plugins.simulators.separate.settings:SeparateSettings"
 
 
 class NestedRefusal(ValueError):
@@ -77,7 +67,7 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
     value = expand(value)
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise InvalidSetting(
-            "", value, f"a section with a type is needed; the known types are {', '.join(TABLE[kind])}"
+            "", value, f"a section with a type is needed; the known types are {', '.join(known_types(kind))}"
         )
     if kind == "env" and value.get("python"):
         found: BaseModel = import_object(SEPARATE, SEPARATE, "settings").of(value)
@@ -153,7 +143,7 @@ def import_object(address: str, name: str, what: str) -> Any:
 
 def settings_class(kind: Kind, name: str) -> type[BaseModel]:
     """The settings model of a type, or of module:Class. Raises InvalidSetting if there is none."""
-    known = TABLE[kind]
+    known = known_types(kind)
     address = known.get(name, name)
     if ":" not in address:
         names = ", ".join(known)

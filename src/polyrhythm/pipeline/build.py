@@ -22,7 +22,6 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.joins import OpenPlaces, open_places
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
 from polyrhythm.pipeline.observers.metrics import check_metrics
 from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
@@ -37,13 +36,15 @@ from polyrhythm.pipeline.placed import (
     scorer_names,
     trainer_ranks,
 )
-from polyrhythm.pipeline.places import slots_of, spread_over
 from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import describe_seat
+from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
+from polyrhythm.plugins.cluster.hosts.nodes import Node
+from polyrhythm.plugins.cluster.places import slots_of, spread_over
+from polyrhythm.plugins.join.places import OpenPlaces, open_places
+from polyrhythm.plugins.scoring.scorer_factory import ScorerFactory
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
-from polyrhythm.runtime.hosts.build import Places, build_hosts_launcher, open_hosts
-from polyrhythm.runtime.hosts.nodes import Node
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import use_one_thread
@@ -54,7 +55,6 @@ from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, Scor
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory, StreamGeneratorFactory
-from polyrhythm.stations.scorer_factory import ScorerFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -304,7 +304,7 @@ def _launcher(
     assert folder is not None, "processes write their logs to a folder"
     transport, logs = config.data_plane.transport, folder / LOGS
     if config.launcher == "ray":
-        from polyrhythm.runtime.ray.launch import build_ray_launcher  # ray
+        from polyrhythm.plugins.cluster.ray.launch import build_ray_launcher  # ray
 
         return build_ray_launcher(
             stations,

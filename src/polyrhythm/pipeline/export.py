@@ -11,14 +11,14 @@ from polyrhythm.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
     from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
-    from polyrhythm.policies.vla.checkpoint import Checkpoint
+    from polyrhythm.plugins.vla.checkpoint import Checkpoint
 
 
 def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
     """Write the policy that `path` names into the new folder `out`; what was written, by name. base: the released
     folder that it was trained from, in place of the one in its settings. ConfigError: it cannot be written so."""
     from polyrhythm.pipeline.persistence.checkpoints import read_policy
-    from polyrhythm.policies.vla.architectures import ARCHITECTURES
+    from polyrhythm.plugins.vla.architectures import ARCHITECTURES
 
     saved = read_policy(path)
     section: Mapping[str, Any] = saved.config["policy"]
@@ -42,8 +42,8 @@ def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
 
 def _language_model(saved: SavedPolicy, path: Path, base: str, out: Path) -> dict[str, Any]:
     """A language model that began with the folder `base`."""
-    from polyrhythm.policies.causal_lm.folders import save_trained
-    from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+    from polyrhythm.plugins.language.causal_lm.folders import save_trained
+    from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
 
     section = CausalLmSettings.model_validate(saved.config["policy"])
     opened = open_base(base, path, named=base != section.checkpoint)
@@ -55,7 +55,7 @@ def _write_plain(saved: SavedPolicy, out: Path) -> None:
     """A policy of ours: its tensors and its settings."""
     from polyrhythm.files import name_in_errors
     from polyrhythm.pipeline.persistence.checkpoints import EXPORTED_MODEL, EXPORTED_SETTINGS
-    from polyrhythm.policies.vla.saving import new_folder, write_tensors
+    from polyrhythm.plugins.vla.saving import new_folder, write_tensors
     from polyrhythm.specs.plain import as_plain
 
     spec = None if saved.spec is None else as_plain(saved.spec)
@@ -71,7 +71,7 @@ def _write_plain(saved: SavedPolicy, out: Path) -> None:
 def open_base(base: str, of: Path, *, named: bool) -> Checkpoint:
     """The released folder that the run or the adapters `of` were trained on. named: by the command, not by them.
     MissingError: it is no longer where they say; ConfigError: it is none."""
-    from polyrhythm.policies.vla.checkpoint import Checkpoint
+    from polyrhythm.plugins.vla.checkpoint import Checkpoint
 
     if not named and not Path(base).expanduser().exists():
         raise MissingError(f"{of}: it was trained on {base}, which is not there; name where it is now: --base FOLDER")
@@ -80,9 +80,9 @@ def open_base(base: str, of: Path, *, named: bool) -> Checkpoint:
 
 def _write_trained(saved: SavedPolicy, section: Mapping[str, Any], base: Checkpoint, out: Path) -> str:
     """A policy that began with the released folder `base`, in its layout, or its adapters; which of both."""
-    from polyrhythm.policies.vla.adapters import is_adapter, save_adapters
-    from polyrhythm.policies.vla.architectures import architecture
-    from polyrhythm.policies.vla.saving import save_folder
+    from polyrhythm.plugins.vla.adapters import is_adapter, save_adapters
+    from polyrhythm.plugins.vla.architectures import architecture
+    from polyrhythm.plugins.vla.saving import save_folder
 
     base.require(section["type"])
     if any(is_adapter(name) for name in saved.weights):
@@ -96,7 +96,7 @@ def _write_trained(saved: SavedPolicy, section: Mapping[str, Any], base: Checkpo
 
 def _refuse_adapters(path: Path, saved: SavedPolicy) -> None:
     """Raise ConfigError for adapters on a network that no folder holds."""
-    from polyrhythm.policies.vla.adapters import is_adapter
+    from polyrhythm.plugins.vla.adapters import is_adapter
 
     if any(is_adapter(name) for name in saved.weights):
         raise ConfigError(
@@ -108,12 +108,12 @@ def _refuse_adapters(path: Path, saved: SavedPolicy) -> None:
 def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
     """The policy of a run that began from a seed: what its file lacks is drawn again."""
     from polyrhythm.config.load import validate
+    from polyrhythm.plugins.vla.architectures import architecture
+    from polyrhythm.plugins.vla.inputs import VlaInputs
+    from polyrhythm.plugins.vla.saving import save_new
+    from polyrhythm.plugins.vla.statistics import BOUNDS
+    from polyrhythm.plugins.vla.tokenizers import WORDS
     from polyrhythm.policies.base import as_module, as_settings
-    from polyrhythm.policies.vla.architectures import architecture
-    from polyrhythm.policies.vla.inputs import VlaInputs
-    from polyrhythm.policies.vla.saving import save_new
-    from polyrhythm.policies.vla.statistics import BOUNDS
-    from polyrhythm.policies.vla.tokenizers import WORDS
     from polyrhythm.runtime.memory.tensors import apply_state
 
     _refuse_adapters(path, saved)

@@ -1,4 +1,4 @@
-"""Measures what limited a run, for the sentence of `planning.bottleneck`."""
+"""Measures what limited a run, for the sentence of `observe.bottleneck`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.planning.bottleneck import Load, bottleneck, idle_shares
+from polyrhythm.observe.bottleneck import Load, bottleneck, idle_shares
 
 _KINDS = ("simulator", "generator", "scorer", "trainer")
 

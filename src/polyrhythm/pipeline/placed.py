@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.pipeline.leases import lease_devices, lease_settings, list_unleased
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.seats import (
     Kind,
@@ -21,6 +20,7 @@ from polyrhythm.pipeline.seats import (
     list_excess_threads,
     list_unused_devices,
 )
+from polyrhythm.plugins.lease.seats import lease_devices, lease_settings, list_unleased
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
 from polyrhythm.runtime.memory.ways import CPU, Ends

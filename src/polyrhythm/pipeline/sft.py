@@ -13,14 +13,14 @@ from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.lerobot.checking import check_dataset
-from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
 from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert, refuse_misfit
 from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, prepare_initial_policy
+from polyrhythm.plugins.lerobot.checking import check_dataset
+from polyrhythm.plugins.lerobot.reading import read_demonstrations
 from polyrhythm.training.demonstrations import Demonstrations
 
 

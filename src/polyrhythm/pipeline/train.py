@@ -26,7 +26,6 @@ from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import read_lines
 from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
-from polyrhythm.observe.report import write_report
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -59,7 +58,8 @@ from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
-from polyrhythm.runtime.hosts.nodes import Node
+from polyrhythm.plugins.cluster.hosts.nodes import Node
+from polyrhythm.plugins.report.write import write_report
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.specs import EnvSpec
 

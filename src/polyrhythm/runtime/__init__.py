@@ -1,5 +1,4 @@
 """Where stations live and how they are reached: launchers, messages, payloads, published weights.
 
-`runtime.memory.tensors` and `runtime.memory.receiver` alone import torch; `runtime.ray` alone imports ray. Nothing
-here decides anything.
+`runtime.memory.tensors` and `runtime.memory.receiver` alone import torch. Nothing here decides anything.
 """

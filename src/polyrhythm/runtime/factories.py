@@ -19,7 +19,7 @@ from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:
-    from polyrhythm.runtime.memory.parcels import Parcels
+    from polyrhythm.plugins.cluster.parcels import Parcels
     from polyrhythm.runtime.memory.weights import Weights
 
 

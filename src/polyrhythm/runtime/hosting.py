@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from polyrhythm.runtime.hosts.clocks import ClockOffset
+from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.messages import Event, Joined, Order, Report, Spans
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from polyrhythm.plugins.cluster.parcels import KeptParcels
+from polyrhythm.plugins.lease.station import make_parts
+from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationContext, StationFactory, StationList
-from polyrhythm.runtime.hosts.clocks import ClockOffset
-from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.parcels import KeptParcels
 from polyrhythm.runtime.messages import (
     Channels,
     Departed,

@@ -27,9 +27,8 @@ from pathlib import Path
 
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.clocks import ClockOffset, HostClocks, SpanAlignment
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
-from polyrhythm.runtime.hosts.clocks import ClockOffset, HostClocks, SpanAlignment
-from polyrhythm.runtime.hosts.questions import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
@@ -38,6 +37,7 @@ from polyrhythm.runtime.processes.process import Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
 from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.runtime.processes.supervision import RECONNECTING, SupervisionLimits
+from polyrhythm.runtime.questions import Hosts
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage

@@ -84,7 +84,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """To a worker: a call, or the answer to what it asked, as `polyrhythm.workflow.protocol` encodes it."""
+    """To a worker: a call, or the answer to what it asked, as `polyrhythm.plugins.workflow.protocol` encodes it."""
 
     station: str
     content: bytes

@@ -23,8 +23,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
+from polyrhythm.plugins.lease.delivery import GENERATOR, SIMULATOR, TRAINER, CommandDelivery
+from polyrhythm.plugins.scoring.waiting import (
+    join_scorer,
+    lose_scorer,
+    note_score,
+    note_scoring_failure,
+    start_scoring,
+)
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.delivery import GENERATOR, SIMULATOR, TRAINER, CommandDelivery
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.inference.streams import StreamScheduler
@@ -32,13 +39,6 @@ from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, Tar
 from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
-from polyrhythm.scheduler.rollout.scoring import (
-    join_scorer,
-    lose_scorer,
-    note_score,
-    note_scoring_failure,
-    start_scoring,
-)
 from polyrhythm.scheduler.samples.fault_limit import FaultLimit
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.saving import state_codec

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.lease.offload import OffloadStore
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Reply

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.lease.offload import store_of
 from polyrhythm.policies.base import BuildsInParts, Policy, as_module, as_settings
 from polyrhythm.policies.engine import Streams
 from polyrhythm.policies.form import Role
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.memory.offload import store_of
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout

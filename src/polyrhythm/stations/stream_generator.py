@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.lease.offload import OffloadStore
 from polyrhythm.policies.base import Observations, Policy
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated, Streams
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import NEWER, VERSION, Channels, Order, Reply

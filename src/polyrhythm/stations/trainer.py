@@ -25,8 +25,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from polyrhythm.plugins.cluster.far_samples import FarSamples
+from polyrhythm.plugins.lease.offload import OffloadStore
+from polyrhythm.plugins.scoring.scores import with_score
 from polyrhythm.runtime.memory.arena import FAR, Arena
-from polyrhythm.runtime.memory.offload import OffloadStore
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Report, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
@@ -40,9 +42,7 @@ from polyrhythm.scheduler.records import (
     TrainerJoined,
     UpdateDone,
 )
-from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
-from polyrhythm.stations.far_samples import FarSamples
 from polyrhythm.stations.publication import Publication
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.training.checkpoint import Saving

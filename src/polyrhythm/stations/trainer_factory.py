@@ -11,8 +11,8 @@ from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import RunFolderError
+from polyrhythm.plugins.lease.offload import store_of
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.memory.offload import store_of
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import TrainerJoined
 from polyrhythm.stations.generator_factory import PolicyFactory

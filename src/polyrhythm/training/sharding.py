@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
 POLICY_METHODS = ("evaluate", "value", "late_values", "precompute", "act", "sft_loss")
-#: Layers that compute in the policy's dtype whatever their weights' (`policies.vla.precision`).
+#: Layers that compute in the policy's dtype whatever their weights' (`plugins.vla.precision`).
 _COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 

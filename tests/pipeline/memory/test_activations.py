@@ -17,9 +17,9 @@ import torch
 from tests.long import LONG_TESTS, long
 from tests.pipeline.memory.micro_batch import parts
 
-from polyrhythm.pipeline.memory import activations
-from polyrhythm.pipeline.memory.activations import Activations, estimate_activations
-from polyrhythm.pipeline.memory.meter import FakeMode, Meter, Profile, real_meter
+from polyrhythm.plugins.memory_estimate import activations
+from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
+from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, Profile, real_meter
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("{type: tiny_vla}", "{type: pi0}", "{type: openvla_oft}", "{type: groot_n1d5}")

@@ -11,8 +11,8 @@ from tests.pipeline.runs import config
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.memory.plan import Machine, Planner, with_settings
-from polyrhythm.pipeline.memory.remedies import Remedy, find_remedies
+from polyrhythm.plugins.memory_estimate.plan import Machine, Planner, with_settings
+from polyrhythm.plugins.memory_estimate.remedies import Remedy, find_remedies
 
 BATCHED: dict[str, Any] = {"rollout": {"env_batches": 8}, "batching": {"type": "dynamic", "max_rows": 48}}
 PI0 = ["policy={type: pi0, dtype: float32}", "placement={trainer: {devices: 0}, generators: {devices: 0}}"]

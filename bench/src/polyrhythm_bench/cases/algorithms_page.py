@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.observe.report.svg import Plot, picture, standing_alone
+from polyrhythm.plugins.report.svg import Plot, picture, standing_alone
 from polyrhythm_bench.harness.curves import mean_curve, placed
 from polyrhythm_bench.harness.markdown import wrap_prose
 

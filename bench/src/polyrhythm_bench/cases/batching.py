@@ -17,7 +17,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.clustersim.scenario import FOREVER, BatchingScenario, rate
+from polyrhythm.plugins.virtual.clustersim.scenario import FOREVER, BatchingScenario, rate
 from polyrhythm.scheduler.padding import powers
 from polyrhythm.scheduler.records import BatchingChosen
 from polyrhythm.scheduler.settings import SchedulerSettings

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from polyrhythm.config.catalog import adapter
-from polyrhythm.envs.libero.library import DOWNLOAD
-from polyrhythm.envs.separate.settings import find_python
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.simulators.libero.library import DOWNLOAD
+from polyrhythm.plugins.simulators.separate.settings import find_python
 from polyrhythm_bench.harness.worker import Worker
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, ClassVar
 
-from polyrhythm.clustersim.costs import parse_cost
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm.scheduler import records
 from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm_bench.cases import overlap

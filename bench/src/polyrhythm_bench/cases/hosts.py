@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.agent import AgentSpec
-from polyrhythm.runtime.hosts.memory import ARENA, WEIGHTS, HostMemory, segment_sizes
-from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
+from polyrhythm.plugins.cluster.hosts.memory import ARENA, WEIGHTS, HostMemory, segment_sizes
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment, shared_root

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.observe.report.svg import Plot, standing_alone
+from polyrhythm.plugins.report.svg import Plot, standing_alone
 from polyrhythm_bench.harness.curves import mean_curve, placed
 from polyrhythm_bench.harness.markdown import wrap_prose
 

@@ -25,11 +25,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.costs import parse_count
-from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.costs import parse_count
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.harness.version_cost import VersionCost, measure
 from polyrhythm_bench.papers.fit import fit
 from polyrhythm_bench.papers.model import MAX_LAG, Costs, cluster_settings, measured

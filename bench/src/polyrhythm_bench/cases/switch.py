@@ -1,7 +1,7 @@
 """Time in which a station's tensors leave the device that it leases and come back, beside bare copies of them.
 
 Those of a CUDA device go to pinned host memory; those of the host, which stands for a device where there is none, to a
-file (`runtime.memory.offload`). Bare: the same tensors copied one after another to pinned memory or a file that is
+file (`plugins.lease.offload`). Bare: the same tensors copied one after another to pinned memory or a file that is
 there, and back, in the same turn; nothing is freed. Both come after a turn that touches all pages.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.runtime.memory.offload import DeviceStore, FileStore, OffloadStore
+from polyrhythm.plugins.lease.offload import DeviceStore, FileStore, OffloadStore
 from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.workloads.linear_model import linear_model, seconds

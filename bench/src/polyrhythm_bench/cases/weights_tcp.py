@@ -16,10 +16,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.runtime.hosts import questions as q
-from polyrhythm.runtime.hosts.agent import AgentSpec
-from polyrhythm.runtime.hosts.memory import WEIGHTS, HostMemory, segment_sizes
-from polyrhythm.runtime.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
+from polyrhythm.plugins.cluster.hosts.memory import WEIGHTS, HostMemory, segment_sizes
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root

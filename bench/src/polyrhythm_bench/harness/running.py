@@ -10,7 +10,7 @@ from pathlib import Path
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.runtime.hosts.nodes import Node
+from polyrhythm.plugins.cluster.hosts.nodes import Node
 
 
 @contextmanager

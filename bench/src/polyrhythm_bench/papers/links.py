@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.costs import Cost, parse_cost
-from polyrhythm.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
-from polyrhythm.clustersim.scenario import FOREVER
-from polyrhythm.clustersim.settings import ClusterSettings, ConductorSection, LinkSection
-from polyrhythm.clustersim.summary import summarise
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
+from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
+from polyrhythm.plugins.virtual.clustersim.scenario import FOREVER
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, ConductorSection, LinkSection
+from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm.specs.distributions import Constant

@@ -23,16 +23,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.costs import Cost
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.costs import Cost
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import Command, Event, UpdateDone
 from polyrhythm.specs.distributions import Constant, Lognormal
 from polyrhythm_bench.papers.published import EPISODES, PaperRow
 
 SIMULATOR_OCCUPIES, GENERATOR_OCCUPIES, TRAINER_OCCUPIES = 0.24, 0.7, 1.0
 MAX_LAG = 2
-#: How passes share a device (`clustersim.settings.ClusterSettings.sharing`).
+#: How passes share a device (`plugins.virtual.clustersim.settings.ClusterSettings.sharing`).
 Sharing = Literal["shared", "exclusive"]
 #: Versions left out at the start, counted, left out at the end. Rollout runs ahead of training by the lag: it must be
 #: that far ahead before the first counted version, and still run at the last. With max_lag 0 all versions are equal.

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.costs import Cost
-from polyrhythm.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.costs import Cost
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.papers.published import Latency, PaperData
 
 

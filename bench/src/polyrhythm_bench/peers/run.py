@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polyrhythm.clustersim.costs import parse_cost
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm_bench.cases import overlap
 from polyrhythm_bench.peers import process, venvs
 from polyrhythm_bench.peers.ours import as_scene

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.policies.layers.decoder import DecoderSize
-from polyrhythm.policies.layers.siglip import SiglipSize
-from polyrhythm.policies.layers.timm_vit import VitSize
+from polyrhythm.plugins.vla.layers.decoder import DecoderSize
+from polyrhythm.plugins.vla.layers.siglip import SiglipSize
+from polyrhythm.plugins.vla.layers.timm_vit import VitSize
 
 _UNITS, _TIME_PERIOD = 256, 10000.0
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from typing import Literal, NamedTuple
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.costs import Count as TokenCount
-from polyrhythm.clustersim.costs import parse_cost, parse_count
-from polyrhythm.clustersim.settings import ClusterSettings
-from polyrhythm.clustersim.summary import summarise
 from polyrhythm.config.base import Count, Section, Whole
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.costs import Count as TokenCount
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
+from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.specs.distributions import Distribution
 from polyrhythm_bench.workloads.answers_env import Share
 from polyrhythm_bench.workloads.scene import Publications

@@ -82,7 +82,7 @@ def robosuite(task: str) -> Bare:
 
 def libero(task: str) -> Bare:
     """A task with images of agentview, 128 pixels wide, drawn by its own step; each reset makes the model anew."""
-    from polyrhythm.envs.libero import library
+    from polyrhythm.plugins.simulators.libero import library
 
     library.import_package(library.find_assets(""))
     from libero.libero.envs.env_wrapper import ControlEnv

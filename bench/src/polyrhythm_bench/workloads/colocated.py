@@ -13,13 +13,13 @@ import torch
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network
+from polyrhythm.plugins.vla.pi0.settings import PROMPT_LENGTH, SizeSettings
+from polyrhythm.plugins.vla.pi0.size import Pi0Size
+from polyrhythm.plugins.vla.saving import save_new
+from polyrhythm.plugins.vla.statistics import BOUNDS
+from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.policies.pi0.network import PI0, Pi0Network
-from polyrhythm.policies.pi0.settings import PROMPT_LENGTH, SizeSettings
-from polyrhythm.policies.pi0.size import Pi0Size
-from polyrhythm.policies.vla.saving import save_new
-from polyrhythm.policies.vla.statistics import BOUNDS
-from polyrhythm.policies.vla.tokenizers import WORDS
 
 #: Cameras that show the one image that the environment draws, executed actions, denoise steps, passes over an update.
 CAMERAS, CHUNK, STEPS, EPOCHS = 2, 5, 4, 2

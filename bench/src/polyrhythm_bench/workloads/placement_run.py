@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
-from polyrhythm.clustersim.cluster import Cluster
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.running import running

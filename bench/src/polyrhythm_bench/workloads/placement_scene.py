@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.papers.model import MAX_LAG, Costs, cluster_settings
 from polyrhythm_bench.papers.published import PaperData, PaperRow
 

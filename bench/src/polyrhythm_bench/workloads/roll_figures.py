@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
-from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.workloads import answers, turns_scene
 from polyrhythm_bench.workloads.answers import MODES, AnswerMode, AnswerScene, cut_at
 from polyrhythm_bench.workloads.turns_scene import TurnScene

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.costs import Cost, parse_cost
-from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.base import Count, InvalidSetting, NotNegative, Section
 from polyrhythm.config.explain import explain
 from polyrhythm.config.load import parse_override, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import Command, Event, Published
 from polyrhythm.specs.distributions import Distribution, parse_distribution
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
-from polyrhythm.clustersim.costs import Cost, Count, parse_cost, parse_count
+from polyrhythm.plugins.virtual.clustersim.costs import Cost, Count, parse_cost, parse_count
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, Policy, as_settings
 from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
 from polyrhythm.policies.form import PolicyForm, Role

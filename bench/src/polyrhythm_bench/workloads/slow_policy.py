@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pydantic import BaseModel, field_validator
 from torch import Tensor
 
-from polyrhythm.clustersim.costs import Cost, parse_cost
+from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, Policy, as_settings
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.specs import EnvSpec
@@ -18,7 +18,7 @@ from polyrhythm_bench.workloads.wrapped_policy import InnerPolicy, WrappedPolicy
 
 class SlowPolicySettings(BaseModel):
     """The policy `policy`, which takes `act` to act on rows, and `evaluate` to evaluate chunk steps: costs as in
-    `clustersim.costs`, `10ms+0.1ms` being 10 ms and 0.1 ms for each of them."""
+    `plugins.virtual.clustersim.costs`, `10ms+0.1ms` being 10 ms and 0.1 ms for each of them."""
 
     model_config = SETTINGS
 

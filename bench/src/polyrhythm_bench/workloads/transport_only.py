@@ -22,7 +22,7 @@ from typing import Any
 
 import zmq
 
-from polyrhythm.clustersim.costs import parse_cost
+from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.transport.sockets import Inbox, Outbox, endpoint
 from polyrhythm.specs.distributions import parse_distribution

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.base import Count, NotNegative, Section, Whole
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 
 
 class TurnScene(Section):

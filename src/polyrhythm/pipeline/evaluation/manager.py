@@ -11,7 +11,6 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.conversations import write_conversations
 from polyrhythm.observe.intervals import at_in_words, counted, success_in_words
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
@@ -22,6 +21,7 @@ from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tal
 from polyrhythm.pipeline.observers.setbacks import warn_of_setbacks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
+from polyrhythm.plugins.language.conversations import write_conversations
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 

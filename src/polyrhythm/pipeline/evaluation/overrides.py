@@ -11,7 +11,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable
-from polyrhythm.policies.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
 
 _ENGINE = "policy.engine"
 #: Settings by which a language model's tokens are drawn.

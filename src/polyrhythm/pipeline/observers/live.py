@@ -20,9 +20,9 @@ from polyrhythm.observe.live import Status, block
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces, in_order
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.plugins.cluster.observers import JOINS, StationPlaces, in_order
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 

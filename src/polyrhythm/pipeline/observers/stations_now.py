@@ -9,7 +9,7 @@ from typing import ClassVar
 from polyrhythm.observe import Activity
 from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import JOINS, StationPlaces
+from polyrhythm.plugins.cluster.observers import JOINS, StationPlaces
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 

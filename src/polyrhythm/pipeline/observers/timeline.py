@@ -27,7 +27,7 @@ from typing import ClassVar
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime import spans as kinds
-from polyrhythm.runtime.hosts.clocks import ClockOffset
+from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.spans import Span
 from polyrhythm.scheduler import records

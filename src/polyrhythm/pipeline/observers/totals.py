@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import StationPlaces
-from polyrhythm.runtime.hosts.questions import MAIN
+from polyrhythm.plugins.cluster.observers import StationPlaces
 from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.questions import MAIN
 from polyrhythm.scheduler import records
 
 #: How the names of stations end that serve evaluations alone.

@@ -32,8 +32,8 @@ from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import parse_json
 from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
-from polyrhythm.policies.vla.checkpoint import read_stored
-from polyrhythm.policies.vla.safetensors_headers import read_header
+from polyrhythm.plugins.vla.checkpoint import read_stored
+from polyrhythm.plugins.vla.safetensors_headers import read_header
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
 from polyrhythm.stations.trainer_states import TrainerStates

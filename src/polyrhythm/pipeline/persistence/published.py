@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.hosts.client import HostSilent
+from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from polyrhythm.config.load import save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
-from polyrhythm.observe.conversations import CONVERSATIONS_FILE, forget_conversations
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE
@@ -25,6 +24,7 @@ from polyrhythm.pipeline.persistence.phases import PhaseJournal, has_begun
 from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import give_weights
+from polyrhythm.plugins.language.conversations import CONVERSATIONS_FILE, forget_conversations
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from polyrhythm.config.sections.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import JOINS, HostTotals, StationPlaces
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun
 from polyrhythm.pipeline.persistence.snapshot import RunSnapshot, take_snapshot, write_snapshot
+from polyrhythm.plugins.cluster.observers import JOINS, HostTotals, StationPlaces
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)

@@ -16,15 +16,12 @@ from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.gl_choice import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.lerobot.checking import check_dataset
-from polyrhythm.pipeline.memory.needs import HOST
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import try_on
@@ -41,16 +38,19 @@ from polyrhythm.pipeline.validation.rollout_checks import (
 from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
+from polyrhythm.plugins.cluster.ray.reach import LOCAL
+from polyrhythm.plugins.lerobot.checking import check_dataset
+from polyrhythm.plugins.memory_estimate.needs import HOST
+from polyrhythm.plugins.simulators.gl_choice import set_simulator_count
+from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.engine import AsksServer, Streams
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.processes.limits import check_limits
-from polyrhythm.runtime.ray.reach import LOCAL
 from polyrhythm.specs import EnvSpec, WeightsLayout
 
 log = logging.getLogger(__name__)

@@ -236,7 +236,7 @@ def _backends() -> dict[str, bool]:
     """GL backend to try → whether the quickstart would use it: MUJOCO_GL, else as `choose_gl_backend` chooses."""
     chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
     try:
-        from polyrhythm.envs.metaworld.mujoco_rendering import BACKENDS, is_loadable, preferred
+        from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import BACKENDS, is_loadable, preferred
     except ImportError:
         return {chosen or "osmesa": True}
     chosen = chosen or preferred(tuple(filter(is_loadable, BACKENDS)) or BACKENDS[:1])
@@ -247,7 +247,7 @@ def _rendering(backend: str, *, needed: bool) -> Finding:
     bad: Literal["note", "missing"] = "missing" if needed else "note"
     try:
         done = subprocess.run(  # noqa: S603 - our own module
-            [sys.executable, "-m", "polyrhythm.envs.metaworld.render_probe", _TASK],
+            [sys.executable, "-m", "polyrhythm.plugins.simulators.metaworld.render_probe", _TASK],
             capture_output=True,
             text=True,
             timeout=_RENDER_S,

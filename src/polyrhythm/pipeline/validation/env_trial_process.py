@@ -25,7 +25,7 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv, ask_spec
 from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.validation.reward_trial import EpisodeTrial, try_episode
+from polyrhythm.plugins.scoring.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),

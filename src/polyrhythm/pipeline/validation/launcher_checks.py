@@ -6,7 +6,7 @@ import importlib.util
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
-from polyrhythm.runtime.ray.reach import check_reachable
+from polyrhythm.plugins.cluster.ray.reach import check_reachable
 
 _KINDS = ("simulators", "generators", "trainer", "scorers")
 

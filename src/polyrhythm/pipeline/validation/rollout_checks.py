@@ -15,10 +15,10 @@ from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.validation.config_errors import errors_of
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings
 from polyrhythm.pipeline.validation.tool_checks import check_calls
+from polyrhythm.plugins.scoring.reward_function import load_reward
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.reward_function import load_reward
 from polyrhythm.stations.simulator.env_host import refuse_segments
 
 log = logging.getLogger(__name__)

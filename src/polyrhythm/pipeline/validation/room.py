@@ -14,9 +14,9 @@ import torch
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import StartError
-from polyrhythm.pipeline.memory.needs import HOST, SHARED
-from polyrhythm.pipeline.memory.plan import DeviceMemory, Machine, Planner
-from polyrhythm.pipeline.memory.remedies import find_remedies
+from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED
+from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
+from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.specs import EnvSpec

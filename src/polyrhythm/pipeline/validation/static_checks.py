@@ -21,8 +21,6 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.lerobot.checking import check_dataset
-from polyrhythm.pipeline.memory.needs import memory_by_station
 from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.all_checks import Examined, failed_finding, note_shortage, run_findings
@@ -55,9 +53,11 @@ from polyrhythm.pipeline.validation.rollout_checks import (
 from polyrhythm.pipeline.validation.room import check_room
 from polyrhythm.pipeline.warm_start.demos import check_expert
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
+from polyrhythm.plugins.lerobot.checking import check_dataset
+from polyrhythm.plugins.memory_estimate.needs import memory_by_station
+from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies.base import Policy, PolicySettings
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.policies.vla.settings import VlaSettings
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import check_patterns

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.envs.sandbox.tool import SandboxSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
 from polyrhythm.scheduler.records import EnvBatchInfo
 
 

@@ -2,7 +2,7 @@
 
 Of the unsuccessful episodes only the noisy ones are kept, whose labels are still correct, unless `keep_failed`. An
 episode that is not finite, or whose row fails, is dropped. How episodes are played: warm_start/episodes.py; as a
-dataset in files: pipeline/lerobot.
+dataset in files: plugins/lerobot.
 """
 
 from __future__ import annotations

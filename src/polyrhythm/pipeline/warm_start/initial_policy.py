@@ -11,12 +11,12 @@ from torch import Tensor
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.pipeline.lerobot.reading import read_demonstrations
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.demos import record
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
+from polyrhythm.plugins.lerobot.reading import read_demonstrations
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import published_state
 from polyrhythm.runtime.memory.tensors import apply_state

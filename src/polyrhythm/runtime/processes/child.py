@@ -21,18 +21,18 @@ from pathlib import Path
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory
+from polyrhythm.plugins.cluster.hosts.watch import HostWatch
+from polyrhythm.plugins.lease.station import make_parts
 from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
-from polyrhythm.runtime.hosts.memory import HostMemory
-from polyrhythm.runtime.hosts.questions import MAIN, HostView
-from polyrhythm.runtime.hosts.watch import HostWatch
-from polyrhythm.runtime.leased import make_parts
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Channels, Departed, Spans, merge_joined, process_address, rank_name
 from polyrhythm.runtime.processes.outgoing import Outgoing
 from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
+from polyrhythm.runtime.questions import MAIN, HostView
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter

@@ -1,5 +1,5 @@
 """Questions and answers over tcp: who asks sends messages of several parts and gets some back, in order. Large answers
-between hosts come over other connections (`runtime.transport.sealed`).
+between hosts come over other connections (`plugins.cluster.transport.sealed`).
 
 Sockets are made by `runtime.transport.sockets`, with the run's keys.
 """

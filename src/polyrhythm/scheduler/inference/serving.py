@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from polyrhythm.scheduler.autobatch.tuning import BatchTuner
+from polyrhythm.plugins.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState
 from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key

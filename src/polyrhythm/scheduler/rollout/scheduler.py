@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from polyrhythm.plugins.scoring.rules import ScoringQueue
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import (
     CancelRow,
@@ -44,7 +45,6 @@ from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
 from polyrhythm.scheduler.samples.quarantine import Quarantine
-from polyrhythm.scheduler.samples.scoring import ScoringQueue
 from polyrhythm.scheduler.samples.selection_bias import SelectionStats
 from polyrhythm.scheduler.samples.suspects import Suspects
 from polyrhythm.scheduler.settings import SchedulerSettings

@@ -1,0 +1,1 @@
+"""Optional parts. Each folder has a module `plugin` that registers what it adds (`polyrhythm.plugin`)."""

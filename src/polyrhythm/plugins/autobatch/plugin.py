@@ -1,0 +1,7 @@
+"""Registers the plugin: `batching: auto`: batch limits chosen by forecast."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "autobatch",
+)

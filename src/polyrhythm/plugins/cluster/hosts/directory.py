@@ -1,0 +1,286 @@
+"""Which hosts a run has, which of them are lost, and on which node each station works.
+
+A host is lost when its agent answers nothing for `heartbeat_s`, several questions, and none of its stations is heard
+either; one alone may be slow. An agent that has ended, or answers nothing for three times as long, makes it lost though
+its stations are heard: nobody can read what it holds. So does a process there that could not be ended: it may still
+write. The host of the trainer or of main cannot be lost: the run ends, and is resumed.
+
+    sought     the station has ended, hosts are being asked
+    placed     it may start: where it was, or on a node that has room for it
+    waiting    no node has room; the run goes on with less
+    crowded    it had to start without room, because the run needs so many; it moves to a node that has
+
+Invariant: a station is placed only on a node that is there and whose host is not lost, as far as is known.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import IO
+
+from polyrhythm.errors import HostLost, RunHalted
+from polyrhythm.plugins.cluster.hosts.survey import Place, Sight, Survey
+from polyrhythm.plugins.cluster.hosts.watch import HostWatch
+from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.process import Handle
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a crowded station stays where it is: a move costs the work that it has under way.
+_STAYS_S = 15.0
+#: Times `heartbeat_s` for which an agent may be silent whose host is heard.
+_ALONE = 3.0
+#: A process that cannot reach main's host ends after so many times `heartbeat_s`, or so many seconds if that is more:
+#: main has given it up by then.
+_SILENCES, _SILENCE_S = 2.0, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What stations need of a cluster. cpus: of each; least: of the stations of a kind, how many have to work even if
+    they share CPUs; those of no kind all have to."""
+
+    cpus: Mapping[str, float] = field(default_factory=dict)
+    least: Sequence[tuple[frozenset[str], int]] = ()
+
+
+NO_NEEDS = Needs()
+
+
+def silence_limit(heartbeat_s: float) -> float:
+    """Seconds after which a process ends itself that cannot reach main's host."""
+    return max(_SILENCE_S, _SILENCES * heartbeat_s)
+
+
+class HostDirectory:
+    """places: of each station; slots: of each simulator; servers: of all hosts; publishers: hosts where weights are
+    published. survey: of the cluster's nodes, None where they are fixed; needs: of the stations there; heartbeat_s:
+    seconds of silence that make a host lost; own: main's. on_host: called for each host that came, set before
+    `advance`."""
+
+    def __init__(
+        self,
+        places: Mapping[str, Place],
+        slots: Mapping[str, Sequence[str]],
+        servers: Mapping[str, str],
+        publishers: tuple[str, ...],
+        survey: Survey | None = None,
+        needs: Needs = NO_NEEDS,
+        heartbeat_s: float = 20.0,
+        own: Place | None = None,
+    ) -> None:
+        self._places, self._slots, self._publishers = dict(places), slots, publishers
+        self._servers, self._heartbeat_s = dict(servers), heartbeat_s
+        self._own = own
+        self._nodes = {place.node.name: place for place in places.values()}
+        self._survey, self._needs = survey, needs
+        self.lost: set[str] = set()
+        self.on_host: Callable[[str, str], None] = lambda _host, _endpoint: None
+        self._sought: dict[str, float] = {}  # since when
+        self._waiting: list[str] = []
+        self._crowded: dict[str, float] = {}  # since when
+        self._open_watch: Callable[[str, str], HostWatch] | None = None
+        self._watches: dict[str, HostWatch] = {}
+        self._stopped: list[HostWatch] = []
+
+    def watch_hosts(self, open_watch: Callable[[str, str], HostWatch]) -> None:
+        """Ask all hosts but main's, those that come included, until `close`. open_watch: begins to ask one, by its name
+        and the endpoint of its server."""
+        self._open_watch = open_watch
+        for host, endpoint in self._servers.items():
+            if host != q.MAIN:
+                self._watches[host] = open_watch(host, endpoint)
+
+    def close(self) -> None:
+        """Ask no host any more."""
+        watches = [*self._watches.values(), *self._stopped]
+        for watch in watches:
+            watch.stop()
+        for watch in watches:
+            watch.close()
+
+    def host_of(self, station: str) -> str:
+        return self._places[station].host
+
+    def view(self, station: str) -> q.HostView:
+        """What a process of the station that starts now knows of the hosts."""
+        place = self._places[station]
+        own = q.HostView(place.host, place.folder, place.node.address, answer_s=self._heartbeat_s)
+        return self.view_from(own)
+
+    def view_from(self, own: q.HostView) -> q.HostView:
+        """`own` with what all hosts hold now."""
+        slots = {slot: self._places[name].host for name, its in self._slots.items() for slot in its}
+        silence_s = silence_limit(self._heartbeat_s)
+        return replace(own, servers=dict(self._servers), slots=slots, publishers=self._publishers, silence_s=silence_s)
+
+    def spawn(self, spec: ChildSpec, file: IO[bytes]) -> Handle:
+        """Start a station's process on its node."""
+        return self._places[spec.station].node.spawn(spec, file)
+
+    # ------------------------------------------------------------ places
+
+    @property
+    def waiting(self) -> Sequence[str]:
+        """The stations that no node has room for."""
+        return self._waiting
+
+    def seek(self, station: str, now: float) -> None:
+        """A station has ended; `advance` says when it may start again: once all hosts have answered that are not lost,
+        because a lost host takes stations with it, or makes those fail that fetch from it."""
+        self._sought[station] = now
+        for watch in self._watches.values():
+            watch.ask()
+
+    def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> q.Changes:
+        """Take note of nodes that came and hosts that are lost, and find places. heard: the stations whose heartbeats
+        come; starting: one is not ready yet. HostLost: the trainer's host is, or main's. RunHalted: the cluster is."""
+        if self._survey is not None and self._survey.failure:
+            for place in self._nodes.values():
+                place.node.give_up()  # nobody can end what runs there, so nobody waits for it
+            raise RunHalted(f"{self._survey.failure}; start again with resume")
+        hosts = self._take_new()
+        leaving = self._lose({self._places[station].host for station in heard})
+        answered = min((watch.answered for watch in self._watches.values()), default=now)
+        known = max(answered, now - self._heartbeat_s)
+        for station in [name for name, since in self._sought.items() if since <= known]:
+            del self._sought[station]
+            self._waiting.append(station)
+        placed = [station for station in list(self._waiting) if self._place(station, now)]
+        if not (starting or self._sought or self._waiting or leaving):
+            leaving |= self._move(now)  # one after another: each is idle until it is ready at its new place
+        return q.Changes(hosts, leaving, placed)
+
+    def _take_new(self) -> list[tuple[str, str]]:
+        """The hosts of nodes that came; those of the nodes that are usable are told to the survey."""
+        if self._survey is None:
+            return []
+        hosts = []
+        for place, endpoint in self._survey.take():
+            self._nodes[place.node.name] = place
+            if endpoint:
+                self._servers[place.host] = endpoint
+                self.on_host(place.host, endpoint)
+                if self._open_watch is not None:
+                    self._watches[place.host] = self._open_watch(place.host, endpoint)
+                hosts.append((place.host, endpoint))
+            log.warning("%s has come: host %s", place.node.name, place.host)
+        usable = {name for name, place in self._nodes.items() if place.host not in self.lost}
+        if usable != self._survey.usable:
+            self._survey.usable = frozenset(usable)
+        return hosts
+
+    def _lose(self, heard: Collection[str]) -> dict[str, q.Departure]:
+        """Note which hosts are lost; the stations that have to leave them. heard: hosts of which a
+        station is."""
+        found = {host: reason for host, reason in self._find_lost(heard).items() if host in self._servers}
+        for host, reason in found.items():
+            log.error("host %s is lost, and with it what it holds: %s", host, reason)
+            self.lost.add(host)
+            del self._servers[host]
+            if host in self._publishers:
+                without = "" if host == q.MAIN else ", without its nodes"
+                raise HostLost(
+                    f"host {host} is lost ({reason}), and the run needs it; start again with resume{without}",
+                    host,
+                    [name for name, place in self._places.items() if place.host == host],
+                )
+            if (watch := self._watches.pop(host, None)) is not None:
+                watch.stop()
+                self._stopped.append(watch)
+            for name in [name for name, place in self._nodes.items() if place.host == host]:
+                self._nodes[name].node.give_up()
+                if self._survey is not None:
+                    self._survey.withdraw(name)
+        gone = {name: place.host for name, place in self._places.items() if place.host in found}
+        absent = {*self._sought, *self._waiting}
+        there = {name: host for name, host in gone.items() if name not in absent}
+        return {name: q.Departure(f"is on host {host}, which is lost") for name, host in there.items()}
+
+    def _find_lost(self, heard: Collection[str]) -> dict[str, str]:
+        """The hosts that are lost, with the reason."""
+        found = {}
+        for place in [*self._nodes.values(), *([self._own] if self._own is not None else [])]:
+            if place.node.agent_failure:
+                found[place.host] = place.node.agent_failure
+            elif place.node.abandoned:
+                found[place.host] = "a process there cannot be ended"
+        for host, watch in self._watches.items():
+            if watch.is_silent_for(self._heartbeat_s * (_ALONE if host in heard else 1.0)):
+                found[host] = "it does not answer"
+        return found
+
+    def _place(self, station: str, now: float) -> bool:
+        """Find a place for a station that waits; whether there is one."""
+        before, found = self._places[station], None
+        usable = self._usable()
+        if before.node.name in usable and station not in self._crowded:
+            found = usable[before.node.name]  # with another host, if that was lost and the node came back
+        else:
+            found = self._with_room(station, usable)
+            self._crowded.pop(station, None)
+            if found is None and self._has_to_work(station):
+                found = self._least_loaded(usable)
+                if self._sight is not None:
+                    self._crowded[station] = now
+        if found is None:
+            return False
+        self._waiting.remove(station)
+        if found is not before:
+            self._places[station] = found
+            room = ", which has no room" * (station in self._crowded)
+            log.warning("%s goes to %s%s", station, found.node.name, room)
+        return True
+
+    @property
+    def _sight(self) -> Sight | None:
+        return self._survey.sight if self._survey is not None else None
+
+    def _usable(self) -> dict[str, Place]:
+        """The nodes that are there and whose hosts are not lost."""
+        there = self._sight.free if self._sight is not None else self._nodes
+        return {
+            name: place
+            for name, place in self._nodes.items()
+            if place.host not in self.lost and (name in there or self._survey is None or not place.node.leaves)
+        }
+
+    def _with_room(self, station: str, usable: Mapping[str, Place]) -> Place | None:
+        """The node that the cluster has reserved CPUs on for the station, or one with enough that nobody has."""
+        sight = self._sight
+        if sight is None:
+            return self._least_loaded(usable) if self._survey is None else None
+        if (name := sight.reserved.get(station, "")) in usable:
+            return usable[name]
+        need, free = self._needs.cpus.get(station, 0.0), dict(sight.free)
+        for other in set(self._places) - {station, *self._waiting, *self._crowded}:
+            if (name := self._places[other].node.name) != sight.reserved.get(other):
+                free[name] = free.get(name, 0.0) - self._needs.cpus.get(other, 0.0)
+        roomy = {name: place for name, place in usable.items() if free.get(name, 0.0) >= need}
+        return self._least_loaded(roomy) if roomy else None
+
+    def _has_to_work(self, station: str) -> bool:
+        """Whether the run needs it even where it has to share CPUs."""
+        for names, least in self._needs.least:
+            if station in names:
+                return len(names - set(self._waiting) - set(self._sought)) < least
+        return True
+
+    def _least_loaded(self, usable: Mapping[str, Place]) -> Place:
+        """The node with the fewest stations."""
+        if not usable:
+            raise RunHalted("all hosts of the run are lost but main's; start again with resume")
+        counts = Counter(place.node.name for name, place in self._places.items() if name not in self._waiting)
+        return min(usable.values(), key=lambda place: counts[place.node.name])
+
+    def _move(self, now: float) -> dict[str, q.Departure]:
+        """The first crowded station that a node has room for now."""
+        usable = self._usable()
+        for station, since in self._crowded.items():
+            if now >= since + _STAYS_S and (place := self._with_room(station, usable)) is not None:
+                return {station: q.Departure(f"moves to {place.node.name}, which has room", moves=True)}
+        return {}

@@ -1,0 +1,204 @@
+"""Parcels: values of any size on their way from one process of a run to another.
+
+Each is a frame (`runtime.transport.frames`) that its sender keeps and its receiver takes, once. On one host it is a
+file in shared memory that the receiver maps and unlinks, so nothing is copied again and the memory goes with the
+receiver's arrays. From another host it is fetched over tcp; what is for several receivers is fetched once for each
+host and kept there for the others, until the next one of that sender comes. In one process it is a buffer that changes
+hands.
+
+    <folder>/parcels/OWNER-NUMBER       for one receiver
+    <folder>/parcels/OWNER-NUMBER@COPY  for each of several: links to one file
+    <folder>/parcels/HOST~OWNER~NUMBER  fetched from there, for the receivers of this host
+
+Invariant: a parcel is taken once, and whoever takes it is the only one who can write to what he gets.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from polyrhythm.errors import StartError
+from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.transport.frames import Piece
+
+PARCELS = "parcels"
+_NAME = re.compile(r"(?P<owner>[A-Za-z0-9_.-]{1,150})-(?P<number>[0-9]{1,20})(?P<copy>@[0-9]{1,9})?")
+
+
+class Parcels(Protocol):
+    """Where this process keeps parcels for others, and takes theirs. host: the name of this process's host."""
+
+    @property
+    def host(self) -> str: ...
+
+    def keep(self, parts: Sequence[Piece], copies: int = 1) -> list[str]:
+        """Keep these bytes for `copies` receivers; the name for each. StartError: there is too little memory."""
+        ...
+
+    def take(self, host: str, name: str, nbytes: int) -> memoryview:
+        """The bytes of a parcel that a process of this host keeps, to read and to write. LookupError: it is gone."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Nobody will take this parcel of this process."""
+        ...
+
+
+class KeptParcels:
+    """Parcels of one process."""
+
+    host = ""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytearray] = {}
+        self._numbers = itertools.count()
+
+    def keep(self, parts: Sequence[Piece], copies: int = 1) -> list[str]:
+        names = [str(next(self._numbers)) for _ in range(copies)]
+        self._kept |= {name: bytearray().join(parts) for name in names}
+        return names
+
+    def take(self, host: str, name: str, nbytes: int) -> memoryview:  # noqa: ARG002
+        try:
+            return memoryview(self._kept.pop(name))
+        except KeyError:
+            raise LookupError(f"parcel {name!r} is gone") from None
+
+    def drop(self, name: str) -> None:
+        self._kept.pop(name, None)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class Asking(Protocol):
+    """A connection to another host's server (`plugins.cluster.hosts.client.DataClient`)."""
+
+    def ask(self, question: q.Question) -> list[memoryview]: ...
+
+
+class SharedParcels:
+    """Parcels in the run's folder in shared memory. owner: of this process, for names; clients: of the servers of the
+    run's other hosts."""
+
+    def __init__(self, folder: Path, owner: str, host: str = "", clients: Mapping[str, Asking] | None = None) -> None:
+        self.host, self._folder, self._owner = host, folder / PARCELS, owner
+        self._clients = clients or {}
+        self._numbers = itertools.count()
+
+    def keep(self, parts: Sequence[Piece], copies: int = 1) -> list[str]:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        name = f"{self._owner}-{next(self._numbers)}"
+        names = [name] if copies == 1 else [f"{name}@{copy}" for copy in range(copies)]
+        first = self._folder / names[0]
+        self._write(first, parts, sum(map(len, parts)))
+        for other in names[1:]:
+            (self._folder / other).hardlink_to(first)
+        return names
+
+    def _write(self, path: Path, parts: Iterable[Piece], nbytes: int) -> None:
+        """Write a file whole, or leave none. StartError: there is too little memory."""
+        try:
+            with path.open("wb", buffering=0) as file:
+                for part in parts:
+                    _write_all(file.fileno(), part)
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+                raise
+            free = shutil.disk_usage(self._folder).free / 1e6
+            raise StartError(
+                f"shared memory: {nbytes / 1e6:,.1f} MB wanted for one item, {free:,.1f} MB free in "
+                f"{self._folder.parent}; lower the capacity of channels, send smaller items, or enlarge it (docker: "
+                "--shm-size)"
+            ) from error
+
+    def take(self, host: str, name: str, nbytes: int) -> memoryview:
+        known = _NAME.fullmatch(name)
+        if known is None:
+            raise LookupError(f"{name!r} names no parcel")
+        if host == self.host:
+            try:
+                found = _map(self._folder / name)
+            except (FileNotFoundError, ValueError) as error:
+                raise LookupError(f"parcel {name!r} is gone") from error
+            (self._folder / name).unlink(missing_ok=True)
+            return found
+        if host not in self._clients:
+            raise LookupError(f"parcel {name!r} lies on host {host!r}, which this process cannot read")
+        if known["copy"]:
+            return self._fetch_once(host, known, nbytes)
+        found = memoryview(bytearray(nbytes))
+        for begin, piece in self._pieces(host, name, nbytes):
+            found[begin : begin + len(piece)] = piece
+        self._release(host, name, nbytes)
+        return found
+
+    def _fetch_once(self, host: str, known: re.Match[str], nbytes: int) -> memoryview:
+        """What somebody of this host has fetched already, or fetch it for all of them."""
+        name, owner, number = known[0], known["owner"], known["number"]
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        here = self._folder / f"{host}~{owner}~{number}"
+        with (self._folder / f"{host}~{owner}.lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not here.exists():
+                for earlier in self._folder.glob(f"{host}~{owner}~*"):
+                    earlier.unlink()
+                coming = self._folder / f"{host}~{owner}.coming"
+                self._write(coming, (piece for _, piece in self._pieces(host, name, nbytes)), nbytes)
+                coming.rename(here)
+            found = _map(here)
+        self._release(host, name, nbytes)
+        return found
+
+    def _pieces(self, host: str, name: str, nbytes: int) -> Iterator[tuple[int, memoryview]]:
+        """A parcel of another host, from the beginning."""
+        for begin in range(0, nbytes, q.PART_BYTES):
+            (piece,) = self._clients[host].ask(q.Parcel(name, begin, min(q.PART_BYTES, nbytes - begin), False))
+            yield begin, piece
+
+    def _release(self, host: str, name: str, nbytes: int) -> None:
+        """It is taken: its host may forget it."""
+        self._clients[host].ask(q.Parcel(name, nbytes - 1, 1, True))
+
+    def drop(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+
+def read_part(folder: Path, question: q.Parcel) -> bytes:
+    """What another host asks for of a parcel in the run's folder of this one. LookupError: there is no such part."""
+    file = folder / PARCELS / question.name
+    if not _NAME.fullmatch(question.name) or not (question.begin >= 0 and 0 < question.length <= q.PART_BYTES):
+        raise LookupError(f"there are no {question.length} bytes of a parcel {question.name!r} here")
+    try:
+        with file.open("rb") as opened:
+            opened.seek(question.begin)
+            part = opened.read(question.length)
+    except FileNotFoundError as error:
+        raise LookupError(f"parcel {question.name!r} is gone") from error
+    if len(part) != question.length:
+        raise LookupError(f"parcel {question.name!r} ends before byte {question.begin + question.length}")
+    if question.last:
+        file.unlink(missing_ok=True)
+    return part
+
+
+def _map(path: Path) -> memoryview:
+    """The file's memory; what is written to it is this process's own."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def _write_all(file: int, part: Piece) -> None:
+    view = memoryview(part)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,322 @@
+"""A Ray cluster, or one of this machine's own for the run: connecting, placing stations, nodes, and leaving.
+
+Every wait has an end: a cluster that is not there and a placement that does not fit are errors, with what is wanted and
+what is found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+import ray
+from ray._private.state import available_resources_per_node
+from ray.exceptions import ActorUnschedulableError, RayError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from polyrhythm.errors import StartError
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
+from polyrhythm.plugins.cluster.hosts.nodes import FOUND_S, Node
+from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Sight
+from polyrhythm.plugins.cluster.ray.actors import AgentActor, StationActor
+from polyrhythm.plugins.cluster.ray.reach import AUTO, LOCAL, check_reachable
+from polyrhythm.plugins.cluster.ray.room import check_room, describe_wanted
+from polyrhythm.plugins.cluster.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
+from polyrhythm.plugins.cluster.ray.versions import own_versions, ray_differs
+from polyrhythm.plugins.cluster.transport.sealed import check_sealing
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.process import Handle
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which a wait for CPUs is told.
+_SOON_S = 2.0
+#: Bytes of the object store of a cluster of our own, which nothing uses: the least that Ray takes.
+_STORE_BYTES = 80 * 2**20
+
+
+class RaySection(Protocol):
+    """`config.sections.running.RaySettings`."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def cpus_per_station(self) -> float: ...
+
+    @property
+    def strategy(self) -> str: ...
+
+    @property
+    def start_s(self) -> float: ...
+
+    @property
+    def min_simulators(self) -> int | None: ...
+
+    @property
+    def min_generators(self) -> int | None: ...
+
+    @property
+    def working_dir(self) -> str: ...
+
+
+class Cluster:
+    """A connection to the cluster that `settings` name, with a place for each of the stations (name → processes).
+
+    folder: of the run. StartError: there is no such cluster, or too little room in it; then nothing is left."""
+
+    def __init__(self, settings: RaySection, stations: dict[str, int], folder: Path) -> None:
+        check_sealing()
+        self._settings, self._folder = settings, folder.resolve()
+        self._own = not ray.is_initialized()
+        self._temporary: SharedRunFolder | None = None
+        self._watcher: Watcher | None = None
+        self._group: Any = None
+        if self._own:
+            self._connect(sum(stations.values()) * settings.cpus_per_station)
+        try:
+            if self._own and settings.address == AUTO:
+                check_reachable(ray.get_runtime_context().gcs_address)  # whether it takes the token, or its absence
+            self._names = list(stations)
+            self._place(stations)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._watcher = Watcher()
+            self.address: str = ray.util.get_node_ip_address()
+            self._reserved: dict[str, str] = {}
+            self._by_id: dict[str, RayNode] = {}
+            nodes, sight = self.look()
+            self.nodes = {name: nodes[sight.reserved[name]] for name in self._names}
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------ the cluster
+
+    def _connect(self, cpus: float) -> None:
+        address = self._settings.address
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        more: dict[str, Any] = {}
+        if address == LOCAL:
+            # Like a run's in shared memory: if this process is killed, the next such run removes it.
+            self._temporary = SharedRunFolder({}, Path(tempfile.gettempdir()))
+            # Stations share the cores, as they do with launcher = local, and have the run's own priority.
+            os.environ.setdefault("RAY_worker_niceness", "0")
+            more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+            more["_temp_dir"] = str(self._temporary.folder)
+        else:
+            check_reachable(address)
+        if self._settings.working_dir:
+            more["runtime_env"] = {"working_dir": self._settings.working_dir}
+        before = _signal_handlers()
+        try:
+            ray.init(
+                address=address, log_to_driver=False, configure_logging=False, logging_level=logging.WARNING, **more
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+            if differs := ray_differs(str(error)):
+                raise StartError(f"ray.address = {address}: {differs}") from error
+            line = (str(error).splitlines() or ["no reason given"])[0]
+            raise StartError(
+                f"ray.address = {address}: {line}; start a cluster with `ray start --head`, name the address that it "
+                "prints (if it wants a token, set RAY_AUTH_MODE=token and copy ~/.ray/auth_token from its head node), "
+                f"or set ray.address to {LOCAL} for a cluster on this machine"
+            ) from error
+        except KeyboardInterrupt:
+            ray.shutdown()
+            raise
+        finally:
+            if not ray.is_initialized():
+                self._remove_temporary()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _place(self, stations: dict[str, int]) -> None:
+        """Reserve a bundle for each station."""
+        settings = self._settings
+        cpus = [count * settings.cpus_per_station for count in stations.values()]
+        check_room(cpus, settings.cpus_per_station, _alive_nodes())
+        self._group = placement_group([{"CPU": count} for count in cpus], strategy=settings.strategy.upper())
+        soon = min(_SOON_S, settings.start_s)
+        if not (ready := self._group.wait(soon)):
+            log.info("waiting for CPUs on the cluster: %s (ray.start_s = %g)", describe_wanted(cpus), settings.start_s)
+            ready = self._group.wait(settings.start_s - soon)
+        if not ready:
+            raise StartError(
+                f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; "
+                f"{describe_wanted(cpus)}, free now: {_describe(ray.available_resources())}; end what "
+                "uses the cluster, or lower ray.cpus_per_station"
+            )
+
+    def look(self) -> tuple[dict[str, Node], Sight]:
+        """The nodes that are alive, by name; CPUs that are free there, and where stations have theirs. OSError: the
+        cluster does not answer. ClusterLost: this machine has no part in it any more; Ray would wait for ever."""
+        if dead := _dead_processes():
+            raise ClusterLost(f"the Ray cluster of this run is lost: its {dead[0]} has ended")
+        try:
+            alive = _alive_nodes()
+            table = placement_group_table(self._group)["bundles_to_node_id"]
+            free = available_resources_per_node()
+        except RayError as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        if ray.get_runtime_context().get_node_id() not in [node["NodeID"] for node in alive]:
+            raise ClusterLost("the Ray cluster is lost for this run: the node of this machine has left it")
+        for node in alive:
+            if node["NodeID"] not in self._by_id:
+                self._by_id[node["NodeID"]] = RayNode(self, node["NodeID"], node["NodeManagerAddress"])
+        here = {node["NodeID"]: self._by_id[node["NodeID"]] for node in alive}
+        self._reserved = {
+            name: here[node].name for index, name in enumerate(self._names) if (node := table.get(index)) in here
+        }
+        cpus = {node.name: float(free.get(id_, {}).get("CPU", 0.0)) for id_, node in here.items()}
+        return {node.name: node for node in here.values()}, Sight(cpus, self._reserved)
+
+    def start_station(self, spec: ChildSpec, file: Path, node: RayNode) -> ActorProcess:
+        """Start the station's process on a node, without waiting for it: in its bundle, if that is there. Elsewhere it
+        reserves no CPUs: a bundle of a lost node may be placed again later, and a station must not wait for that."""
+        assert self._watcher is not None, "the cluster was left"
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "max_restarts": 0}
+        place: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        if self._reserved.get(spec.station) == node.name:
+            options["num_cpus"] = self._settings.cpus_per_station
+            index = self._names.index(spec.station)
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        actor = ray.remote(StationActor).options(scheduling_strategy=place, **options)
+        process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
+        self._watcher.add(process)
+        return process
+
+    def start_agent(self, node: str, spec: AgentSpec) -> tuple[Any, Callable[[], Found]]:
+        """Start an agent on a node; its actor, and what waits for what it finds. StartError, from that: it does not
+        start."""
+        place = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
+        saves = str(self._folder) if spec.host in spec.publishers else ""
+        found_ref = actor.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
+        until = time.monotonic() + FOUND_S
+
+        def wait() -> Found:
+            try:
+                content = ray.get(found_ref, timeout=max(0.0, until - time.monotonic()))
+            except RayError as error:
+                raise StartError(f"the host's agent does not start: {_why_no_agent(error)}") from error
+            found = msgspec.msgpack.decode(content, type=Found)
+            if found.error:
+                raise StartError(found.error)
+            return found
+
+        return actor, wait
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it is this run's own; a second call does nothing."""
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        if self._own and ray.is_initialized():
+            ray.shutdown()
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._temporary = None
+
+
+class RayNode:
+    """A node of a cluster, as `plugins.cluster.hosts.nodes.Node`. id: Ray's."""
+
+    def __init__(self, cluster: Cluster, node: str, address: str) -> None:
+        self.name, self.address = f"node {address} ({node[:8]})", address
+        self._cluster, self.id = cluster, node
+        self._agent: Any = None
+        self._found = False  # whether the agent has said what it found
+        self._processes: list[ActorProcess] = []  # since the agent was started
+        self.leaves = True
+        self.agent_failure = ""  # its actor would know
+
+    @property
+    def abandoned(self) -> bool:
+        return any(process.abandoned for process in self._processes)
+
+    def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
+        self._processes, self._found = [], False
+        self._agent, wait = self._cluster.start_agent(self.id, spec)
+
+        def found() -> Found:
+            try:
+                answer = wait()
+            except StartError:
+                self.close()
+                raise
+            self._found = True
+            return answer
+
+        return found
+
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+        process = self._cluster.start_station(spec, Path(log.name), self)
+        self._processes = [other for other in self._processes if other.abandoned or other.poll() is None] + [process]
+        return process
+
+    def give_up(self) -> None:
+        for process in self._processes:
+            process.host_lost = True
+
+    def close(self) -> None:
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return
+        if self._found:  # one that did not start, or does so yet, ends with its actor
+            try:
+                ray.get(agent.close.remote(), timeout=ANSWER_S)
+            except RayError as error:
+                said = "%s: its agent does not answer (%s); it ends with its node"
+                log.warning(said, self.name, type(error).__name__)
+        ray.kill(agent)
+
+
+def _why_no_agent(error: RayError) -> str:
+    """The reason, in a sentence where it is one that users can mend."""
+    text = str(error)
+    if "No module named 'polyrhythm'" in text:
+        return "polyrhythm is not installed on that node; install the version that is here into the Python of its Ray"
+    if isinstance(error, ActorUnschedulableError):
+        return "Ray has lost that node"
+    return f"{type(error).__name__}: {last_line(error)}"
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _dead_processes() -> list[str]:
+    """What has ended of a cluster that this process has started and cannot do without."""
+    node = ray._private.worker._global_node
+    dead = [kind for kind, _ in node.dead_processes()] if node is not None else []
+    return [kind for kind in ("raylet", "gcs_server") if kind in dead]
+
+
+def _describe(resources: dict[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
+
+
+def _signal_handlers() -> dict[signal.Signals, Any]:
+    """The run's own handlers, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if sys.platform != "win32" else [])]
+    return {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}

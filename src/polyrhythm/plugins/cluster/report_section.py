@@ -1,0 +1,65 @@
+"""The hosts of a run that has several: how busy their stations were, and how many were lost on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyrhythm.observe.activity import by_kind
+from polyrhythm.plugins.report.figures import Figure, line_key, look, share_bars, share_curves
+from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.tables import table
+
+_UTILISATION, _FAULTS = "hosts/utilisation/", "hosts/faults/"
+#: More hosts than this are drawn together.
+_HOSTS = 8
+
+
+def hosts(run: Run) -> Figure | None:
+    """Utilisation of each host: bars for the whole training, and curves over time; None if the run has one."""
+    found = by_host(run)
+    if not found:
+        return None
+    shares = by_kind({name: own["utilisation"] for name, own in found.items()}, _HOSTS)
+    names = [_UTILISATION + name for name in found if any(_UTILISATION + name in line for line in run.updates)]
+    pictures, keys = [share_bars([run], [shares], list(shares), "Utilisation of each host")], []
+    if names and len(names) <= _HOSTS:
+        pictures.append(share_curves(run, names))
+        keys = [(line_key(look(number)), name.removeprefix(_UTILISATION)) for number, name in enumerate(names)]
+    sentence = (
+        "The mean over the stations of a host of the share of training in which each was at work (bars), and of the "
+        "last ten seconds (curves). Nodes that share memory are one host; main is that of the main process."
+    )
+    return Figure("Hosts", sentence, keys, pictures)
+
+
+def host_table(run: Run) -> str:
+    """A line for each host; empty if the run has one."""
+    rows = [
+        [name, ", ".join(own["stations"]) or "–", f"{100 * own['utilisation']:.0f}%", str(own["faults"])]
+        for name, own in by_host(run).items()
+    ]
+    caption = "Hosts of the run, with the stations that were there last, and how many were lost there."
+    return table(["host", "stations", "utilisation", "faults"], rows, caption) if rows else ""
+
+
+def by_host(run: Run) -> Mapping[str, Mapping[str, Any]]:
+    """As in summary.json; of an unfinished run from its updates, without the names of stations."""
+    if "hosts" in run.summary:
+        found: Mapping[str, Mapping[str, Any]] = run.summary["hosts"]
+        return found
+    names = dict.fromkeys(
+        name.removeprefix(prefix)
+        for line in run.updates
+        for prefix in (_UTILISATION, _FAULTS)
+        for name in line
+        if name.startswith(prefix)
+    )
+    return {name: _so_far(run, name) for name in names}
+
+
+def _so_far(run: Run, host: str) -> dict[str, Any]:
+    shares = [share for line in run.updates if (share := line.get(_UTILISATION + host)) is not None]
+    faults = [count for line in run.updates if (count := line.get(_FAULTS + host)) is not None]
+    mean = sum(shares) / len(shares) if shares else 0.0
+    return {"utilisation": mean, "faults": int(faults[-1]) if faults else 0, "stations": []}

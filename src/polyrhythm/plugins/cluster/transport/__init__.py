@@ -1,0 +1,1 @@
+"""Sealed connections between the hosts of a run."""

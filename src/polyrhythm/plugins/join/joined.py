@@ -1,0 +1,270 @@
+"""The run's side of a simulator that joins: a station that others cannot tell from a simulator of the run's own.
+
+    commands, replies     are sent on to who has joined
+    requests              come with their observations, which go into the run's blocks, where a generator reads them
+    finished samples      come with what requests have not brought; then the block is whole
+
+Whoever joins knows the run's blocks by number and has a memory of its own; what it says is checked before anything is
+written (`ExpectedEvents`, `JoinedSamples`). Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from polyrhythm.plugins.join import messages as m
+from polyrhythm.plugins.join.joined_samples import JoinedSamples
+from polyrhythm.plugins.join.reception import Heard, Reception
+from polyrhythm.plugins.join.terms import Terms
+from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
+from polyrhythm.runtime.messages import (
+    Order,
+    Reply,
+    StartRowsInBlocks,
+    Station,
+    newest_version,
+    part_address,
+    process_address,
+)
+from polyrhythm.runtime.processes.expected import ExpectedEvents
+from polyrhythm.runtime.processes.supervision import AWAITING
+from polyrhythm.runtime.spans import Span
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.authentication import RunKeys
+from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.exchange import AnsweringEnd
+from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.scheduler import records
+from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.guard import MOST_BYTES
+from polyrhythm.stations.simulator.slot import StepSettings
+
+log = logging.getLogger(__name__)
+
+#: Most frames that one unit of work takes: others' turns come between.
+_AT_ONCE = 64
+#: Seconds in which who has joined may still be told that it is over.
+_LINGER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSimulatorFactory:
+    """A simulator that joins at `port` of this machine's `address`. spec: of its environment; info: its env batch;
+    keys: of the token; polyrhythm: the version that it must have; reconnect_s, start_s: as for `Reception`; ports: of
+    the run's other places."""
+
+    name: str
+    spec: EnvSpec
+    info: records.EnvBatchInfo
+    step: StepSettings
+    address: str
+    port: int
+    keys: RunKeys
+    polyrhythm: str
+    reconnect_s: float
+    start_s: float
+    ports: tuple[int, ...] = ()
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        address = part_address(process_address(self.name, incarnation), 0)
+        arena, emit = context.arena, context.channels.emit
+        return [(address, lambda: JoinedSimulator(self, incarnation, address, arena, emit))]
+
+    def announcements(self, incarnation: int) -> Sequence[records.SimulatorJoined]:
+        return [records.SimulatorJoined(self.name, incarnation, (self.info,))]
+
+
+class JoinedSimulator:
+    """The station of one incarnation; answers for it arrive at `address`. StartError: its port is taken."""
+
+    def __init__(
+        self,
+        plan: JoinedSimulatorFactory,
+        incarnation: int,
+        address: str,
+        arena: Arena,
+        emit: Callable[[records.Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.incarnation = plan.name, incarnation
+        self._plan, self._address, self._arena, self._emit, self._clock = plan, address, arena, emit, clock
+        self._drops = DropCounter(plan.name)
+        self._expected = ExpectedEvents(arena.layout)
+        self._expected.join(self.joined(), (address,))
+        self._samples = JoinedSamples(arena, plan.spec, plan.step)
+        self._reception = Reception(
+            Terms(plan.polyrhythm, plan.spec),
+            self._welcome,
+            self._drops,
+            reconnect_s=plan.reconnect_s,
+            start_s=plan.start_s,
+            ports=plan.ports,
+        )
+        self._since = clock()
+        self._units, self._bytes = 0, 0
+        self._sockets = Sockets("tcp", "", plan.keys, self._drops.stranger, 0, address=plan.address)
+        try:
+            self._end: AnsweringEnd = self._sockets.answering(_largest(arena.layout, plan.info), plan.port)
+        except BaseException:
+            self._sockets.close()
+            raise
+        self.socket = self._end.socket
+
+    def _welcome(self, session: str) -> m.Welcome:
+        plan = self._plan
+        return m.Welcome(
+            session,
+            self.name,
+            self.incarnation,
+            self._address,
+            plan.info,
+            m.encode_settings(plan.step),
+            self._arena.layout,
+            plan.reconnect_s,
+        )
+
+    def joined(self) -> records.SimulatorJoined:
+        """The event that announces it."""
+        return records.SimulatorJoined(self.name, self.incarnation, (self._plan.info,))
+
+    # ------------------------------------------------------------ who has joined
+
+    def attend(self, seconds: float) -> bool:
+        """Hear who wants to join; whether somebody has and is ready. What they say after that is left to `work`."""
+        for turn in range(_AT_ONCE):
+            if not self._receive(0.0 if turn else seconds) or self._reception.present:
+                break
+        return self._reception.present
+
+    def work(self) -> bool:
+        """Take what has come from who has joined.
+
+        Consumes: frames. Waits for: nothing. Unblocked by: one. Produces: requests, finished and failed samples.
+        Raises Departed: who had joined is gone.
+        """
+        worked = False
+        for _ in range(_AT_ONCE):
+            if not self._receive(0.0):
+                break
+            worked = True
+        return worked
+
+    def _receive(self, seconds: float) -> bool:
+        """Take one frame, if one comes in time, and see to the connection. Departed: who had joined is gone."""
+        try:
+            found = self._end.receive(seconds)
+            if found is not None:
+                who, parts = found
+                heard = self._reception.hear(who, parts[0] if len(parts) == 1 else b"", self._clock())
+                if heard is not None:
+                    self._take(heard)
+            self._reception.look(self._clock())
+        finally:
+            self._flush()
+        return found is not None
+
+    def _take(self, heard: Heard) -> None:
+        """One event of who has joined; who says what cannot be true is sent away."""
+        try:
+            event = wire.decode(heard.event)
+            if isinstance(event, wire.Refused):
+                raise UnfitMessage("impossible", f"it refuses a command: {event.why[:200]}")
+            self._expected.accept(event)
+            self._write(event, heard.pieces)
+        except (UnfitMessage, ValueError) as error:
+            self._drops.drop("impossible", str(error))
+            self._reception.send_away(str(error)[:300])
+            return
+        self._units += 1
+        self._bytes += sum(map(len, heard.pieces))
+        self._emit(event)  # type: ignore[arg-type]
+
+    def _write(self, event: object, pieces: Sequence[memoryview]) -> None:
+        """Write what came with an event into the run's memory. ValueError: it does not fit."""
+        match event:
+            case records.RequestArrived():
+                self._samples.request(event, pieces)
+            case records.SampleFinished():
+                self._samples.finish(event, pieces)
+            case records.SampleFailed():
+                self._samples.fail(event)
+
+    def _flush(self) -> None:
+        out = self._reception.out
+        while out:
+            who, frame = out.popleft()
+            self._end.answer(who, [frame])
+
+    # ------------------------------------------------------------ what it is told
+
+    def handle(self, command: Order) -> None:
+        match command:
+            case StartRowsInBlocks():
+                self._expected.note(command)
+                self._samples.start(command)
+            case records.RefuseRequest(slot=slot, sequence=sequence):
+                self._samples.refuse(slot, sequence)
+            case records.CancelRow():
+                pass
+            case _:
+                raise UnfitMessage("misdirected", f"{type(command).__name__} is not for a simulator that joins")
+        self._reception.tell(wire.encode(command))
+        self._flush()
+
+    def deliver(self, reply: Reply) -> None:
+        """Send a generator's answer on; one for an earlier incarnation is dropped."""
+        if reply.reply_to != self._address:
+            return
+        if len(reply.answers):
+            self._expected.note_version(newest_version(reply.answers))
+        self._samples.answer(reply)
+        self._reception.tell(wire.encode_reply(reply))
+        self._flush()
+
+    # ------------------------------------------------------------ what is asked
+
+    def spans(self, begin: float, end: float) -> Iterable[Span]:  # noqa: ARG002
+        """None: where it works another clock goes."""
+        return ()
+
+    def current_call(self) -> tuple[str, float]:
+        """The call of the environment that is under way; `join` while nobody is there."""
+        if not self._reception.present:
+            return AWAITING, self._since
+        return self._reception.current_call(self._clock())
+
+    def pending_work(self) -> list[str]:
+        """What it waits for, for a stall report."""
+        if not self._reception.present:
+            return [f"{self.name} waits for a simulator to join at port {self._plan.port}"]
+        call, since = self._reception.current_call(self._clock())
+        doing = f", in one {call} for {self._clock() - since:.1f} s" if call else ""
+        return [f"{self.name} has joined and holds {len(self._samples)} tickets{doing}"]
+
+    def statistics(self) -> dict[str, float]:
+        """Counters of who has joined, as last heard; of its connections, and of who was not let in."""
+        beat = self._reception.beat
+        counts = dict(beat.statistics) if beat else {}
+        own = {"join_reconnects": self._reception.reconnects, "join_refused": self._reception.refused}
+        own |= {"join_events": self._units, "join_bytes": self._bytes}
+        return counts | {name: float(count) for name, count in own.items()} | self._drops.statistics()
+
+    def close(self) -> None:
+        """Tell who has joined that the run is over."""
+        self._reception.close("the run is over")
+        self._flush()
+        self._end.close(_LINGER_S)
+        self._sockets.close(unsent=True)
+
+
+def _largest(layout: ArenaLayout, info: records.EnvBatchInfo) -> int:
+    """Bytes of the largest frame of a simulator: a request of all its rows, or the rest of a sample with its texts."""
+    rows = sum(slot.rows for slot in info.slots)
+    shown = sum(spec.nbytes for spec in layout.obs.values())
+    sample = layout.steps * 5 * layout.chunk + shown
+    pieces = 8 + 2 * len(layout.obs)
+    return max(rows * (shown + 17), sample + 2 * MOST_BYTES) + 64 * pieces + m.HEAD_BYTES

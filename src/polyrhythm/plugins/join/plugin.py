@@ -1,0 +1,15 @@
+"""Registers the plugin: simulators that join a run from another machine or Python environment."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "join",
+    adds={
+        "command": {
+            "join": "polyrhythm.plugins.join.command",
+        },
+    },
+    purposes={
+        "join": "join a run with an environment of this machine, as a simulator",
+    },
+)

@@ -1,0 +1,1 @@
+"""Language models as policies, text environments, conversations and the Python tool."""

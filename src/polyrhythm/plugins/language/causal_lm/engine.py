@@ -1,0 +1,229 @@
+"""An engine on torch alone: continuous batching with keys and values in slots, exact log-probs in float32.
+
+Invariant: running requests are the rows 0..n-1 of the cache and of the arrays here. A request that ends gives its row
+to the last one, so that a decode step reads the cache without copying it.
+
+A prompt is computed once for all requests that have it, such as the members of a group: those that begin together, and
+those that begin while another is running whose prompt was computed by the same weights. They get copies of its keys
+and values and sample from the same features.
+
+After a change of the weights the keys and values of running requests are kept, as in other engines: the log-probs of
+their next tokens are those of new weights that attend to old keys. `refresh` makes them anew instead, so that every
+log-prob is that of the weights alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyrhythm.plugins.language.causal_lm.cache import SlotCache
+from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
+from polyrhythm.plugins.language.causal_lm.packing import Packing
+from polyrhythm.plugins.language.causal_lm.sampling import Sampling, draw, process_logits
+from polyrhythm.policies import noise
+from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
+
+#: Attention reads a multiple of so many positions of rows of different lengths, so that shapes repeat.
+_STRIDE = 16
+
+
+@dataclass(slots=True)
+class _Row(Progress):
+    """A running request. weights: the number of the change of weights after which its prompt was computed; uniform: its
+    noise."""
+
+    weights: int = -1
+    uniform: noise.UniformStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uniform = noise.UniformStream(self.request.noise_key)
+
+    @property
+    def sequence(self) -> list[int]:
+        return [*self.request.prompt.tolist(), *self.tokens]
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def prompt_key(self) -> bytes:
+        return self.request.prompt.tobytes()
+
+
+class NativeEngine:
+    """An engine over `network`'s own weights. length: the longest sequence; stops: tokens that end one.
+
+    prompt_tokens: of prompts that have begun; shared_tokens: those of them that were computed for another request.
+    """
+
+    def __init__(
+        self,
+        network: CausalNetwork,
+        sampling: Sampling,
+        stops: Sequence[int],
+        *,
+        capacity: int,
+        length: int,
+        refresh: bool = False,
+    ) -> None:
+        self.capacity = capacity
+        self._network, self._sampling, self._stops = network, sampling, frozenset(stops)
+        self._length, self._refresh = length, refresh
+        self._device = next(network.parameters()).device
+        self._version = -1
+        self._weights = 0  # changes of them
+        self.prompt_tokens = self.shared_tokens = 0
+        self._waiting: deque[_Row] = deque()
+        self._running: list[_Row] = []
+        self._prompt_ends: Tensor | None = None  # features [capacity,width] of the last tokens of prompts
+        with torch.inference_mode(False):
+            self._cache = SlotCache(capacity, length)
+            self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: EngineRequest) -> None:
+        """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
+        known = {row.request.request_id for row in (*self._running, *self._waiting)}
+        refuse_unfit(request, known, self.capacity, self._length)
+        self._waiting.append(_Row.of(request))
+
+    def abort(self, request_id: int) -> Generated:
+        """KeyError: there is no such request."""
+        for row in self._waiting:
+            if row.request.request_id == request_id:
+                self._waiting.remove(row)
+                return row.generated(finished=False)
+        for place, row in enumerate(self._running):
+            if row.request.request_id == request_id:
+                self._remove(place)
+                return row.generated(finished=False)
+        raise KeyError(request_id)
+
+    def weights_changed(self, version: int) -> None:
+        self._version = version
+        self._weights += 1
+        if self._refresh and self._running:
+            self._waiting.extendleft(reversed(self._running))
+            self._running.clear()
+
+    def statistics(self) -> dict[str, int | float]:
+        return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens}
+
+    # ------------------------------------------------------------ steps
+
+    @torch.no_grad()
+    def step(self) -> list[Generated]:
+        """One token for each request: those that were added from their prompts, the others from the cache."""
+        if not self._running and not self._waiting:
+            return []
+        running = len(self._running)
+        features = [self._decode(running)] if running else []
+        if self._waiting:
+            features.append(self._begin())
+        self._sample(torch.cat(features))
+        return self._take_finished()
+
+    def _decode(self, count: int) -> Tensor:
+        """Features [count,width] of the last tokens of the rows 0..count-1."""
+        rows = self._running[:count]
+        positions = [row.length - 1 for row in rows]
+        longest, even = max(positions) + 1, min(positions) == max(positions)
+        if not even:
+            longest = min(self._length, -(-longest // _STRIDE) * _STRIDE)
+        tokens = torch.tensor([row.tokens[-1] for row in rows], device=self._device)
+        return self._network.decode(
+            tokens, torch.tensor(positions, device=self._device), longest, self._cache, even=even
+        )
+
+    def _begin(self) -> Tensor:
+        """Move all waiting requests to rows; the features of their last positions."""
+        rows, first = list(self._waiting), len(self._running)
+        self._waiting.clear()
+        known = {row.prompt_key: place for place, row in enumerate(self._running) if row.weights == self._weights}
+        self._running += rows
+        own = slice(first, first + len(rows))
+        self._greedy[own] = torch.tensor([row.request.greedy for row in rows], device=self._device)
+        computed, shared = self._shares(first, known)
+        ends: dict[int, Tensor] = self._compute(computed) if computed else {}
+        for source, places in shared.items():
+            self._cache.copy(source, places, len(self._running[source].request.prompt))
+            assert self._prompt_ends is not None
+            self._prompt_ends[places] = self._prompt_ends[source].clone()
+            ends |= dict.fromkeys(places, self._prompt_ends[source])
+        return torch.stack([ends[place] for place in range(own.start, own.stop)])
+
+    def _shares(self, first: int, known: dict[bytes, int]) -> tuple[list[int], dict[int, list[int]]]:
+        """Of the rows from `first` on those to compute, and by the row that has their prompt those that take it. known:
+        such rows by prompt. What has tokens already is computed, and may be shared."""
+        computed: list[int] = []
+        shared: dict[int, list[int]] = {}
+        places = range(first, len(self._running))
+        for place in sorted(places, key=lambda place: not self._running[place].tokens):
+            row = self._running[place]
+            row.weights = self._weights
+            self.prompt_tokens += len(row.request.prompt)
+            source = known.setdefault(row.prompt_key, place)
+            if source == place or row.tokens:
+                computed.append(place)
+            else:
+                shared.setdefault(source, []).append(place)
+                self.shared_tokens += len(row.request.prompt)
+        return computed, shared
+
+    def _compute(self, places: list[int]) -> dict[int, Tensor]:
+        """Features of the last positions of these rows' sequences."""
+        places.sort(key=lambda place: self._running[place].length)
+        rows = [self._running[place] for place in places]
+        lengths = torch.tensor([row.length for row in rows], device=self._device)
+        tokens = torch.tensor([token for row in rows for token in row.sequence], device=self._device)
+        index = torch.tensor(places, device=self._device)
+        packing = Packing([row.length for row in rows])
+        features = self._network.prefill(tokens, packing, index.repeat_interleave(lengths), self._cache)
+        prompts = torch.tensor([len(row.request.prompt) for row in rows], device=self._device)
+        if self._prompt_ends is None:
+            self._prompt_ends = features.new_zeros(self.capacity, features.shape[1])
+        ends = lengths.cumsum(0)
+        self._prompt_ends[index] = features[ends - lengths + prompts - 1]
+        return dict(zip(places, features[ends - 1], strict=True))
+
+    def _sample(self, features: Tensor) -> None:
+        """Add a token to every running request, from features [n,width] of their last positions."""
+        n = len(features)
+        log_p = process_logits(self._network.logits(features), self._sampling)
+        uniform = torch.tensor([row.uniform.at(len(row.tokens)) for row in self._running], device=self._device)
+        tokens, logprobs = draw(log_p, uniform, self._greedy[:n])
+        for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.versions.append(self._version)
+
+    def _take_finished(self) -> list[Generated]:
+        finished = []
+        for place in range(len(self._running) - 1, -1, -1):
+            row = self._running[place]
+            if self._ends(row) or len(row.tokens) >= row.request.max_new_tokens:
+                finished.append(row.generated(finished=True))
+                self._remove(place)
+        return finished[::-1]
+
+    def _ends(self, row: _Row) -> bool:
+        """Whether its last token ends it."""
+        return row.tokens[-1] in self._stops
+
+    def _remove(self, place: int) -> None:
+        """Take a row out; the last one moves to its place."""
+        last = len(self._running) - 1
+        if place < last:
+            self._cache.copy(last, [place], self._running[last].length)
+            for own in (self._greedy, self._prompt_ends):
+                if own is not None:
+                    own[place] = own[last].clone()
+            self._running[place] = self._running[last]
+        self._running.pop()

@@ -1,0 +1,93 @@
+"""Writes a trained language model in the layout of its folder, or as adapters in peft's; merges adapters into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.language.causal_lm.network import empty_network, loaded_network, open_config
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.vla.adapters import LEFT_OUT, Adapters, is_adapter, merge_into, save_adapters
+from polyrhythm.plugins.vla.building import NETWORK, tied_names
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.folder_files import INDEX
+from polyrhythm.plugins.vla.saving import copy_others, new_folder, save_changed, tensor_files
+
+#: Prefix of the model's tensors in a policy's state_dict.
+_MODEL = f"{NETWORK}model."
+
+
+def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base: Checkpoint, out: Path) -> str:
+    """Write a policy's published weights into the new folder `out`; what it is: adapters, or the network.
+
+    ConfigError: `base` is no causal language model, or lacks a tensor.
+    """
+    with torch.device("meta"):
+        tied = tied_names(empty_network(open_config(str(base.folder))).model)
+    model = {name.removeprefix(_MODEL): tensor for name, tensor in weights.items() if name.startswith(_MODEL)}
+    if any(is_adapter(name) for name in model):
+        state = {NETWORK + name: tensor for name, tensor in model.items()}
+        lora = section.lora
+        save_adapters(state, out, alpha=lora.alpha, base=base, also=lora.also, tied=tied, task="CAUSAL_LM")
+        return "adapters"
+    stored = {_stored(name, base): tensor for name, tensor in model.items()}
+    for names in tied:  # a folder may hold all of them, and a value of before the training would undo the tie
+        stored |= {name: model[one] for one in names if one in model for name in names if name in base.tensors}
+    for name, tensor in stored.items():
+        if tuple(tensor.shape) != tuple(base.tensors[name].shape):
+            raise ConfigError(
+                f"{name} is {list(tensor.shape)} in the policy and {list(base.tensors[name].shape)} in {base.folder}; "
+                "name the folder that it was built from"
+            )
+    save_changed(base, stored.get, out, {})
+    return "network"
+
+
+def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
+    """Write the language model `base` with the adapters merged into it into the new folder `out`, in its layout and
+    dtypes. Where that has no place for the result, such as an output layer that is no longer the embedding, the layout
+    is that in which transformers saves the model. ConfigError: the adapters are not of this base."""
+    open_config(str(base.folder))
+    model = loaded_network(str(base.folder)).model
+    tied = merge_into(model, adapters)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    untied = any(not torch.equal(tensors[first], tensors[name]) for first, *others in tied for name in others)
+    twins = {name for _, *others in tied for name in others}
+    places = {name: place for name in tensors if (place := _place(name, base))}
+    if untied or tensors.keys() - places.keys() - twins:
+        _save_anew(model, {name: base.tensors[place].dtype for name, place in places.items()}, untied, base, out)
+    else:
+        save_changed(base, {place: tensors[name] for name, place in places.items()}.get, out, {})
+
+
+def _save_anew(model: Any, dtypes: Mapping[str, str], untied: bool, base: Checkpoint, out: Path) -> None:
+    """Let transformers write a model into the new folder `out`, with the base's other files. dtypes: of the base."""
+    files = tensor_files(base)
+    common = getattr(torch, next(iter(dtypes.values())))
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtypes[name]) if name in dtypes else common)
+    if untied:
+        model.config.tie_word_embeddings = False
+    with new_folder(out) as unfinished:
+        model.save_pretrained(unfinished)
+        written = {*files, base.folder / INDEX, *(base.folder / path.name for path in unfinished.iterdir())}
+        copy_others(base.folder, unfinished, written)
+
+
+def _stored(name: str, base: Checkpoint) -> str:
+    """The folder's name of a tensor. ConfigError: it has none."""
+    if place := _place(name, base):
+        return place
+    raise ConfigError(
+        f"{base.folder} has no tensor {name}, which was trained; name the folder that the policy was built from"
+    )
+
+
+def _place(name: str, base: Checkpoint) -> str:
+    """The folder's name of a tensor, "" if it has none."""
+    return next((found for prefix in LEFT_OUT if (found := name.removeprefix(prefix)) in base.tensors), "")

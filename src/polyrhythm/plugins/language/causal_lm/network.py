@@ -1,0 +1,204 @@
+"""The network: a causal language model of transformers, from a local folder or from a random start.
+
+    packed(tokens, packing)   features of whole sequences one after another: for training
+    prefill, decode           features of new positions, with a cache: for generation
+    logits(features)          logits of some of them
+
+Features and logits are separate, because logits of all positions of a large vocabulary would not fit into memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.language.causal_lm.cache import SlotCache
+from polyrhythm.plugins.language.causal_lm.packing import Packing, register_attention
+from polyrhythm.plugins.vla.folder_files import weight_files
+from polyrhythm.policies.mlp import seeded
+
+#: Kinds of layers of which the state is keys and values alone.
+_ATTENTION = {"full_attention", "sliding_attention"}
+#: Settings by which a model changes the logits of its output layer.
+_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+def is_known(model_type: object) -> bool:
+    """Whether transformers has models of this type, as config.json names it."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
+def open_config(folder: str) -> Any:
+    """The configuration of a folder's model. MissingError: there is no such folder. ConfigError: it holds no causal
+    language model that can be used here."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    what, path = f"policy.checkpoint = {folder}", Path(folder).expanduser()
+    if not path.is_dir():
+        raise MissingError(f"{what}: there is no such folder; name one with config.json (nothing is downloaded here)")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{what}: it has no config.json; name the folder of a causal language model")
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds for a damaged or unknown configuration
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{what}: config.json is of no model that transformers knows ({reason}); name another"
+        ) from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            f"{what}: it holds a {config.model_type} model, which is no causal language model; name the folder of one"
+        )
+    saved = getattr(config, "architectures", None) or ()
+    known = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), "ForCausalLM", "LMHeadModel")
+    if saved and not saved[0].endswith(known):  # a model that was saved wrapped has a name with more before it
+        raise ConfigError(f"{what}: it holds a {saved[0]}, which is no causal language model; name the folder of one")
+    weight_files(path)
+    _refuse_unfit(config, what)
+    return config
+
+
+def _refuse_unfit(config: Any, what: str) -> None:
+    """ConfigError: a model whose layers or logits need more than the engine here does."""
+    kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+    if kinds:
+        raise ConfigError(
+            f"{what}: it has layers of the kind {', '.join(sorted(kinds))}; name a model of attention alone"
+        )
+    changed = [name for name in _LOGITS if getattr(config, name, None) not in (None, 1, 1.0)]
+    if changed:
+        raise ConfigError(f"{what}: it changes its logits by {changed[0]}, which is not supported; name another model")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not (model._supports_attention_backend and model._supports_sdpa):
+        raise ConfigError(
+            f"{what}: the attention of a {config.model_type} model cannot be replaced by that of packed sequences; "
+            "name a model of another kind, such as llama, qwen3 or mistral"
+        )
+
+
+def check_context(config: Any, tokens: int, what: str) -> None:
+    """ConfigError: the model's positions, or the window of its attention, are fewer than `tokens`."""
+    limits = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
+    kinds = getattr(config, "layer_types", None)
+    if getattr(config, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds):
+        limits["sliding_window"] = getattr(config, "sliding_window", None)
+    for name, limit in limits.items():
+        if limit is not None and limit < tokens:
+            raise ConfigError(
+                f"{what}: its {name} is {limit}, the environment has up to {tokens} tokens (env.max_prompt_tokens + "
+                f"env.max_new_tokens); lower one of them to {limit} in all"
+            )
+
+
+def cache_bytes(config: Any) -> int:
+    """Bytes of one position's keys and values in all layers, in float32."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(config.num_hidden_layers * 2 * heads * width * 4)
+
+
+class CausalNetwork(nn.Module):
+    """The model and the passes that are made of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def frozen_names(self) -> frozenset[str]:
+        """Tensors of the state_dict that are not trained (`plugins.vla.adapting.AdaptedPolicy`)."""
+        return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
+
+    def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
+        """Features [T,width] of sequences [T] int64 that lie one after another as `packing` says."""
+        return self._packed(tokens, packing, packing.positions(tokens.device), None)
+
+    def prefill(self, tokens: Tensor, packing: Packing, rows: Tensor, cache: SlotCache) -> Tensor:
+        """The same; keys and values go to the cache's `rows` [T]."""
+        positions = packing.positions(tokens.device)
+        cache.begin(rows, positions[0])
+        return self._packed(tokens, packing, positions, cache)
+
+    def _packed(self, tokens: Tensor, packing: Packing, positions: Tensor, cache: SlotCache | None) -> Tensor:
+        features = self._features(tokens[None], None, positions, cache, packing=packing)[0]
+        assert packing.layers, "no attention layer was told where the sequences are"
+        return features
+
+    def decode(
+        self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache, *, even: bool = False
+    ) -> Tensor:
+        """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] below
+        `longest`; even: all are at `longest` - 1, so that none is masked."""
+        cache.advance(positions, longest)
+        mask = None if even else (torch.arange(longest, device=tokens.device) <= positions[:, None])[:, None, None]
+        return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
+
+    def _features(
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None, **options: Packing
+    ) -> Tensor:
+        found = self.model.base_model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **options,
+        )  # type: ignore[operator]
+        features: Tensor = found.last_hidden_state
+        return features
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits [...,vocabulary] of features [...,width]."""
+        found: Tensor = self.model.get_output_embeddings()(features)  # type: ignore[operator]
+        return found
+
+
+def empty_network(config: Any) -> CausalNetwork:
+    """The network with whatever values its constructor gives, in float32 whatever dtype the configuration names."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=register_attention())
+    return CausalNetwork(model)
+
+
+def random_network(config: Any, seed: int) -> CausalNetwork:
+    """The network with weights drawn from `seed`, on the CPU."""
+    with seeded(seed):
+        return empty_network(config)
+
+
+def loaded_network(folder: str) -> CausalNetwork:
+    """The network with the folder's weights in float32, on the CPU. ConfigError: weights are missing or damaged."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    path = Path(folder).expanduser()
+    disable_progress_bar()  # it would stand between the lines of the log
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            local_files_only=True,
+            dtype=torch.float32,
+            attn_implementation=register_attention(),
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers and safetensors raise many kinds
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"policy.checkpoint = {folder}: its weights cannot be read ({reason}); fetch it again"
+        ) from error
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"policy.checkpoint = {folder}: its weights lack {missing[0]} (and {len(missing) - 1} more); fetch it again"
+        )
+    return CausalNetwork(model)

@@ -1,0 +1,203 @@
+"""An engine at a server: each request is a stream of its own, read by a thread.
+
+New weights: all streams are ended and the server paused; the model is written to a folder that the server loads; then
+the streams go on from their tokens. So every token has the version of the weights that sampled it whatever the server's
+cache keeps, as under `on_update: abort`.
+
+A stream that is lost goes on from its tokens too, once the server is there again with the weights of this version: one
+that started anew gets them again. Answers name their weights, so none of other weights is taken.
+
+After each change of the weights the engine has the server answer a short prompt, and compares the log-probs with those
+of its own module: another model, other weights, or log-probs of something else than what is sampled are found there.
+
+Invariant: a request is waiting for its end in `_streams`, or its result is in `_ended`, or it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
+from polyrhythm.plugins.language.causal_lm.proof import COMPARED, compared_prompt, worst_difference
+from polyrhythm.plugins.language.causal_lm.sampling import Sampling
+from polyrhythm.plugins.language.causal_lm.servers.client import ServerLost
+from polyrhythm.plugins.language.causal_lm.servers.protocol import ServerProtocol
+from polyrhythm.plugins.language.causal_lm.servers.reader import StreamReader
+from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.weights import load_weights
+from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
+
+log = logging.getLogger(__name__)
+
+#: Longest wait of a step: so long new requests and aborts wait for the engine at most.
+_STEP_S = 0.05
+_COUNTS = ("prompt_tokens", "shared_tokens", "checks", "check_difference")
+#: Reasons of a stream that ended by itself.
+_COMPLETE = frozenset({"stop", "length"})
+
+
+class ServerHandling(NamedTuple):
+    """deadline_s: longest time in which the server ends a stream; folder: where weights are written for it, "" for a
+    temporary one; tolerance: of its log-probs against those of the module here."""
+
+    deadline_s: float = 60.0
+    folder: str = ""
+    tolerance: float = 0.1
+
+
+class ServerEngine:
+    """An engine over a server that gets `network`'s weights. length: the longest sequence; stops: tokens that end one.
+
+    RunHalted from any call: the server answers nothing, or not as this model would.
+    """
+
+    def __init__(
+        self,
+        network: CausalNetwork,
+        sampling: Sampling,
+        stops: Sequence[int],
+        server: ServerHandling,
+        protocol: ServerProtocol,
+        *,
+        capacity: int,
+        length: int,
+    ) -> None:
+        self.capacity = capacity
+        self._network, self._sampling, self._stops, self._length = network, sampling, frozenset(stops), length
+        self._server, self._protocol, self._client = server, protocol, protocol.client
+        self._version = -1
+        self._counts: dict[str, int | float] = dict.fromkeys(_COUNTS, 0)
+        self._streams: dict[int, ServerStream] = {}
+        self._ended: dict[int, Generated] = {}
+        self._reader = StreamReader(protocol, sampling.choices, self._stops, server.deadline_s)
+        protocol.begin(length)
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: EngineRequest) -> None:
+        """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
+        done = request.prefix
+        if done is not None and len(done.tokens) and self._complete(request, done):
+            self._ended[request.request_id] = done._replace(finished=True)  # it ended while it was cut
+            return
+        refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
+        self._begin(request)
+
+    def _complete(self, request: EngineRequest, done: Generated) -> bool:
+        return int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
+
+    def _begin(self, request: EngineRequest, failures: int = 0) -> None:
+        # The server aborts by prefix of the name, so none is that of another.
+        stream = ServerStream(request, uuid.uuid4().hex, self._version, failures=failures)
+        self._streams[request.request_id] = stream
+        self._reader.begin(stream)
+
+    def abort(self, request_id: int) -> Generated:
+        """KeyError: there is no such request."""
+        if (done := self._ended.pop(request_id, None)) is not None:
+            return done._replace(finished=False)
+        stream = self._streams[request_id]
+        if not stream.over:
+            try:
+                self._reader.end([stream], lambda: self._protocol.abort(stream))
+            except ServerLost:
+                self._reader.cut([stream])
+        del self._streams[request_id]
+        return stream.generated(finished=False)
+
+    def step(self) -> list[Generated]:
+        """Wait for a token, not long; the requests that have finished meanwhile."""
+        ended, self._ended = list(self._ended.values()), {}
+        with self._reader.news:
+            if not ended and self._streams and not any(stream.over for stream in self._streams.values()):
+                self._reader.news.wait(_STEP_S)
+            over = [stream for stream in self._streams.values() if stream.over]
+        for stream in over:
+            if stream.error is not None:
+                continue
+            del self._streams[stream.request.request_id]
+            self._counts["prompt_tokens"] += stream.prompt_tokens
+            self._counts["shared_tokens"] += stream.shared_tokens
+            if stream.reason in _COMPLETE:
+                ended.append(stream.generated(finished=True))
+            else:
+                self._resume(stream)
+        if not ended:  # what has ended is told first
+            self._recover([stream for stream in over if stream.error is not None])
+        return ended
+
+    def _resume(self, stream: ServerStream) -> None:
+        """Go on from its tokens after it was cut, by somebody else, a lost connection or new weights."""
+        found = stream.generated(finished=False)
+        request = stream.request._replace(prefix=found if len(found.tokens) else None)
+        if len(found.tokens) and self._complete(request, found):
+            self._ended[request.request_id] = found._replace(finished=True)
+            return
+        before = 0 if stream.tokens else stream.failures
+        self._begin(request, before + 1 if stream.lost else 0)
+
+    def _recover(self, failed: Sequence[ServerStream]) -> None:
+        """Resume streams whose connection was lost. RunHalted: another failure, or too many in a row."""
+        if not failed:
+            return
+        failures = [stream.failures for stream in failed if not stream.tokens]
+        for stream in failed:
+            if not stream.lost or (not stream.tokens and stream.failures >= self._client.retries):
+                assert stream.error is not None
+                raise stream.error
+        log.warning("%d streams go on: %s", len(failed), failed[0].error)
+        self._client.pause(1 + max(failures, default=0))
+        if self._client.again(self._protocol.weights) != str(self._version):  # it started anew
+            self.weights_changed(self._version)
+            return
+        for stream in failed:
+            del self._streams[stream.request.request_id]
+            self._resume(stream)
+
+    def statistics(self) -> dict[str, int | float]:
+        return dict(self._counts)
+
+    # ------------------------------------------------------------ weights
+
+    def weights_changed(self, version: int) -> None:
+        """Have the server load the weights; what runs is cut, and goes on from its tokens."""
+        if self._protocol.fixed and self._version not in (-1, version):
+            raise self._client.error(
+                "its weights cannot be changed (policy.engine.weights.load is empty); name the path that loads weights"
+            )
+        self._version = version
+        if version < 0:
+            return  # there are none yet
+        running = list(self._streams.values())
+        if self._protocol.fixed:
+            self._reader.end(running, lambda: None)
+        else:
+            self._reader.end(running, self._protocol.pause)
+            load_weights(self._network, self._protocol, self._server.folder, version)
+            self._protocol.resume()
+        self._client.again(self._prove)
+        self._streams.clear()
+        for stream in running:
+            self._resume(stream)
+
+    def _prove(self) -> None:
+        """RunHalted: its log-probs are not those of the module here."""
+        prompt = compared_prompt(self._sampling.choices)
+        request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
+        stream = ServerStream(request, uuid.uuid4().hex, self._version)
+        self._reader.read(stream)
+        if stream.error is not None:
+            raise stream.error
+        worst = worst_difference(self._network, self._sampling, prompt, stream.tokens, stream.logprobs)
+        self._counts["checks"] += 1
+        self._counts["check_difference"] += worst
+        if worst > self._server.tolerance:
+            raise self._client.error(
+                f"its log-probs differ from this model's by {worst:.3g}, {self._server.tolerance:g} is allowed "
+                f"(policy.engine.tolerance); start it with this run's model, and {self._protocol.remedy}"
+            )

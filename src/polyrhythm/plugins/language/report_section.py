@@ -1,0 +1,83 @@
+"""A table of what was said in the first and last evaluation of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from polyrhythm.observe.intervals import counted
+from polyrhythm.plugins.language.conversations import Entry, fits_line, outcome, outline
+from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.tables import RESULTS
+from polyrhythm.readable import readable
+
+#: Characters of a text, and turns of an episode, that are shown.
+_CHARS, _TURNS = 600, 8
+_CAPTION = (
+    "Each prompt with what the policy answered in the first and the last evaluation; replies of the environment are "
+    "grey. Long texts are cut; conversations.jsonl has all of them."
+)
+
+
+def conversations(run: Run) -> str:
+    """Prompt by prompt, what was said in each way of acting; "" if no texts were kept."""
+    by_prompt: dict[tuple[int, str], list[Entry]] = {}
+    for entry in _first_and_last(run.conversations):
+        by_prompt.setdefault((entry["index"], entry["prompt"]), []).append(entry)
+    if not by_prompt:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("evaluation", "messages", "outcome"))
+    body = "".join(_rows(prompt, entries) for (_, prompt), entries in sorted(by_prompt.items(), key=lambda one: one[0]))
+    words = escape(_CAPTION, quote=True)
+    table = f'<table class="said" aria-label="{words}"><thead><tr>{head}</tr></thead>{body}</table>'
+    return f'<p class="soft">{words}</p><div class="scroll">{table}</div>'
+
+
+def _first_and_last(entries: Sequence[Entry]) -> list[Entry]:
+    """Those of the first and of the last evaluation in each way of acting; entries are in the order of writing."""
+    ways: dict[str, list[tuple[str, int]]] = {}
+    for entry in entries:
+        evaluation = entry["evaluation"], entry["version"]
+        ways.setdefault(_way(entry["evaluation"]), []).append(evaluation)
+    chosen = dict.fromkeys([*(own[0] for own in ways.values()), *(own[-1] for own in ways.values())])
+    return [entry for one in chosen for entry in entries if (entry["evaluation"], entry["version"]) == one]
+
+
+def _way(evaluation: str) -> str:
+    """The way of acting: sampled, swapped, or "" for greedy."""
+    return evaluation if evaluation == "swapped" else evaluation.partition("_")[2]
+
+
+def _rows(prompt: str, entries: Sequence[Entry]) -> str:
+    """A group of rows: the prompt, below it what was answered to it."""
+    rows = [
+        f"<td>{escape(_label(entry))}</td><td>{''.join(_turns(entry['turns']))}</td><td>{escape(outcome(entry))}</td>"
+        for entry in entries
+    ]
+    first = f'<th scope="rowgroup" colspan="3">{_text(prompt)}</th>'
+    return f"<tbody>{''.join(f'<tr>{row}</tr>' for row in (first, *rows))}</tbody>"
+
+
+def _label(entry: Entry) -> str:
+    """`before, greedy`, `during, sampled, version 20`."""
+    name = entry["evaluation"]
+    words = RESULTS.get(name) or ("during, greedy" if name == "during" else name.replace("_", ", "))
+    return words if name in RESULTS else f"{words}, version {entry['version']}"
+
+
+def _turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Short turns one after another, longer ones each in a paragraph."""
+    for turn in outline(turns, _TURNS):
+        if isinstance(turn, int):
+            yield f'<span class="soft">[… {counted(turn, "turn")} …]</span> '
+            continue
+        said = [f"<span>{_text(turn['message'])}</span>"]
+        if turn["reply"]:
+            said.append(f'<span class="soft">{_text(turn["reply"])}</span>')
+        short = fits_line(turn)
+        yield "".join(f"{text} " if short else f"<p>{text}</p>" for text in said)
+
+
+def _text(text: str) -> str:
+    return escape(readable(text, _CHARS))

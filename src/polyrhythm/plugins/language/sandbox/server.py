@@ -1,0 +1,213 @@
+"""The fork server: a small process that has imported what calls need, and forks one child for each.
+
+It consumes datagrams from the client's socket, each with three descriptors: the code, the output, and a socket of the
+call's own. It waits for its children, deadlines, and clients that hang up. It produces one message per call, in the
+call's socket, once the child is gone. It reads neither code nor output, so no child finds another's in its memory. It
+ends when the client's socket does, and all children with it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from polyrhythm.plugins.language.sandbox import kernel
+from polyrhythm.plugins.language.sandbox.child import Confinement, run_child
+from polyrhythm.plugins.language.sandbox.seccomp import filter_program
+
+#: The working folder of a call, in its own root.
+_WORK = "/.call"
+#: Of another process, in the low bits of a clock's number: the time that it was scheduled.
+_CPU_CLOCK = 2
+
+
+@dataclass(slots=True)
+class _Running:
+    """process: its descriptor; late: the wall time, by `time.monotonic`, at which it is ended; look: at which its CPU
+    time may have reached the limit."""
+
+    pid: int
+    process: int
+    call: socket.socket
+    began: float
+    late: float
+    look: float
+    timed_out: bool = False
+
+    def cpu_s(self) -> float:
+        """CPU time so far, by the kernel's exact count: what is counted for RLIMIT_CPU is sampled, and may be far off
+        on a busy machine."""
+        return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
+
+
+class Server:
+    """Calls by the descriptor of their process."""
+
+    def __init__(self, client: socket.socket, confinement: Confinement, wall_s: float, at_a_time: int) -> None:
+        self._client, self._confinement = client, confinement
+        self._wall_s, self._cpu_s, self._at_a_time = wall_s, confinement.cpu_s, at_a_time
+        self._waiting: deque[tuple[int, int, socket.socket]] = deque()
+        self._running: dict[int, _Running] = {}
+        self._poll = select.poll()
+        self._poll.register(client, select.POLLIN)
+
+    def serve(self) -> None:
+        """Until the client is gone."""
+        while True:
+            ready = {number for number, _ in self._poll.poll(self._patience_ms())}
+            if self._client.fileno() in ready and not self._accept():
+                break
+            for running in list(self._running.values()):
+                if running.process in ready:
+                    self._finish(running)
+                elif running.call.fileno() in ready:  # the client hung up
+                    self._kill(running)
+            self._stop_late()
+            while self._waiting and len(self._running) < self._at_a_time:
+                self._start(*self._waiting.popleft())
+        for running in self._running.values():
+            self._kill(running)
+
+    def _patience_ms(self) -> int | None:
+        deadlines = [min(one.late, one.look) for one in self._running.values() if not one.timed_out]
+        return max(0, int(1000 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
+
+    def _accept(self) -> bool:
+        data, descriptors, *_ = socket.recv_fds(self._client, 16, 3)
+        if not data:
+            return False
+        if len(descriptors) == 3:
+            code, output, call = descriptors
+            self._waiting.append((code, output, socket.socket(fileno=call)))
+        else:  # no descriptors were left: the client reads that its call is lost
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _start(self, code: int, output: int, call: socket.socket) -> None:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _tell(call, lost=f"fork: {error.strerror}")
+        else:
+            if not pid:
+                run_child(self._confinement, parent, code, output, call.fileno())
+            now = time.monotonic()
+            running = _Running(pid, os.pidfd_open(pid), call, now, now + self._wall_s, now + self._cpu_s)
+            self._running[running.process] = running
+            self._poll.register(running.process, select.POLLIN)
+            self._poll.register(call, 0)  # a hang-up alone
+        os.close(code)
+        os.close(output)
+
+    def _stop_late(self) -> None:
+        """End the calls that have reached one of the limits of time. A call has one thread, so it cannot reach that of
+        CPU time before as much wall time has passed."""
+        now = time.monotonic()
+        for running in self._running.values():
+            if running.timed_out or now < min(running.late, running.look):
+                continue
+            left = self._cpu_s - running.cpu_s()
+            running.look = now + left
+            if left <= 0 or now >= running.late:
+                running.timed_out = True
+                self._kill(running)
+
+    def _kill(self, running: _Running) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            signal.pidfd_send_signal(running.process, signal.SIGKILL)
+
+    def _finish(self, running: _Running) -> None:
+        _, status, usage = os.wait4(running.pid, 0)
+        self._poll.unregister(running.process)
+        self._poll.unregister(running.call)
+        del self._running[running.process]
+        os.close(running.process)
+        _tell(
+            running.call,
+            status=os.waitstatus_to_exitcode(status),
+            timed_out=running.timed_out,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            wall_s=time.monotonic() - running.began,
+        )
+        running.call.close()
+
+
+def _tell(call: socket.socket, **content: Any) -> None:
+    with suppress(OSError):  # the client hung up
+        call.send(json.dumps(content).encode())
+
+
+def _enter_namespaces(client: socket.socket, readable: Sequence[str], hidden: Sequence[str]) -> None:
+    """Go on as process 1 of namespaces of its own; the process that was started waits for it."""
+    kernel.unshare_namespaces()
+    if pid := os.fork():
+        client.close()
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.change_root(readable, hidden, _WORK)
+
+
+def _prepare(client: socket.socket, settings: dict[str, Any]) -> Server:
+    """Everything that calls share. Lacking: a mechanism is not to be had; ImportError: a module."""
+    without, readable, hidden = settings["without"], settings["readable"], settings["hidden"]
+    seccomp = b"" if "seccomp" in without else filter_program()
+    landlock = 0 if "landlock" in without else kernel.landlock_version()
+    if "namespaces" in without:
+        folder = Path(tempfile.mkdtemp())
+        os.chdir(folder)
+        folder.rmdir()
+    else:
+        _enter_namespaces(client, readable, hidden)
+        hidden = []
+    sys.path[:] = [path for path in sys.path if path != settings["ours"]] + settings["packages"]
+    for name in settings["modules"]:
+        importlib.import_module(name)
+    work = "" if "namespaces" in without else _WORK
+    rules = kernel.reading_rules(readable, hidden) if landlock else ()
+    confinement = Confinement(**settings["limits"], readable=rules, work=work, seccomp=seccomp, landlock=landlock)
+    return Server(client, confinement, settings["wall_s"], settings["at_a_time"])
+
+
+def main() -> NoReturn:
+    """Serve as the client says in the first argument, after telling it what is lacking, if anything."""
+    settings = json.loads(sys.argv.pop())
+    client = socket.socket(fileno=settings["socket"])
+    os.environ.clear()
+    sys.argv = [""]
+    for name in ("exit", "quit"):
+        setattr(builtins, name, sys.exit)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        server = _prepare(client, settings)
+    except kernel.Lacking as lacking:
+        _tell(client, lacks=lacking.mechanism, problem=lacking.problem)
+        os._exit(1)
+    except ImportError as error:
+        _tell(client, missing=str(error))
+        os._exit(1)
+    _tell(client, ready=True)
+    gc.collect()
+    gc.freeze()
+    server.serve()
+    os._exit(0)

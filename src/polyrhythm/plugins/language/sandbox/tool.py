@@ -1,0 +1,334 @@
+"""A Python tool for environments: code of a model is run in a sandbox, and what it printed comes back.
+
+`open_tool(settings)` gives the tool of this process; any thread may use it. `start` begins a call and `finish` waits
+for it, so that the calls of many rows overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from polyrhythm.errors import ConfigError, MissingError
+
+_LOG = logging.getLogger(__name__)
+
+Mechanism = Literal["seccomp", "landlock", "namespaces"]
+
+#: What to do where a mechanism is lacking.
+_REMEDIES: dict[str, str] = {
+    "seccomp": "use a machine with x86-64 and a Linux kernel with seccomp",
+    "landlock": "use Linux 5.13 or newer, started with landlock among the kernel's lsm=",
+    "namespaces": "allow unprivileged user namespaces (in a container: a seccomp profile with unshare and mount; on "
+    "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0)",
+}
+#: Modules that every call finds imported.
+_USUAL = (
+    "bisect", "collections", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json", "math",
+    "operator", "random", "re", "statistics", "string", "typing",
+)  # fmt: skip
+#: One thread in numerical libraries, and equal orders of sets in every process.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+_BOOT = "import sys; sys.path.append({!r}); from polyrhythm.plugins.language.sandbox.server import main; main()"
+_MOST_TEXT = 2**20
+#: Run in place of code that is longer.
+_TOO_LONG = b"raise SystemExit('the code is longer than 1 MiB; it was not run')"
+#: Seconds in which the sandbox has imported its modules.
+_START_S = 120.0
+
+
+class SandboxSettings(BaseModel):
+    """Limits of one call of the Python tool, and what isolation it may do without."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    wall_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    """Seconds after which a call is ended."""
+    cpu_s: Annotated[int, Field(ge=1)] = 2
+    """Seconds of CPU time after which it is ended."""
+    memory_mib: Annotated[int, Field(ge=64)] = 512
+    """Its address space; what exceeds it is a MemoryError."""
+    files_mib: Annotated[int, Field(ge=0)] = 8
+    """All files in its working folder, which is in memory and starts empty; 0: nothing can be written."""
+    open_files: Annotated[int, Field(ge=8)] = 32
+    """Files that are open at a time."""
+    output_bytes: Annotated[int, Field(ge=1, le=2**20)] = 4096
+    """What is shown of its output, from the beginning."""
+    at_a_time: Annotated[int, Field(ge=1)] = 4
+    """Calls that run at a time, of one process of the run."""
+    modules: tuple[str, ...] = ()
+    """Modules that are imported before the first call, such as numpy; without any, installed packages are not to be
+    found."""
+    may_lack: tuple[Mechanism, ...] = ()
+    """Isolation that may be missing where the machine does not give it: seccomp, landlock, namespaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call did. output: what it wrote, shortened; ended: `done`, `error` (it raised, or exited with another
+    status than 0), `time` (of either limit), `killed` (by a signal, as after a crash); seconds as used."""
+
+    output: str
+    ended: Literal["done", "error", "time", "killed"]
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The output, with a line on how the call ended where that is not in it."""
+        ends = {"time": "[stopped: it took too long]\n", "killed": "[it crashed]\n"}
+        gap = "" if not self.output or self.output.endswith("\n") else "\n"
+        return f"{self.output}{gap}{ends[self.ended]}" if self.ended in ends else self.output
+
+
+class SandboxLost(RuntimeError):
+    """A call has no outcome, and its code is not to blame: the sandbox's process ended, or could make no other."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call that was started. deadline: when it should have ended, by `time.monotonic`; server: who runs it."""
+
+    socket: socket.socket
+    output: int
+    deadline: float
+    server: subprocess.Popen[bytes]
+
+
+class PythonTool:
+    """Runs code in the sandbox of this process. Calls are independent of each other; threads may share the tool."""
+
+    def __init__(self, settings: SandboxSettings, without: Sequence[str] = (), *, patience_s: float = 10.0) -> None:
+        """without: mechanisms not to use. patience_s: how long the sandbox may take beyond the limits of its calls
+        before it counts as lost. Raises ConfigError if the machine lacks a mechanism that must not be missing."""
+        self._settings, self._without, self._patience_s = settings, list(without), patience_s
+        self._lock = threading.Lock()
+        self._calls = 0  # that have neither been finished nor dropped
+        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._connect()
+        if self._without:
+            _LOG.warning("the Python tool's sandbox has no %s; see docs/sandbox.md", ", no ".join(self._without))
+
+    @property
+    def without(self) -> list[str]:
+        """The mechanisms that are missing."""
+        return list(self._without)
+
+    def run(self, code: str) -> Outcome:
+        """Run code and wait for it. Raises SandboxLost."""
+        return self.finish(self.start(code))
+
+    def start(self, code: str) -> Call:
+        """Begin a call. Code of more than 1 MiB is not run: its outcome is an error that says so."""
+        text, output = os.memfd_create("code"), os.memfd_create("output")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            content = code.encode("utf-8", "replace")
+            os.write(text, content if len(content) <= _MOST_TEXT else _TOO_LONG)
+            server, before = self._send([text, output, theirs.fileno()])
+        except BaseException:
+            ours.close()
+            os.close(output)
+            raise
+        finally:
+            os.close(text)
+            theirs.close()
+        # It is begun once those before it have ended, of which `at_a_time` run at a time.
+        turns = 1 + before // self._settings.at_a_time
+        return Call(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
+
+    def finish(self, call: Call) -> Outcome:
+        """Wait for a call. Raises SandboxLost."""
+        try:
+            told = self._receive(call)
+            if "lost" in told:
+                raise SandboxLost(f"the sandbox of the Python tool: {told['lost']}")
+            most = self._settings.output_bytes
+            written = os.pread(call.output, most + 1, 0)
+        finally:
+            self.drop(call)
+        text = written[:most].decode("utf-8", "replace")
+        return Outcome(
+            text + "…" * (len(written) > most),
+            _ended(told, self._settings),
+            float(told["wall_s"]),
+            float(told["cpu_s"]),
+        )
+
+    def _receive(self, call: Call) -> dict[str, Any]:
+        """What the sandbox says of the call's end. One that is silent for too long is ended, so that the next call
+        starts another."""
+        call.socket.settimeout(max(0.001, call.deadline - time.monotonic()))
+        try:
+            data = call.socket.recv(4096)
+        except TimeoutError:
+            with self._lock:
+                if self._server is not None and self._server[0] is call.server:
+                    self._end()
+            return {"lost": f"its process says nothing, {self._patience_s:g} s after the call should have ended"}
+        told: dict[str, Any] = json.loads(data) if data else {"lost": "its process ended"}
+        return told
+
+    def drop(self, call: Call) -> None:
+        """Give up a call: it is ended if it still runs."""
+        call.socket.close()
+        os.close(call.output)
+        with self._lock:
+            self._calls -= 1
+
+    def close(self) -> None:
+        """End the sandbox and everything in it."""
+        with self._lock:
+            self._end()
+
+    def _send(self, descriptors: list[int]) -> tuple[subprocess.Popen[bytes], int]:
+        """Who has the call, and how many others there were."""
+        with self._lock:
+            for last in (False, True):
+                if self._server is None:
+                    self._connect()
+                assert self._server is not None
+                try:
+                    socket.send_fds(self._server[1], [b"run"], descriptors)
+                    self._calls += 1
+                    return self._server[0], self._calls - 1
+                except OSError as error:
+                    self._end()
+                    if last:
+                        raise SandboxLost(f"the sandbox of the Python tool cannot be reached: {error}") from error
+        raise AssertionError("the last try returns or raises")
+
+    def _end(self) -> None:
+        if self._server is not None:
+            process, ours = self._server
+            self._server = None
+            ours.close()
+            process.kill()
+            process.wait()
+
+    def _connect(self) -> None:
+        """Start the server, without what is lacking and may be."""
+        while (told := self._launch()) != {"ready": True}:
+            self._end()
+            mechanism, problem = told.get("lacks"), told.get("problem")
+            if mechanism in self._settings.may_lack and mechanism not in self._without:
+                self._without.append(str(mechanism))
+                continue
+            if mechanism is not None:
+                raise ConfigError(
+                    f"env.sandbox: this machine does not give {mechanism} ({problem}), which the Python tool needs to "
+                    f"be isolated; {_REMEDIES[str(mechanism)]}, or accept less with env.sandbox.may_lack: [{mechanism}]"
+                )
+            if missing := told.get("missing"):
+                raise MissingError(
+                    f"env.sandbox.modules = {list(self._settings.modules)}: {missing}; install it or leave it out"
+                )
+            raise SandboxLost("the sandbox of the Python tool ended at its start")
+
+    def _launch(self) -> Any:
+        """Start the server; what it says of its start."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        source = str(Path(__file__).parents[3])
+        command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(source)]
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                [*command, json.dumps(self._described(theirs.fileno(), source))],
+                env=_ENVIRONMENT,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+            )
+        self._server = process, ours
+        ours.settimeout(_START_S)
+        try:
+            told = json.loads(ours.recv(4096) or b"{}")
+        except TimeoutError:
+            self._end()
+            raise SandboxLost(
+                f"the sandbox of the Python tool did not start within {_START_S:g} s; a module that it imports hangs "
+                f"(env.sandbox.modules = {list(self._settings.modules)})"
+            ) from None
+        ours.settimeout(self._patience_s)  # of one that reads no more calls
+        return told
+
+    def _described(self, number: int, source: str) -> dict[str, Any]:
+        """What the server is told."""
+        settings = self._settings
+        packages = [sysconfig.get_path(name) for name in ("purelib", "platlib")] if settings.modules else []
+        limits = ("cpu_s", "memory_mib", "files_mib", "open_files", "output_bytes")
+        return {
+            "socket": number,
+            "ours": source,
+            "without": self._without,
+            "packages": list(dict.fromkeys(packages)),
+            "readable": (readable := _readable(packages)),
+            "hidden": _packages_within(readable, packages),
+            "modules": [*_USUAL, *settings.modules],
+            "limits": {name: getattr(settings, name) for name in limits},
+            "wall_s": settings.wall_s,
+            "at_a_time": settings.at_a_time,
+        }
+
+
+def _readable(packages: Sequence[str]) -> list[str]:
+    """Folders of Python and of shared libraries, none within another."""
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix}
+    standard = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")] + [f"{sys.base_prefix}/lib"]
+    folders = [*standard, "/lib", "/lib64", "/usr/lib", "/usr/lib64", *packages]
+    found = sorted({os.path.normpath(folder) for folder in folders if os.access(folder, os.R_OK | os.X_OK)})
+    return [folder for folder in found if not any(folder.startswith(f"{other}/") for other in found)]
+
+
+def _packages_within(readable: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Folders of installed packages below the readable ones, such as those of the base Python, without the wanted."""
+    names = [f"{versions}{kind}-packages" for versions in ("", "python*/") for kind in ("site", "dist")]
+    found = {path for folder in readable for name in names for path in Path(folder).glob(name)}
+    found = {path for path in found if not path.is_symlink()} | {path.resolve() for path in found}
+    kept = {Path(path).resolve() for path in wanted}
+    below = [path for path in found if any(path.is_relative_to(folder) for folder in readable)]
+    return sorted(str(path) for path in below if path.resolve() not in kept)
+
+
+def _ended(told: dict[str, Any], settings: SandboxSettings) -> Literal["done", "error", "time", "killed"]:
+    status = int(told["status"])
+    by_kernel = status == -signal.SIGKILL and told["cpu_s"] >= settings.cpu_s  # the server was too late
+    if told["timed_out"] or by_kernel:
+        return "time"
+    return "done" if not status else "error" if status > 0 else "killed"
+
+
+_TOOLS: dict[SandboxSettings, tuple[PythonTool, int]] = {}
+_TOOLS_LOCK = threading.Lock()
+
+
+def open_tool(settings: SandboxSettings) -> PythonTool:
+    """The tool with these settings of this process; started for the first that opens it. `close_tool` when done."""
+    with _TOOLS_LOCK:
+        tool, users = _TOOLS.get(settings) or (PythonTool(settings), 0)
+        _TOOLS[settings] = tool, users + 1
+        return tool
+
+
+def close_tool(settings: SandboxSettings) -> None:
+    """Undo an `open_tool`; the last one ends the sandbox."""
+    with _TOOLS_LOCK, suppress(KeyError):
+        tool, users = _TOOLS.pop(settings)
+        if users > 1:
+            _TOOLS[settings] = tool, users - 1
+        else:
+            tool.close()

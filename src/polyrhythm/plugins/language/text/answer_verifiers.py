@@ -1,0 +1,316 @@
+"""Verifiers of `env.verify`: they compute the reward of a message from the answer in its row of the data.
+
+`exact`, `json` and a function of the user's own run in the simulator. `regex` and `math` may never return on what a
+model writes, and hold Python's lock meanwhile, so no thread could end them: they run in another process
+(`answer_checks`), one for all rows of a simulator, which the kernel ends after `limit_s`. A comparison that ends so, or
+raises, counts as wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from polyrhythm.conformance import import_function
+from polyrhythm.errors import MissingError, install_command
+from polyrhythm.imports import same_imports
+from polyrhythm.plugins.language.text.answer_checks import bare_answer, same_text
+from polyrhythm.plugins.language.text.base import enclosed
+from polyrhythm.specs.finite import as_number
+
+#: Address space of the process that compares, in MiB.
+_MEMORY_MIB = 2048
+
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class Verdict(NamedTuple):
+    """The reward of a message; failure: why the verifier could not compare it, "" if it could."""
+
+    reward: float
+    failure: str = ""
+
+
+class Verifier(Protocol):
+    """Computes rewards; made by `VerifierSettings.open`, closed by its owner."""
+
+    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:
+        """The verdict on a message. answer, row: of the data, the latter with all columns."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+class VerifierSettings(BaseModel):
+    """Settings of one verifier."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    #: Whether an answer may be other than a text or a number.
+    structured: ClassVar[bool] = False
+
+    def open(self) -> Verifier:
+        """Make the verifier. Raises ConfigError or MissingError if it cannot be loaded."""
+        raise NotImplementedError
+
+    def written(self, answer: Any) -> str:
+        """A message that gives this answer."""
+        return as_text(answer)
+
+
+class Exact(VerifierSettings):
+    """Accepts a message that equals the answer, without spaces around it."""
+
+    type: Literal["exact"] = "exact"
+    casefold: bool = False
+    """Whether upper and lower case are the same."""
+
+    def open(self) -> Verifier:
+        return Direct(self._equal)
+
+    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - see `Verifier`
+        return same_text(message, as_text(answer), casefold=self.casefold)
+
+
+class Unverified(VerifierSettings):
+    """Gives reward 0: a scorer (`scoring.function`) judges instead, with the answer as `reference`."""
+
+    structured: ClassVar = True
+
+    type: Literal["none"] = "none"
+
+    def open(self) -> Verifier:
+        return Direct(lambda *_: 0.0)
+
+
+class Regex(VerifierSettings):
+    """Accepts a message in which the pattern finds what it finds in the answer, or the answer itself."""
+
+    type: Literal["regex"] = "regex"
+    pattern: Annotated[str, Field(min_length=1)]
+    """A regular expression of Python, whose last match counts: its first group, or all of it."""
+    casefold: bool = False
+    """Whether upper and lower case are the same."""
+    message: str = "{answer}"
+    """Message for an answer that the pattern does not match, such as `#### {answer}`, in the trial of the data's own
+    answers and in demonstrations."""
+    limit_s: Seconds = 2.0
+    """Seconds of CPU time of a comparison; the message counts as wrong after that."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"it is not a regular expression ({error}); correct it") from error
+        return pattern
+
+    def open(self) -> Verifier:
+        return beside("regex", self.model_dump_json(include={"pattern", "casefold"}), self.limit_s)
+
+    def written(self, answer: Any) -> str:
+        text = as_text(answer)
+        return text if re.search(self.pattern, text) else self.message.replace("{answer}", text)
+
+
+class Math(VerifierSettings):
+    """Accepts a message whose answer, in \\boxed{} or its last formula or number, math-verify finds equal."""
+
+    type: Literal["math"] = "math"
+    limit_s: Seconds = 2.0
+    """Seconds of CPU time of a comparison; the message counts as wrong after that."""
+
+    def open(self) -> Verifier:
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingError(
+                f"env.verify = math: the package math-verify is not installed; run: {install_command('math')}"
+            )
+        return beside("math", "{}", self.limit_s)
+
+    def written(self, answer: Any) -> str:
+        text = as_text(answer)
+        return text if "\\boxed" in text or bare_answer(text) != text else f"\\boxed{{{text}}}"
+
+
+class Json(VerifierSettings):
+    """Accepts a message that is JSON, alone or between ```json and ```, with the values of the answer."""
+
+    structured: ClassVar = True
+
+    type: Literal["json"] = "json"
+    fields: tuple[str, ...] = ()
+    """Fields of an object to compare; empty for all fields of the answer."""
+
+    def open(self) -> Verifier:
+        return Direct(self._equal)
+
+    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - see `Verifier`
+        given = list(enclosed(message, "```json", "```"))
+        try:
+            found = json.loads(given[-1] if given else message)
+        except (ValueError, RecursionError):  # a message may be anything
+            return False
+        expected = _as_json(answer)
+        if not isinstance(expected, Mapping):
+            return _same(found, expected)
+        fields = self.fields or tuple(expected)
+        has = isinstance(found, dict) and all(field in found and field in expected for field in fields)
+        return has and all(_same(found[field], expected[field]) for field in fields)
+
+    def written(self, answer: Any) -> str:
+        return json.dumps(_as_json(answer), ensure_ascii=False)
+
+
+class Function(VerifierSettings):
+    """Calls a function of your own: `f(message, answer, row)` returns the reward; `row` has all columns."""
+
+    structured: ClassVar = True
+
+    type: Literal["function"] = "function"
+    path: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """`module:function`; make a slow one a scorer instead (`scoring.function`)."""
+
+    def open(self) -> Verifier:
+        found = import_function(f"env.verify = {self.path}", self.path)
+        return Direct(lambda *given: self._finite(found(*given)))
+
+    def _finite(self, reward: Any) -> float:
+        number = as_number(reward)
+        if not math.isfinite(number):
+            raise ValueError(f"env.verify = {self.path}: it returned {reward!r:.80}; return a finite number")
+        return number
+
+
+def as_text(answer: Any) -> str:
+    """An answer as text. 72.0 becomes 72, since tables with missing values store integers as floats."""
+    if isinstance(answer, float) and answer.is_integer():
+        return str(int(answer))
+    return answer.strip() if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+
+
+def _as_json(answer: Any) -> Any:
+    """The answer, parsed if it is a text with JSON."""
+    if not isinstance(answer, str):
+        return answer
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return answer
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Whether two values are equal: 1 equals 1.0, but not true."""
+    return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)
+
+
+def _by_name(value: Any) -> Any:
+    """Expand the short form: `env.verify=math` names a type, `env.verify=module:function` a function."""
+    if isinstance(value, str):
+        return {"type": "function", "path": value} if ":" in value else {"type": value}
+    return value
+
+
+AnyVerifier = Annotated[
+    Exact | Regex | Math | Json | Function | Unverified, Field(discriminator="type"), BeforeValidator(_by_name)
+]
+
+
+class Direct:
+    """A verifier that runs in this process. equal: the reward of message, answer and row."""
+
+    def __init__(self, equal: Callable[[str, Any, Mapping[str, Any]], float]) -> None:
+        self._equal = equal
+
+    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:
+        return Verdict(float(self._equal(message, answer, row)))
+
+    def close(self) -> None:
+        pass
+
+
+class Beside:
+    """A verifier that compares in a process of its own, which starts at a comparison, again where the one before ended.
+    `close` ends the process; rows with equal settings share it (`beside`), and the next of them starts it again."""
+
+    def __init__(self, start: str, limit_s: float) -> None:
+        self._start, self._limit_s = start, limit_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:  # noqa: ARG002 - see `Verifier`
+        line = json.dumps([message, as_text(answer)])
+        with self._lock:
+            try:
+                found = self._exchange(line)
+            except OSError:  # the process ended between two comparisons
+                self._end()
+                found = self._exchange(line)
+        return Verdict(0.0, found) if isinstance(found, str) else Verdict(float(found))
+
+    def _exchange(self, line: str) -> bool | str:
+        """Whether message and answer are equal, or why that is unknown."""
+        if self._process is None and self._answer_to(self._start) != "ready":
+            raise RuntimeError(f"the process of env.verify ended at its start, with status {self._end()}")
+        found: bool | str | None = self._answer_to(line)
+        if found is not None:
+            return found
+        status = self._end()
+        late = status == -signal.SIGPROF
+        return f"it took more than {self._limit_s:g} s" if late else f"its process ended with status {status}"
+
+    def _answer_to(self, line: str) -> Any:
+        """The process's answer to a line; None: it ended."""
+        if self._process is None:
+            program = Path(__file__).with_name("answer_checks.py")
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-P", "-W", "ignore", str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **same_imports()},
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+        found = process.stdout.readline()
+        return json.loads(found) if found else None
+
+    def _end(self) -> int:
+        """End the process; its status."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.kill()
+        with suppress(OSError):  # stdin may have what was not written
+            process.communicate()
+        return process.wait()
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+
+@lru_cache(maxsize=16)
+def beside(kind: str, options: str, limit_s: float) -> Beside:
+    """The process for these settings; options: as JSON."""
+    start = {"kind": kind, "options": json.loads(options), "limit_s": limit_s, "memory_mib": _MEMORY_MIB}
+    return Beside(json.dumps(start), limit_s)

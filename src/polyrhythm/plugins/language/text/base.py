@@ -1,0 +1,293 @@
+"""The interface of a text environment: a prompt, the model's messages, and replies to them.
+
+A text environment is a `TextSettings` with a `conversation` method; `text.batch` makes an env batch of it. One env
+step is one message: a prompt that is answered once is an environment with one step, an agent one with many.
+
+Tokens: the batch turns text into ids and back (`text.tokenizers`), so that policies see ids alone. Observation:
+`tokens` int32 [max_prompt_tokens], the prompt and all earlier turns, zeros behind `length` int32 []; `turn` int32 [].
+Action: a message of at most `max_new_tokens` ids, which ends at the first of `ActionSpec.stops`; what follows is not
+executed. What the environment says is in observations only, so no loss counts its tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from polyrhythm.envs.base import EpisodeRefused, RowsFailed
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.language.text.chat import Chat, ChatChoice, Prompt, has_template, open_chat
+from polyrhythm.plugins.language.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
+from polyrhythm.specs.hashing import HELD_OUT
+from polyrhythm.specs.spaces import Aggregate
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.language.text.batch import TextBatch
+
+log = logging.getLogger(__name__)
+
+#: One prompt in so many belongs to evaluations.
+_APART = 8
+#: Draws after which a task is said to have no prompts on one side.
+_DRAWS = 1000
+#: Tasks and prompts of each whose length is looked at before the start.
+_TRIED_TASKS, _TRIED_PROMPTS = 8, 16
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a message leads to. text: the environment's answer, shown before the next message; done: the task ended;
+    success: the task's own measure; metrics: values of `TextSettings.metrics`, of which any may be missing. A message
+    that is cut gets no reply, and counts 0 in each."""
+
+    text: str = ""
+    reward: float = 0.0
+    done: bool = True
+    success: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Conversation(Protocol):
+    """One row of a text environment; it is begun again for every episode."""
+
+    def begin(self, task: int, seed: int) -> Prompt:
+        """The prompt: a text, or turns such as {"role": "system", "content": "…"}, which a chat template writes, and
+        whose contents stand on lines of their own without one. Equal (task, seed) gives an equal prompt; `draw_apart`
+        keeps those of evaluations apart."""
+        ...
+
+    def reply(self, message: str) -> Reply:
+        """Answer a whole message, without the end-of-text token. A message that was cut at `max_new_tokens` does not
+        get here: it ends the episode with reward 0."""
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A conversation whose replies take long, such as those of a tool, and overlap with those of other rows."""
+
+    def prepare(self, message: str) -> None:
+        """Begin what `reply` will wait for; called for the messages of all rows before the first `reply`."""
+        ...
+
+
+class Awaited(NamedTuple):
+    """What a reply waits for: the descriptor that can be read once it has come; when to give up, by `time.monotonic`,
+    which `reply` then says."""
+
+    fileno: int
+    deadline: float
+
+
+@runtime_checkable
+class Awaits(Protocol):
+    """A conversation that prepares, and can say what its reply waits for: meanwhile other rows go on."""
+
+    def awaits(self) -> Awaited | None:
+        """What `reply` to the prepared message would wait for; None if nothing. It is not closed before `reply`, `drop`
+        or `begin`."""
+        ...
+
+
+@runtime_checkable
+class Drops(Protocol):
+    """A conversation that prepares, and can give that up."""
+
+    def drop(self) -> None:
+        """End what `prepare` has begun, if anything: no `reply` to it follows."""
+        ...
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """A conversation with a scripted expert, for demonstrations."""
+
+    def expert(self) -> str:
+        """The expert's next message; `reply` is called with it."""
+        ...
+
+
+class TextSettings(BaseModel):
+    """Settings that all text environments have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    tokenizer: str = CHARACTERS
+    """characters: one token for each character of `alphabet`; or a local folder with a tokenizer.json."""
+    chat: ChatChoice = "none"
+    """Format of turns: none, plain text; auto, the chat template of the tokenizer's folder, if it has one; or settings
+    of a template."""
+    max_new_tokens: Count = 128
+    """Most tokens of a message; longer ones are cut, which ends the episode."""
+    max_prompt_tokens: Count = 256
+    """Most tokens before a message: the prompt, with what the tokenizer begins with, and, in several turns, everything
+    said since. Longer prompts are set aside."""
+    max_turns: Count = 1
+    """Most messages of an episode."""
+
+    #: Characters of the text, with the tokenizer `characters`.
+    alphabet: ClassVar[str] = "".join(map(chr, range(32, 127))) + "\n"
+    #: Texts of one token that end a message, as the end-of-text token does, but stay part of it.
+    stops: ClassVar[tuple[str, ...]] = ()
+    #: Names and descriptions of the tasks; () for one task, of the environment's type.
+    tasks: ClassVar[tuple[tuple[str, str], ...]] = ()
+    #: The environment's own metrics (`Reply.metrics`), each with the aggregation over an episode.
+    metrics: ClassVar[Mapping[str, Aggregate]] = MappingProxyType({})
+
+    def conversation(self) -> Conversation:
+        """A new row."""
+        raise NotImplementedError(f"{type(self).__name__}: write conversation(self) -> Conversation")
+
+    def spec(self) -> EnvSpec:
+        """The spec of a batch. Raises ConfigError if there is no such tokenizer."""
+        tokenizer = self.text_tokenizer()
+        name = getattr(self, "type", type(self).__name__)
+        integer = ArraySpec((), "int32")
+        return EnvSpec(
+            observation={
+                "tokens": ArraySpec((self.max_prompt_tokens,), "int32"),
+                "length": integer,
+                "turn": integer,
+            },
+            action=ActionSpec("discrete", 1, choices=tokenizer.size, stops=self._stop_ids(tokenizer)),
+            tasks=tuple(Task(*task) for task in self.tasks) or (Task(name, name),),
+            max_steps=self.max_turns,
+            metrics={"message_tokens": "sum", "turns": "sum", "cut": "max", **self.metrics},
+            reports_success=True,
+            chunk=self.max_new_tokens,
+        )
+
+    def build(self, rows: int) -> TextBatch:
+        """A batch of `rows` conversations."""
+        from polyrhythm.plugins.language.text.batch import TextBatch, TextBatchWithExpert
+
+        conversations = [self.conversation() for _ in range(rows)]
+        made = TextBatchWithExpert if isinstance(conversations[0], Demonstrates) else TextBatch
+        return made(self, conversations)
+
+    def transcribe(self, trajectory: Trajectory) -> Transcript:
+        """A finished sample as text, without end-of-text tokens and what the tokenizer begins with; the prompt and the
+        messages without what a chat template writes around them."""
+        tokenizer, shown, length = self.text_tokenizer(), trajectory.obs["tokens"], trajectory.obs["length"]
+        decode, first = tokenizer.decode, len(tokenizer.start)
+        before = [decode(shown[step, first : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
+        actions, chat = trajectory.actions[:, :, 0], self.open_chat()
+        lead, prompt = ("", before[0]) if chat is None else (chat.lead, chat.asked(before[0]))
+        messages = tuple(
+            decode(ids[valid].tolist()).removeprefix(lead) for ids, valid in zip(actions, trajectory.valid, strict=True)
+        )
+        return Transcript(prompt, messages, before[1] + messages[-1])
+
+    def check(self) -> None:
+        """Raise MissingError if the tokenizer's package is not installed, ConfigError if most of the first prompts
+        cannot be shown whole, or the chat template would change earlier turns; warn if some cannot."""
+        chat = self.open_chat()
+        if chat is not None:
+            chat.check(self.max_turns)
+        elif "chat" not in self.model_fields_set and has_template(self.tokenizer):
+            words = "env.tokenizer = %s: it has a chat template, which is not applied; set env.chat to auto, or to none"
+            log.warning(words, self.tokenizer)
+        batch = self.build(1)
+        starts = [(t, s) for t in range(min(len(batch.spec.tasks), _TRIED_TASKS)) for s in range(_TRIED_PROMPTS)]
+        refused = list[str]()
+        try:
+            for task, seed in starts:
+                try:
+                    batch.reset([0], [task], [seed])
+                except RowsFailed as failed:  # by anything else: told where the environment is tried
+                    refused += [str(e) for e in failed.errors.values() if isinstance(e, EpisodeRefused)]
+        finally:
+            batch.close()
+        count = f"{len(refused)} of the first {len(starts)} prompts"
+        if 2 * len(refused) > len(starts):
+            raise ConfigError(f"{refused[0]} ({count} are like that)")
+        if refused:
+            log.warning("%s are set aside, as others like them will be: %s", count, refused[0])
+
+    def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
+        """See `envs.base.ChecksExpert`: the first message of an episode must fit into `max_new_tokens`."""
+        from polyrhythm.plugins.language.text.batch import MessageTooLong, TextBatchWithExpert
+
+        batch, longest = self.build(1), None
+        try:
+            if not isinstance(batch, TextBatchWithExpert):
+                return
+            for task, seed in episodes:
+                try:
+                    batch.reset([0], [task], [seed])
+                    batch.expert_actions([0])
+                except RowsFailed as failed:
+                    error = failed.errors[0]
+                    if isinstance(error, MessageTooLong):
+                        longest = error if longest is None or error.tokens > longest.tokens else longest
+                    elif not isinstance(error, EpisodeRefused):
+                        return  # told where it is played
+                else:
+                    return
+        finally:
+            batch.close()
+        if longest is not None:
+            raise ConfigError(f"{longest}, or set demonstrations and supervised to null")
+
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded once per process."""
+        chat = self.open_chat()
+        return self._plain_tokenizer() if chat is None else chat.tokenizer
+
+    def open_chat(self) -> Chat | None:
+        """The chat template with its tokenizer, opened once per process; None for plain text."""
+        return None if self.chat == "none" else open_chat(self.tokenizer, self.chat, self._plain_tokenizer())
+
+    def _plain_tokenizer(self) -> Tokenizer:
+        if self.tokenizer == CHARACTERS:
+            return character_tokenizer(self.alphabet)
+        return folder_tokenizer(self.tokenizer)
+
+    def _stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        ids = list(tokenizer.ends)
+        for text in self.stops:
+            found = [] if tokenizer.lacking(text) else tokenizer.encode(text)
+            if len(found) != 1:
+                raise ConfigError(
+                    f"env.tokenizer = {self.tokenizer}: {text!r}, which ends a message here, is {len(found)} tokens of "
+                    f"{tokenizer.origin}; use the tokenizer characters"
+                )
+            ids += found
+        return tuple(ids)
+
+
+def enclosed(text: str, opening: str, closing: str) -> Iterator[str]:
+    """The parts of a text between an opening mark and the next closing one, in order. Unlike a regular expression such
+    as `<python>(.*?)</python>`, whose work grows with the square of marks that are never closed, this takes linear
+    time: a message may be anything."""
+    first = text.find(opening)
+    while first >= 0 and (end := text.find(closing, first + len(opening))) >= 0:
+        yield text[first + len(opening) : end]
+        first = text.find(opening, end + len(closing))
+
+
+def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
+    """The first of what `draw` draws (it has a `prompt`) that is on the seed's side: by a hash of the prompt one in
+    eight belongs to evaluations, so that no prompt of theirs occurs in training, wherever seeds come from."""
+    held_out, random = bool(seed & HELD_OUT), Random(seed)
+    for _ in range(_DRAWS):
+        found = draw(random)
+        if is_held_out(found.prompt) == held_out:
+            return found
+    side = "evaluations" if held_out else "training"
+    raise ConfigError(f"env: none of {_DRAWS} prompts is on the side of {side}; give the task more prompts")
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether a prompt belongs to evaluations."""
+    return zlib.crc32(prompt.encode()) % _APART == 0

@@ -1,0 +1,300 @@
+"""An env batch of conversations: ids to text and back, turns, lengths."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.conformance import definition_place
+from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.language.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.plugins.language.text.chat import ChatTurns, Prompt
+from polyrhythm.plugins.language.text.prepared import PreparedMessages
+from polyrhythm.plugins.language.text.tokenizers import begin, encodable, encode_after
+from polyrhythm.specs.finite import as_number
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.language.text.base import TextSettings
+
+log = logging.getLogger(__name__)
+
+
+class TextBatch:
+    """Rows that reset and step by themselves. A row's context is its prompt, its messages as they were sampled, and the
+    replies: what the model wrote is never tokenized again."""
+
+    def __init__(self, settings: TextSettings, conversations: Sequence[Conversation]) -> None:
+        self.spec, self.rows = settings.spec(), len(conversations)
+        self._settings, self._tokenizer = settings, settings.text_tokenizer()
+        self._chat = settings.open_chat()
+        self._chats: dict[int, ChatTurns] = {}  # by row, with a chat template
+        self._conversations = conversations
+        self._prepared = PreparedMessages(conversations)
+        self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
+        self._length = np.zeros(self.rows, np.int32)
+        self._turn = np.zeros(self.rows, np.int32)
+        self._stops = np.array(self.spec.action.stops)
+        self._overflowed = self._replaced = False  # whether it was told
+        self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # prompt, messages' ids and replies
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        errors: dict[int, Exception] = {}
+        for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
+            self._prepared.forget(row)
+            try:
+                prompt = self._conversations[row].begin(int(task), int(seed))
+                self._check_prompt(prompt, self._conversations[row])
+                ids = self._begun(row, prompt, f"the prompt of task {self.spec.tasks[task].name}, seed {seed},")
+            except PolyrhythmError:
+                raise
+            except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
+                errors[row] = error
+                continue
+            self._length[row] = self._turn[row] = 0
+            self._tokens[row] = 0
+            self._said[row] = [np.array(ids)]
+            self._append(row, ids)
+        if errors:
+            raise RowsFailed(errors)
+
+    def _check_prompt(self, prompt: object, conversation: Conversation) -> None:
+        """Raise ValueError unless `begin` returned a text, or turns with what is needed of them."""
+        needed = ("role", "content") if self._chat is not None else ("content",)
+        for turn in [] if isinstance(prompt, str) else prompt if isinstance(prompt, Sequence) else [prompt]:
+            if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in needed):
+                name = getattr(self._settings, "type", type(self._settings).__name__)
+                where = definition_place(conversation.begin)
+                raise ValueError(
+                    f"env.type = {name}: its begin{where} returned the turn {turn!r:.80}; give each turn a role and a "
+                    "content, which are texts, as in {'role': 'user', 'content': '…'}"
+                )
+
+    def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
+        """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
+        limit = self._settings.max_prompt_tokens
+        try:
+            if self._chat is not None and prompt:
+                self._chats[row] = ChatTurns(self._chat, prompt)
+                prompt = self._chats[row].shown
+            text = prompt if isinstance(prompt, str) else "".join(f"{turn['content']}\n" for turn in prompt)
+            ids = begin(self._tokenizer, text)
+        except ValueError as error:
+            raise EpisodeRefused(f"{what} cannot be encoded: {error}") from error
+        if not ids:
+            raise EpisodeRefused(f"{what} is empty; give it a text, from which the model can begin")
+        if len(ids) > limit:
+            raise EpisodeRefused(
+                f"env.max_prompt_tokens = {limit}: {what} has {len(ids)} tokens; raise it to that or more (a "
+                "resumed run keeps it), or shorten the prompts"
+            )
+        return ids
+
+    def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
+        """Add to the row's context; False, and nothing is added, if it does not fit."""
+        first = int(self._length[row])
+        if first + len(ids) > self._settings.max_prompt_tokens:
+            return False
+        self._tokens[row, first : first + len(ids)] = ids
+        self._length[row] += len(ids)
+        return True
+
+    def _tell_overflow(self, row: int, more: int) -> None:
+        """Say once that a conversation has become too long."""
+        if not self._overflowed:
+            self._overflowed = True
+            log.warning(
+                "env.max_prompt_tokens = %d: a conversation has %d tokens after message %d, so it ends there; raise it "
+                "if this is not meant",
+                self._settings.max_prompt_tokens,
+                self._length[row] + more,
+                self._turn[row],
+            )
+
+    def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
+        """Have the conversations that prepare begin their replies."""
+        ids = np.asarray(actions)[:, :, 0]
+        whole, lengths = self._measured(ids)
+        self._prepare({int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]})
+
+    def drop_step(self, rows: RowNumbers) -> None:
+        """Have the conversations that can drop what they prepared do so."""
+        for row in map(int, rows):
+            self._prepared.drop(row)
+
+    def waits(self, rows: RowNumbers) -> bool:
+        """Whether a conversation of these rows would wait in `reply`."""
+        return self._prepared.waits(map(int, rows))
+
+    def fileno(self) -> int:
+        """See `envs.base.BeginsSteps`."""
+        return self._prepared.fileno()
+
+    def _measured(self, ids: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+        """Of messages [n,C]: whether they have an end, and their lengths."""
+        stop = np.isin(ids, self._stops)
+        whole: NDArray[np.bool_] = np.asarray(stop.any(1))
+        return whole, np.where(whole, stop.argmax(1) + 1, ids.shape[1])
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        """One message of each row: actions [n,C,1]."""
+        ids = np.asarray(actions)[:, :, 0]
+        n, chunk = ids.shape
+        whole, lengths = self._measured(ids)
+        reward = np.zeros(n, np.float32)
+        terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
+        own = {name: np.where(whole, np.nan, 0.0) for name in self._settings.metrics}
+        said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
+        self._prepare(said)
+        errors = {row: error for row in said if (error := self._prepared.take(row)) is not None}
+        for i, row in enumerate(map(int, rows)):
+            self._turn[row] += 1
+            message = ids[i, : lengths[i]]
+            if row in errors:
+                continue
+            try:
+                reply = self._replied(row, message) if whole[i] else Reply(done=False)
+                shown = [] if reply.done or not whole[i] else self._shown(row, message, reply.text)
+                self._said[row] += (message.copy(), reply.text if reply.done else np.array(shown, np.int64))
+                reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
+                for name, value in reply.metrics.items():
+                    own[name][i] = value
+                if not reply.done:
+                    said_ids = [*message.tolist(), *shown]
+                    fits = whole[i] and self._append(row, said_ids)
+                    if whole[i] and not fits:
+                        self._tell_overflow(row, len(said_ids))
+                    terminated[i] = not fits  # with what it has earned: what is observed next has no part of it
+                    truncated[i] = fits and self._turn[row] >= self.spec.max_steps
+            except PolyrhythmError:
+                raise
+            except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
+                errors[row] = error
+        metrics = {
+            "message_tokens": lengths.astype(np.float64),
+            "turns": np.ones(n),
+            "cut": (~whole).astype(np.float64),
+            **own,
+        }
+        executed = np.arange(chunk) < lengths[:, None]
+        result = StepResult(reward, terminated, truncated, success, metrics, executed)
+        if errors:
+            raise RowsFailed(errors, result)
+        return result
+
+    def _prepare(self, said: Mapping[int, NDArray[Any]]) -> None:
+        """Tell conversations that prepare their messages, and were not told yet."""
+        for row, message in said.items():
+            if self._prepared.expects(row):
+                self._prepared.tell(row, self._text(message))
+
+    def _text(self, message: NDArray[Any]) -> str:
+        """A message as text, without the spaces that a chat template writes before one."""
+        text = self._tokenizer.decode(message.tolist())
+        return text if self._chat is None else text.removeprefix(self._chat.lead)
+
+    def _replied(self, row: int, message: NDArray[Any]) -> Reply:
+        conversation = self._conversations[row]
+        reply = conversation.reply(self._text(message))
+        if not isinstance(reply, Reply) or not math.isfinite(as_number(reply.reward)):
+            found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
+            where = definition_place(conversation.reply)
+            raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
+        if unknown := reply.metrics.keys() - self._settings.metrics.keys():
+            where = definition_place(conversation.reply)
+            raise ValueError(f"its reply{where} has the metrics {sorted(unknown)}; declare them in the settings")
+        return reply
+
+    def _shown(self, row: int, message: NDArray[Any], reply: str) -> list[int]:
+        """Ids of a reply; with a chat template, of its text after the message, without the end that was sampled."""
+        if self._chat is None:
+            return self._encoded(reply)
+        ids = self._encoded(self._chats[row].reply(reply))
+        return ids[1:] if ids[:1] == [message[-1]] else ids
+
+    def _encoded(self, reply: str) -> list[int]:
+        """Ids of a reply, with what has none replaced: it may be what the policy had a tool print, which is no fault of
+        the environment."""
+        with suppress(ValueError):
+            return self._tokenizer.encode(reply)
+        text = encodable(self._tokenizer, reply)
+        if not self._replaced:
+            self._replaced = True
+            log.warning(
+                "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like replies "
+                "come without a warning",
+                *(self._tokenizer.origin, text, reply),
+            )
+        return self._tokenizer.encode(text)
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        index = np.asarray(rows, np.intp)
+        out["tokens"][:], out["length"][:], out["turn"][:] = self._tokens[index], self._length[index], self._turn[index]
+
+    def transcript(self, row: int) -> str:
+        """The row's context as text: the prompt, messages and replies, without what the tokenizer begins with."""
+        first = len(self._tokenizer.start)
+        return self._tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
+
+    def texts(self, row: int) -> tuple[str, ...]:
+        """See `envs.base.TranscribesRows`: what the model was shown, decoded from its tokens; also a message that was
+        cut, and replies that the model did not see."""
+        decode = self._tokenizer.decode
+        return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
+
+    def close(self) -> None:
+        """Close the conversations that can be closed."""
+        for conversation in self._conversations:
+            if callable(close := getattr(conversation, "close", None)):
+                close()
+        self._prepared.close()
+
+
+class MessageTooLong(EpisodeRefused):
+    """The expert's message has more tokens than a message may have. tokens: with its end."""
+
+    def __init__(self, limit: int, tokens: int) -> None:
+        self.tokens = tokens
+        super().__init__(
+            f"env.max_new_tokens = {limit}: the expert's message has {tokens} tokens with its end; raise it to {tokens}"
+        )
+
+
+class TextBatchWithExpert(TextBatch):
+    """Conversations that demonstrate."""
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
+        """The expert's next message of each row: [n,C,1], which ends with an end-of-text token unless it has a stop of
+        its own. EpisodeRefused, for a row: it is longer than a message may be, or has what is without an id."""
+        found = np.full((len(rows), self.spec.chunk, 1), self._tokenizer.ends[0], np.int64)
+        refused: dict[int, Exception] = {}
+        for i, row in enumerate(map(int, rows)):
+            conversation = self._conversations[row]
+            assert isinstance(conversation, Demonstrates)
+            message = conversation.expert()
+            try:
+                ids = self._demonstrated(row, message)
+            except EpisodeRefused as error:
+                refused[row] = error
+            else:
+                found[i, : len(ids), 0] = ids
+        if refused:
+            raise RowsFailed(refused, found)
+        return found
+
+    def _demonstrated(self, row: int, message: str) -> list[int]:
+        before, lead = ("", "") if self._chat is None else (self._chats[row].shown, self._chat.lead)
+        try:
+            ids = encode_after(self._tokenizer, before, lead + message)
+        except ValueError as error:
+            raise EpisodeRefused(f"the expert's message cannot be encoded: {error}") from error
+        ids += [] if ids and ids[-1] in self.spec.action.stops else [self._tokenizer.ends[0]]
+        if len(ids) > self.spec.chunk:
+            raise MessageTooLong(self.spec.chunk, len(ids))
+        return ids

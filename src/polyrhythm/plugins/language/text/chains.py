@@ -1,0 +1,197 @@
+"""Chains of additions and subtractions, answered in one message, with a calculator, or with Python.
+
+The demonstrations are imperfect on purpose: in one of five the teacher goes all the way, otherwise it answers early.
+Imitation then leaves a way that works and is rarely taken, which reinforcement learning finds.
+"""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
+from polyrhythm.plugins.language.text.base import Awaited, Conversation, Count, Reply, TextSettings, draw_apart
+from polyrhythm.plugins.language.text.with_python import PythonRunner
+
+#: One demonstration in so many goes all the way.
+_WHOLE = 5
+#: Probability with which the teacher of the others gives up after a step or call.
+_GIVES_UP = 0.7
+_CALL = re.compile(r"<(\d{1,4})([+-])(\d{1,4})>")
+#: What is shown of a call of Python: a number.
+_NUMBER = re.compile(r"-?\d{1,9}")
+#: Largest term of a chain.
+_LARGEST = 9
+
+
+class ChainsSettings(TextSettings):
+    """Chains such as `4+1-3=`, whose result the model has to give after `#`: `#2`. Reward 1 if it is right.
+
+    Without tool the running total stays in 0..9, and steps may be written before: `+1=5,-3=2#2`. With tool it grows,
+    and a message `<4+1>` asks the calculator, which replies `5;`, or Python, which replies what any expression gives.
+    """
+
+    type: Literal["chains"] = "chains"
+    terms: tuple[Count, Count] = (2, 16)
+    """Fewest and most terms of a chain."""
+    tool: bool | Literal["python"] = False
+    """Whether the model may call a tool, in several turns: the calculator, or `python`, run in the sandbox."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """Limits of a call of `tool: python`."""
+    max_new_tokens: Annotated[int, Field(ge=4)] = 128
+    """Most tokens of a message; longer ones are cut, which ends the episode."""
+    max_prompt_tokens: Count = 36
+    """Most tokens before a message: the prompt and, with tool, everything said since."""
+
+    alphabet: ClassVar = "0123456789+-=,#<>;?"
+    stops: ClassVar = (">",)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ChainsSettings:
+        if not 2 <= self.terms[0] <= self.terms[1]:
+            raise ValueError(f"terms = {list(self.terms)}: the fewest are 2 or more, and not above the most")
+        if bool(self.tool) != (self.max_turns > 1):
+            raise ValueError(f"max_turns = {self.max_turns}: a call takes a turn; use 1 without tool, more with it")
+        return self
+
+    def conversation(self) -> Conversation:
+        if self.tool == "python":
+            return PythonChain(self)
+        return ToolChain(self) if self.tool else Chain(self)
+
+
+class Problem(NamedTuple):
+    """A chain. steps: sign and size of each term but the first."""
+
+    first: int
+    steps: tuple[int, ...]
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.first}{''.join(f'{step:+d}' for step in self.steps)}="
+
+    @property
+    def totals(self) -> list[int]:
+        """Running totals, the first term's included."""
+        found = [self.first]
+        for step in self.steps:
+            found.append(found[-1] + step)
+        return found
+
+
+def draw_problem(random: Random, terms: tuple[int, int], largest_total: int | None) -> Problem:
+    """A chain whose running total is never negative and at most `largest_total`."""
+    total = first = random.randint(1, _LARGEST)
+    steps = []
+    for _ in range(random.randint(*terms) - 1):
+        high = _LARGEST if largest_total is None else min(_LARGEST, largest_total - total)
+        choices = [step for step in range(-min(_LARGEST, total), high + 1) if step]
+        steps.append(random.choice(choices))
+        total += steps[-1]
+    return Problem(first, tuple(steps))
+
+
+class Chain:
+    """A chain that is answered in one message."""
+
+    largest_total: int | None = _LARGEST
+
+    def __init__(self, settings: ChainsSettings) -> None:
+        self._terms = settings.terms
+        self._problem = Problem(0, ())
+        self._teacher = Random(0)
+
+    def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
+        self._problem = draw_apart(seed, lambda random: draw_problem(random, self._terms, self.largest_total))
+        self._teacher = Random(f"teacher {seed}")
+        return self._problem.prompt
+
+    def reply(self, message: str) -> Reply:
+        right = message.rpartition("#")[2] == str(self._problem.totals[-1]) and "#" in message
+        return Reply(reward=float(right), success=right)
+
+    def expert(self) -> str:
+        """All steps and the result; in four of five only as many as the teacher likes, and the total so far."""
+        whole = self._teacher.randrange(_WHOLE) == 0
+        totals, written = self._problem.totals, []
+        for step, total in zip(self._problem.steps, totals[1:], strict=True):
+            written.append(f"{step:+d}={total}")
+            if not whole and self._teacher.random() < _GIVES_UP:
+                break
+        return f"{','.join(written)}#{totals[len(written)]}"
+
+
+class ToolChain(Chain):
+    """A chain with a calculator: each message is a call, or the result."""
+
+    largest_total = None
+
+    def __init__(self, settings: ChainsSettings) -> None:
+        super().__init__(settings)
+        self._calls = 0
+        self._whole = False
+
+    def begin(self, task: int, seed: int) -> str:
+        prompt = super().begin(task, seed)
+        self._calls, self._whole = 0, self._teacher.randrange(_WHOLE) == 0
+        return prompt
+
+    def reply(self, message: str) -> Reply:
+        if not message.startswith("<"):
+            return super().reply(message)
+        self._calls += 1
+        return Reply(text=f"{calculate(message)};", done=False)
+
+    def expert(self) -> str:
+        """One call after another and the result; in four of five only as many as the teacher likes, and the total so
+        far."""
+        totals, steps = self._problem.totals, self._problem.steps
+        gives_up = self._calls > 0 and not self._whole and self._teacher.random() < _GIVES_UP
+        if gives_up or self._calls == len(steps):
+            return f"#{totals[self._calls]}"
+        return f"<{totals[self._calls]}{steps[self._calls]:+d}>"
+
+
+class PythonChain(ToolChain):
+    """A chain whose calls are run as Python."""
+
+    def __init__(self, settings: ChainsSettings) -> None:
+        super().__init__(settings)
+        self._runner = PythonRunner(settings.sandbox)
+
+    def begin(self, task: int, seed: int) -> str:
+        self._runner.drop()
+        return super().begin(task, seed)
+
+    def prepare(self, message: str) -> None:
+        if message.startswith("<"):
+            self._runner.start(message.strip("<>"))
+
+    def awaits(self) -> Awaited | None:
+        return self._runner.awaits()
+
+    def drop(self) -> None:
+        self._runner.drop()
+
+    def reply(self, message: str) -> Reply:
+        if not message.startswith("<"):
+            return super().reply(message)
+        self._calls += 1
+        outcome = self._runner.finish(message.strip("<>"))
+        shown = outcome.output.strip() if outcome.ended == "done" else "?"
+        return Reply(text=f"{shown if _NUMBER.fullmatch(shown) else '?'};", done=False)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def calculate(call: str) -> str:
+    """The result of a call such as `<8-2>`; `?` for what is no call."""
+    found = _CALL.fullmatch(call)
+    if found is None:
+        return "?"
+    left, right = int(found[1]), int(found[3])
+    return str(left + right if found[2] == "+" else left - right)

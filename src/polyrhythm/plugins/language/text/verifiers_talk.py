@@ -1,0 +1,180 @@
+"""An environment of verifiers (v1) that asks for its model's messages here, instead of at a model server.
+
+verifiers has `Env.run(task, agents)` play an episode: it opens an interaction with its agent and asks for a turn at a
+time. Here the agent is the policy. `Talk` runs that coroutine until it asks, and goes on with the answer, so the
+library's own code decides what is said and when the episode ends, and its rewards score the trace.
+
+Tools (`vf.Toolset`) are called in this process, by the schemas that they declare. The model calls one by
+
+    <tool_call>{"name": "calc_add", "arguments": {"a": 1, "b": 2}}</tool_call>
+
+and the result is the reply, between <tool_response> and </tool_response>; a message without a call ends the turn.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from polyrhythm.plugins.language.text.base import enclosed
+from polyrhythm.plugins.language.text.talk import Talk
+from polyrhythm.plugins.language.text.verifiers_tools import SharedTools, Tools
+
+#: Around a call in a message.
+_MARKS = "<tool_call>", "</tool_call>"
+
+
+class PolicyAgent:
+    """The agent of an environment, whose messages are the policy's. trace: of its one interaction, once it began.
+    shared: tools of all episodes; toolsets: makes the tool servers of a task, new ones for every episode."""
+
+    def __init__(self, talk: Talk, shared: SharedTools, toolsets: Callable[[Any], Sequence[Any]]) -> None:
+        self.trace: Any = None
+        self._talk, self._shared, self._toolsets = talk, shared, toolsets
+
+    async def run(self, task: Any) -> Any:
+        """The whole task in one turn."""
+        async with self.interaction(task) as interaction:
+            await interaction.turn()
+        return interaction.trace
+
+    @asynccontextmanager
+    async def interaction(self, task: Any) -> AsyncIterator[_Interaction]:
+        """An exchange, turn by turn; at its end the task's own rewards are given."""
+        if self.trace is not None:
+            raise RuntimeError("the environment opened a second interaction in one episode")
+        async with AsyncExitStack() as open_tools:
+            tools = Tools(await self._shared.open_once())
+            await tools.open(self._toolsets(task), open_tools, task)
+            found = _Interaction(self._talk, task, tools)
+            self.trace = found.trace
+            yield found
+            found.trace.is_completed = found.trace.ok = True
+            await task.score(found.trace)
+
+
+class _Interaction:
+    """What `verifiers.v1.agent.Interaction` is to an environment."""
+
+    def __init__(self, talk: Talk, task: Any, tools: Tools) -> None:
+        import verifiers.v1 as vf
+        from verifiers.v1.trace import TraceTask
+        from verifiers.v1.types import SystemMessage, UserMessage
+
+        self._talk, self._tools, self._stops = talk, tools, task.hooks("stop")
+        self._over = False
+        self.trace: Any = vf.Trace(
+            task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+            agent=vf.AgentInfo(config=vf.AgentConfig()),
+        )
+        system, prompt = task.data.system_prompt, task.data.prompt_text
+        self._say = "".join(f"{part}\n" for part in (system, tools.described, prompt) if part)
+        for made, text in ((SystemMessage, system), (UserMessage, prompt)):
+            if text:
+                self._add(made(content=text))
+
+    async def turn(self, message: Any = None) -> Any:
+        """Say this; the segment with what the policy says, and tools in between, until a message without a call. Once
+        the exchange is over one segment says so; RuntimeError: it did, and the environment goes on."""
+        from verifiers.v1.agent import Segment
+        from verifiers.v1.dialects import parse_message
+        from verifiers.v1.types import AssistantMessage, ToolCall, ToolMessage, UserMessage, content_text
+
+        if self._over:
+            raise RuntimeError("the exchange is over, as a terminated segment has said; read interaction.trace")
+        if self.trace.stop_condition is not None:
+            self._over = True
+            return Segment(messages=[], terminated=True)
+        if message is not None:
+            parts = [message] if isinstance(message, str) else message
+            typed = [parse_message(part) if isinstance(part, dict) else part for part in parts]
+            texts = [part if isinstance(part, str) else content_text(part.content) for part in typed]
+            self._say += "".join(f"{text}\n" for text in texts)
+            self._add(UserMessage(content="\n".join(texts)))
+        first = len(self.trace.nodes)
+        while True:
+            said, self._say = self._say, ""
+            answer = await self._talk.ask(said)
+            call = next(enclosed(answer, *_MARKS), None) if self._tools else None
+            if call is None:
+                self._add(AssistantMessage(content=answer), sampled=True)
+                await self._stop()
+                break
+            name, arguments = _read(call)
+            number = str(len(self.trace.nodes))
+            asked = ToolCall(id=number, name=name, arguments=json.dumps(arguments))
+            self._add(AssistantMessage(content=answer, tool_calls=[asked]), sampled=True)
+            if await self._stop():
+                break
+            result = await self._tools.call(name, arguments)
+            self._add(ToolMessage(tool_call_id=number, name=name, content=result))
+            self._say = f"<tool_response>\n{result}\n</tool_response>\n"
+        return Segment(messages=[node.message for node in self.trace.nodes[first:]])
+
+    def _add(self, message: Any, *, sampled: bool = False) -> None:
+        from verifiers.v1.graph import MessageNode
+
+        parent = len(self.trace.nodes) - 1
+        self.trace.nodes.append(MessageNode(message=message, parent=None if parent < 0 else parent, sampled=sampled))
+
+    async def _stop(self) -> bool:
+        """Whether one of the task's own rules ends the exchange."""
+        import verifiers.v1 as vf
+        from verifiers.v1.session import call_hook
+
+        for rule in self._stops:
+            if await call_hook(rule, {vf.Trace: self.trace}):
+                self.trace.stop(rule.__name__)
+                return True
+        return False
+
+
+def _read(call: str) -> tuple[str, Any]:
+    """Name and arguments of a call; "" for what is none, such as JSON with half of a surrogate pair, which is no text
+    for pydantic."""
+    try:
+        found = json.loads(call)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return "", {}
+    if not isinstance(found, dict):
+        return "", {}
+    return str(found.get("name", "")), found.get("arguments", {})
+
+
+def lacking(task: Any, toolsets: Sequence[Any]) -> str:
+    """What a task needs that is not there, "" if nothing."""
+    import verifiers.v1 as vf
+    from verifiers.v1.session import hook_boundary
+
+    if task.NEEDS_CONTAINER:
+        return "a container"
+    for hook in ("setup", "finalize"):
+        if getattr(type(task), hook) is not getattr(vf.Task, hook):
+            return f"a runtime for its {hook}"
+    rewards = {reward.__name__: reward for reward in task.hooks("reward")}
+    for name, reward in (rewards | {judge.reward_name: judge.score for judge in task.plugged_judges()}).items():
+        runtime = inspect.signature(reward).parameters.get("runtime")
+        if runtime is not None and runtime.default is inspect.Parameter.empty:
+            return f"a runtime for the reward {name}"
+    for rule in task.hooks("stop"):
+        if hook_boundary(rule, allow_trace=True) is not vf.Trace:
+            return f"the requests of a model server for its rule {rule.__name__}"
+    return next(filter(None, map(_server_of, toolsets)), "")
+
+
+def _server_of(toolset: Any) -> str:
+    """The tool server that a toolset needs, "" if none."""
+    from verifiers.v1.state import State, state_cls
+
+    if state_cls(type(toolset)) is not State:
+        return f"a tool server that shares its state with the task ({type(toolset).__name__})"
+    if url := getattr(toolset.config, "url", None):
+        return f"a tool server at {url} ({type(toolset).__name__})"
+    where = toolset.config.runtime.type
+    if where != "subprocess":
+        return f"a tool server in a runtime of type {where} ({type(toolset).__name__}), and tools run in this process"
+    return ""

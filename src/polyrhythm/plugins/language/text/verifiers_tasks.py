@@ -1,0 +1,188 @@
+"""Tasks of verifiers (its v1 interface), in one message or in turns, with tools, scored by their own rewards.
+
+verifiers has a harness run the episode against a model server; here the environment is asked (`verifiers_talk`). The
+taskset's own environment plays the episode, where its package has one with one agent. Tasks that need a container,
+tool servers with state of the task, or a runtime are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from random import Random
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from polyrhythm.errors import ConfigError, MissingError, install_command
+from polyrhythm.plugins.language.text.base import Count, Reply, TextSettings, draw_apart, is_held_out
+from polyrhythm.plugins.language.text.talk import Talk, run_in_loop
+from polyrhythm.plugins.language.text.verifiers_talk import PolicyAgent, lacking
+from polyrhythm.plugins.language.text.verifiers_tools import SharedTools, warn_of_tasks
+
+
+class VerifiersSettings(TextSettings):
+    """A taskset of verifiers: the prompt is a task's, after its system prompt and what its tools are; the reward of the
+    last message is the sum of its own. `max_turns` above 1 for turns or tools."""
+
+    needs: ClassVar = ("verifiers",)
+    extra: ClassVar = "verifiers"
+
+    type: Literal["verifiers"] = "verifiers"
+    taskset: Annotated[str, Field(min_length=1)]
+    """Id of the taskset: an installed package, or a module that can be imported."""
+    options: Mapping[str, Any] = {}
+    """Settings of the taskset."""
+    most: Count = 10_000
+    """Tasks that are read of it."""
+    success: float = 1.0
+    """Least reward of an answer that succeeded."""
+    max_prompt_tokens: Count = 1024
+    """Most tokens of a prompt."""
+
+    def conversation(self) -> VerifiersTask:
+        return VerifiersTask(self)
+
+
+class _Drawn(NamedTuple):
+    """prompt: by which training's tasks and those of evaluations are apart."""
+
+    prompt: str
+    task: Any
+
+
+class VerifiersTask:
+    """One task at a time, played by the taskset's environment."""
+
+    def __init__(self, settings: VerifiersSettings) -> None:
+        self._loaded = _load(settings.taskset, json.dumps(settings.options), settings.most)
+        self._success = settings.success
+        self._talk = Talk()
+        self._shared = SharedToolsLease(settings)
+        self._agent: PolicyAgent | None = None
+
+    def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
+        loaded, drawn = self._loaded, draw_apart(seed, self._draw)
+        agent = self._agent = PolicyAgent(self._talk, self._shared.tools, loaded.toolsets)
+        said = self._talk.begin(loaded.environment.run(drawn.task, SimpleNamespace(**{loaded.agent: agent})))
+        if said is None:
+            raise ConfigError("env.taskset: its environment ended before it asked for a message; use another")
+        return said
+
+    def _draw(self, random: Random) -> _Drawn:
+        task = random.choice(self._loaded.tasks)
+        return _Drawn(self._loaded.apart_by(task), task)
+
+    def reply(self, message: str) -> Reply:
+        said = self._talk.answer(message)
+        if said is not None:
+            return Reply(said, done=False)
+        assert self._agent is not None
+        reward = float(self._agent.trace.reward)
+        return Reply(reward=reward, success=reward >= self._success)
+
+    def close(self) -> None:
+        self._talk.drop()
+        self._shared.give_up()
+
+
+class SharedToolsLease:
+    """The tools that the conversations of a process with equal settings share; the last one that gives them up closes
+    them."""
+
+    _lock = threading.Lock()
+    _users: ClassVar[dict[tuple[int, str, str], tuple[SharedTools, int]]] = {}
+
+    def __init__(self, settings: VerifiersSettings) -> None:
+        options = json.dumps(settings.options)
+        loaded = _load(settings.taskset, options, settings.most)
+        self._key, self._open = (os.getpid(), settings.taskset, options), True
+        with self._lock:
+            self.tools, users = self._users.get(self._key, (SharedTools(loaded.shared), 0))
+            self._users[self._key] = self.tools, users + 1
+
+    def give_up(self) -> None:
+        """Use them no more."""
+        if not self._open:
+            return
+        self._open = False
+        with self._lock:
+            tools, users = self._users.pop(self._key)
+            if users > 1:
+                self._users[self._key] = tools, users - 1
+        if users == 1:
+            run_in_loop(tools.end())
+
+
+class _Loaded(NamedTuple):
+    """A taskset: its tasks, its environment, the name of the environment's agent, what makes the tools of all tasks and
+    those of one, and a text by which tasks of training and of evaluations are apart."""
+
+    tasks: list[Any]
+    environment: Any
+    agent: str
+    shared: Callable[[], Sequence[Any]]
+    toolsets: Callable[[Any], Sequence[Any]]
+    apart_by: Callable[[Any], str]
+
+
+def _prompt(task: Any) -> str:
+    parts = [task.data.system_prompt or "", task.data.prompt_text]
+    return "".join(f"{part}\n" for part in parts if part)
+
+
+def _data(task: Any) -> str:
+    """Of a game whose prompt is always the same: what it begins from."""
+    return str(task.data.model_dump_json(exclude={"idx", "id", "name"}))
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, options: str, most: int) -> _Loaded:
+    """A taskset, read once per process. MissingError: verifiers or the taskset is not installed; ConfigError: it has no
+    tasks, or they need what is not here."""
+    what = f"env.taskset = {name}"
+    try:
+        from verifiers.v1.configs.agent import agent_config_fields
+        from verifiers.v1.env import Env
+        from verifiers.v1.utils.loaders import import_taskset, load_environment, resolve_env_config
+    except ImportError as error:
+        install = install_command("verifiers")
+        raise MissingError(f"env.type = verifiers: {error}; run: {install}") from error
+    try:
+        import_taskset(name)
+        config = resolve_env_config({"taskset": {**json.loads(options), "id": name}})
+        environment: Any = load_environment(config)
+    except ImportError as error:
+        raise MissingError(f"{what}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{what}: {type(error).__name__}: {error}; correct env.taskset or env.options") from error
+    taskset = environment.taskset
+    found = list(islice(taskset, most))
+    if not found:
+        raise ConfigError(f"{what}: it has no tasks; correct env.options")
+
+    def shared() -> Sequence[Any]:
+        made: Sequence[Any] = type(taskset).toolsets(taskset.config)
+        return made
+
+    def toolsets(task: Any) -> Sequence[Any]:
+        made: Sequence[Any] = type(task).toolsets(task.config)
+        return made
+
+    agents = list(agent_config_fields(config))
+    own, of_all = type(environment), shared()
+    needs = lacking(found[0], [*of_all, *toolsets(found[0])])
+    if len(agents) > 1:
+        needs = f"{len(agents)} agents ({', '.join(agents)})"
+    elif own.finalize is not Env.finalize or own.start is not Env.start:
+        needs = "a server of environments"
+    if needs:
+        raise ConfigError(f"{what}: its tasks need {needs}; use a taskset that does without")
+    warn_of_tasks(what, of_all)
+    sides = {is_held_out(_prompt(task)) for task in found}
+    return _Loaded(found, environment, agents[0], shared, toolsets, _prompt if len(sides) == 2 else _data)

@@ -1,0 +1,110 @@
+"""The Python tool in a conversation: code in a message is run in the sandbox, and its output is the reply."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from polyrhythm.plugins.language.sandbox.tool import Call, Outcome, PythonTool, SandboxSettings, close_tool, open_tool
+from polyrhythm.plugins.language.text.base import Awaited, Conversation, Demonstrates, Reply, enclosed
+from polyrhythm.plugins.language.text.chat import Prompt
+
+#: Around code in a message.
+_MARKS = "<python>", "</python>"
+#: What a prompt says of the tool.
+INSTRUCTION = "Python between <python> and </python> is run, and what it prints is shown.\n"
+
+
+class PythonRunner:
+    """The tool for one row: one call at a time. The sandbox is started with the first row of a process."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._tool: PythonTool | None = open_tool(settings)
+        self._call: Call | None = None
+
+    def start(self, code: str) -> None:
+        """Begin a call; one that was begun before is given up."""
+        self.drop()
+        assert self._tool is not None
+        self._call = self._tool.start(code)
+
+    def awaits(self) -> Awaited | None:
+        """The end of the call that was begun, if there is one."""
+        return None if self._call is None else Awaited(self._call.socket.fileno(), self._call.deadline)
+
+    def finish(self, code: str) -> Outcome:
+        """The outcome of the call that was begun, or else of the code. Raises SandboxLost."""
+        if self._call is None:
+            self.start(code)
+        call, self._call = self._call, None
+        assert self._tool is not None
+        assert call is not None
+        return self._tool.finish(call)
+
+    def drop(self) -> None:
+        """Give up the call that was begun, if there is one."""
+        call, self._call = self._call, None
+        if self._tool is not None and call is not None:
+            self._tool.drop(call)
+
+    def close(self) -> None:
+        """Give up the tool; the last row of a process that does ends the sandbox."""
+        self.drop()
+        if self._tool is not None:
+            self._tool = None
+            close_tool(self._settings)
+
+
+class WithPython:
+    """A conversation in which a message with `<python>code</python>` runs the last such code: the reply is its output,
+    between `<output>` and `</output>`, and the episode goes on. Other messages are the inner conversation's."""
+
+    def __init__(self, inner: Conversation, settings: SandboxSettings) -> None:
+        self._inner, self._runner = inner, PythonRunner(settings)
+
+    def begin(self, task: int, seed: int) -> Prompt:
+        self._runner.drop()
+        return self._inner.begin(task, seed)
+
+    def prepare(self, message: str) -> None:
+        if (code := _code_in(message)) is not None:
+            self._runner.start(code)
+
+    def awaits(self) -> Awaited | None:
+        return self._runner.awaits()
+
+    def drop(self) -> None:
+        self._runner.drop()
+
+    def reply(self, message: str) -> Reply:
+        code = _code_in(message)
+        if code is None:
+            return self._inner.reply(message)
+        return Reply(f"<output>\n{self._runner.finish(code).text}</output>\n", done=False)
+
+    def close(self) -> None:
+        self._runner.close()
+        close: Any = getattr(self._inner, "close", None)
+        if close is not None:
+            close()
+
+
+class WithPythonAndExpert(WithPython):
+    """The same with the inner conversation's teacher."""
+
+    def expert(self) -> str:
+        assert isinstance(self._inner, Demonstrates)
+        return self._inner.expert()
+
+
+def _code_in(message: str) -> str | None:
+    """The last code in a message, None without one."""
+    last = deque(enclosed(message, *_MARKS), maxlen=1)
+    return last[0] if last else None
+
+
+def with_python(inner: Conversation, settings: SandboxSettings) -> WithPython:
+    """The conversation with the Python tool. Raises ConfigError if the sandbox cannot be had on this machine."""
+    made = WithPythonAndExpert if isinstance(inner, Demonstrates) else WithPython
+    return made(inner, settings)

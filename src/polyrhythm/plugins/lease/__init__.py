@@ -1,0 +1,1 @@
+"""Devices that stations hold in turn."""

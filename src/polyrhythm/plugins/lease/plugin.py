@@ -1,0 +1,7 @@
+"""Registers the plugin: devices that stations hold in turn."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "lease",
+)

@@ -1,0 +1,89 @@
+"""Record demonstrations of the environment's expert, or of a run's policy, and print the success rate per task."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.cli import show
+from polyrhythm.cli.numbers import count
+from polyrhythm.cli.recipe_arguments import IMITATION, add_recipe
+
+if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
+    from polyrhythm.pipeline.observers.live import LiveDisplay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, "--out FOLDER|FILE.npz [--episodes-per-task N] [--policy RUN] [--fps N] [--json]")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a folder for a LeRobot dataset (v3.0), where a stopped recording goes on; or a new FILE.npz",
+    )
+    parser.add_argument(
+        "--episodes-per-task", type=count, metavar="N", help="episodes per task (default: the recipe's, else 8)"
+    )
+    parser.add_argument(
+        "--policy", type=Path, metavar="RUN", help="record this run's policy, acting greedily, not the expert (folder)"
+    )
+    parser.add_argument(
+        "--fps", type=count, default=10, metavar="N", help="frames per second that a folder's timestamps say (10)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.config.load import load_config
+
+    episodes = arguments.episodes_per_task
+    overrides = [f"demonstrations.episodes_per_task={episodes}"] if episodes else []
+    config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides, *overrides])
+    if arguments.out.suffix == ".npz":
+        from polyrhythm.errors import ConfigError
+        from polyrhythm.observe.run_folder import take_file
+
+        if arguments.policy:
+            raise ConfigError(f"--policy = {arguments.policy}: a policy is recorded in a folder; name one with --out")
+        take_file(arguments.out)
+    from polyrhythm.pipeline.observers.live import live_terminal
+
+    with live_terminal(sys.stderr) as live:
+        if live:
+            live.phase("demonstrations", time.monotonic())
+        to_file = arguments.out.suffix == ".npz"
+        result = _to_file(config, arguments.out, live) if to_file else _to_folder(config, arguments, live)
+    print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
+    return 0
+
+
+def _to_file(config: RunConfig, file: Path, live: LiveDisplay | None) -> dict[str, Any]:
+    """Record the expert's chunk steps into an .npz."""
+    from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
+    from polyrhythm.pipeline.warm_start.demos import record, watched_by
+
+    policy = validate_imitation(config).policy
+    refuse_without_expert(config)
+    assert config.demonstrations is not None
+    recorded = record(config, config.demonstrations, policy.chunk, watched_by(live))
+    recorded.demonstrations.save(file)
+    return {"file": str(file), **recorded.summary()}
+
+
+def _to_folder(config: RunConfig, arguments: argparse.Namespace, live: LiveDisplay | None) -> dict[str, Any]:
+    """Record the expert's or a policy's frames into a dataset."""
+    from polyrhythm.pipeline.warm_start.demos import watched_by
+    from polyrhythm.plugins.lerobot.demonstrators import record_folder
+
+    try:
+        result = record_folder(config, arguments.out, arguments.policy, arguments.fps, watched_by(live))
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"{arguments.out} keeps what is complete; the same command goes on")
+        raise
+    return {"folder": str(arguments.out), **result}

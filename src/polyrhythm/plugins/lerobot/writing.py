@@ -1,0 +1,240 @@
+"""Writes a dataset turn by turn: the episodes of a turn are one file of frames and one of episodes.
+
+Invariant: what meta/polyrhythm.json lists is whole. It is written last, so that after a kill at any moment at most one
+turn is lost, whose files the next turn overwrites; info.json, written just before it, counts the same episodes or one
+turn more, of which all files are there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.files import atomic_write
+from polyrhythm.plugins.lerobot import layout
+from polyrhythm.plugins.lerobot.images import as_images, decoded, png
+from polyrhythm.plugins.lerobot.statistics import array_statistics, image_statistics
+from polyrhythm.specs import EnvSpec
+
+#: Most images, evenly spread over the frames, of which a camera's statistics are made.
+_IMAGES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """One episode to write. obs: name → [T,...]; actions [T,A]; success_at: frame of the first success, -1 for none."""
+
+    task: int
+    index: int
+    seed: int
+    noisy: bool
+    obs: Mapping[str, NDArray[Any]]
+    actions: NDArray[Any]
+    success_at: int
+
+
+@dataclass(slots=True)
+class Journal:
+    """The content of meta/polyrhythm.json. recorded: what must be equal for a recording to go on; outcomes: [task,
+    index, success (-1: not reported), episode in the dataset or -1] of each episode played; files: how many hold the
+    episodes."""
+
+    recorded: dict[str, Any]
+    outcomes: list[list[int]] = field(default_factory=list)
+    episodes: int = 0
+    frames: int = 0
+    files: int = 0
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / layout.OURS, {name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def load(cls, folder: Path) -> Journal:
+        """Raises OSError or ValueError if it cannot be read."""
+        found = json.loads((folder / layout.OURS).read_text(encoding="utf-8"))
+        try:
+            return cls(**found)
+        except TypeError as error:
+            raise ValueError(f"{folder / layout.OURS} is damaged") from error
+
+
+class DatasetWriter:
+    """Adds turns of episodes to a dataset folder. fps: what the timestamps are computed with."""
+
+    def __init__(self, folder: Path, spec: EnvSpec, journal: Journal, fps: int) -> None:
+        self._folder, self._spec, self._fps = folder, spec, fps
+        self._keys = layout.keys_of(spec)
+        self._features = layout.features_of(spec)
+        self.journal = journal
+
+    def add(self, turn: Sequence[Frames], outcomes: Sequence[tuple[int, int, bool | None, bool]]) -> None:
+        """Write the kept episodes of a turn. outcomes: (task, index, success, kept) of all of its episodes."""
+        first, place = self.journal.episodes, layout.file_place(self.journal.files)
+        if turn:
+            tables, rows, start = [], [], self.journal.frames
+            for number, frames in enumerate(turn, first):
+                columns, statistics = self._columns(frames, number, start)
+                tables.append(columns)
+                rows.append(self._row(frames, number, start, place) | statistics)
+                start += len(frames.actions)
+            joined = {key: [x for columns in tables for x in columns[key]] for key in tables[0]}
+            self._write(layout.DATA, place, joined, typed=True)
+            self._write(layout.EPISODES, place, {key: [row[key] for row in rows] for key in rows[0]}, typed=False)
+            self.journal.frames = start
+            self.journal.files += 1
+            self.journal.episodes += len(turn)
+        numbers = iter(range(first, first + len(turn)))
+        for task, index, success, kept in outcomes:
+            succeeded = -1 if success is None else int(success)
+            self.journal.outcomes.append([task, index, succeeded, next(numbers) if kept else -1])
+        self.write_meta()
+        self.journal.save(self._folder)
+
+    def write_meta(self) -> None:
+        """Write info.json and tasks.parquet."""
+        write_tasks(self._folder / layout.TASKS, layout.sentences_of(self._spec))
+        info = {
+            "codebase_version": layout.VERSION,
+            "robot_type": None,
+            "total_episodes": self.journal.episodes,
+            "total_frames": self.journal.frames,
+            "total_tasks": len(self._spec.tasks),
+            "chunks_size": layout.CHUNK_FILES,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 200,
+            "fps": self._fps,
+            "splits": {"train": f"0:{self.journal.episodes}"},
+            "data_path": layout.DATA,
+            "video_path": None,
+            "features": self._features,
+        }
+        write_json(self._folder / layout.INFO, info)
+
+    def write_statistics(self) -> None:
+        """Write stats.json over all frames; of a camera over at most 200 images, evenly spread."""
+        write_json(self._folder / layout.STATS, folder_statistics(self._folder, self._features, self.journal))
+
+    def _columns(self, frames: Frames, number: int, start: int) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+        """Columns of an episode's frames, and its statistics by feature and name."""
+        length = len(frames.actions)
+        steps = np.arange(length)
+        arrays: dict[str, NDArray[Any]] = {
+            layout.ACTION: frames.actions,
+            layout.DONE: steps == length - 1,
+            layout.SUCCESS: (steps >= frames.success_at) & (frames.success_at >= 0),
+            "timestamp": (steps / self._fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full(length, number),
+            "index": steps + start,
+            "task_index": np.full(length, frames.task),
+        }
+        columns, found = {}, {}
+        for name, key in self._keys.items():
+            if self._features[key]["dtype"] == "image":
+                images = as_images(frames.obs[name], tuple(self._features[key]["shape"]))
+                columns[key] = [{"bytes": png(image), "path": None} for image in images]
+                found[key] = image_statistics(images[:: 1 + length // _IMAGES])
+            else:
+                arrays[key] = frames.obs[name].reshape(length, -1)
+        for key, array in arrays.items():
+            single = self._features[key]["shape"] == [1]
+            columns[key] = (array.reshape(length) if single else array).tolist()
+            found[key] = array_statistics(array)
+        return columns, {f"stats/{key}/{stat}": x for key, stats in found.items() for stat, x in stats.items()}
+
+    def _row(self, frames: Frames, number: int, start: int, place: Mapping[str, int]) -> dict[str, Any]:
+        """The episode's row in meta/episodes, without statistics."""
+        length = len(frames.actions)
+        places = {f"{of}/{name}": n for of in ("data", "meta/episodes") for name, n in place.items()}
+        return {
+            "episode_index": number,
+            "tasks": [layout.sentences_of(self._spec)[frames.task]],
+            "length": length,
+            "dataset_from_index": start,
+            "dataset_to_index": start + length,
+            **places,
+            "seed": frames.seed,
+            "noisy": frames.noisy,
+            "success": frames.success_at >= 0,
+        }
+
+    def _write(self, pattern: str, place: Mapping[str, int], columns: Mapping[str, Any], *, typed: bool) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        types = {key: _arrow_type(feature) for key, feature in self._features.items()} if typed else {}
+        arrays = {key: pa.array(values, types.get(key)) for key, values in columns.items()}
+        path = self._folder / pattern.format(**place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as unfinished:
+            pq.write_table(pa.table(arrays), unfinished)
+
+
+def folder_statistics(folder: Path, features: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
+    """Statistics of all features of a dataset that was recorded here."""
+    import pyarrow.parquet as pq
+
+    files = [folder / layout.DATA.format(**layout.file_place(number)) for number in range(journal.files)]
+    found: dict[str, Any] = {}
+    every = 1 + journal.frames // _IMAGES
+    for key, feature in features.items():
+        if feature["dtype"] == "image":
+            found[key] = image_statistics(np.stack(list(_spread(files, key, every))))
+        else:
+            parts = [np.array(pq.read_table(file, columns=[key])[key].to_pylist()) for file in files]
+            found[key] = array_statistics(np.concatenate(parts))
+    return found
+
+
+def _spread(files: Sequence[Path], key: str, every: int) -> Iterator[NDArray[np.uint8]]:
+    """Every n-th image of a camera."""
+    import pyarrow.parquet as pq
+
+    first = 0
+    for file in files:
+        column = pq.read_table(file, columns=[key])[key]
+        for i in range(-first % every, len(column), every):
+            yield decoded(column[i].as_py()["bytes"])
+        first += len(column)
+
+
+def write_tasks(path: Path, sentences: Sequence[str]) -> None:
+    """Write tasks.parquet: a pandas table whose index is the sentence."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    index = "__index_level_0__"
+    kinds = {"task_index": ("task_index", "int64"), index: (None, "object")}
+    columns = [
+        {"name": name, "field_name": stored, "pandas_type": "int64" if kind == "int64" else "unicode"}
+        | {"numpy_type": kind, "metadata": None}
+        for stored, (name, kind) in kinds.items()
+    ]
+    pandas = {"index_columns": [index], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
+    table = pa.table({"task_index": pa.array(range(len(sentences)), pa.int64()), index: list(sentences)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as unfinished:
+        pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), unfinished)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _arrow_type(feature: Mapping[str, Any]) -> Any:
+    """The column type of a feature."""
+    import pyarrow as pa
+
+    if feature["dtype"] == "image":
+        return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    kind = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
+    return kind if list(feature["shape"]) == [1] else pa.list_(kind, feature["shape"][0])

@@ -1,0 +1,205 @@
+"""How many bytes the passes of a policy hold beside its weights: measured on a few rows, or traced without memory.
+
+    probed    a small policy is built on the CPU and run on rows of zeros
+    traced    the policy's outline runs on tensors without memory, whatever its size or the length of its rows
+    unknown   it is large and has no outline, or failed
+
+Two passes of a few rows give the number for any rows (`meter.Profile`).
+Training is the forward and backward pass of a micro-batch without the gradients of parameters, which are counted with
+the weights; it includes the copies of weights that autocast makes. Bytes are those of the CPU's kernels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyrhythm.pipeline.array_specs import shown
+from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, Profile, gradients_dropped, real_meter
+from polyrhythm.policies.base import CountsTokens, Outlines, Policy, PolicySettings, Precomputes, as_module
+from polyrhythm.policies.constants import nothing_kept
+from polyrhythm.policies.form import PolicyForm, Role, outlined
+from polyrhythm.specs import ArraySpec, EnvSpec
+
+#: Bytes of the largest policy that is probed.
+PROBED_BYTES = 64 * 2**20
+#: Rows of the two passes.
+_FEW, _MORE = 4, 8
+
+
+@dataclass(slots=True)
+class Activations:
+    """The passes of one policy, run when they are first asked for. how: the way, in words.
+
+    acts_like: another one whose generators do the same; then these are not run again.
+    """
+
+    how: str
+    _passes: _Passes
+    acts_like: Activations | None = None
+    _found: dict[str, Profile] = field(default_factory=dict)
+
+    def training(self, rows: int) -> int:
+        """Bytes of the forward and backward pass of a micro-batch of so many rows."""
+        return self._profile("training", self._passes.training).peak(rows)
+
+    def acting(self, rows: int) -> int:
+        """Bytes of `act` for so many rows."""
+        if self.acts_like is not None:
+            return self.acts_like.acting(rows)
+        return self._profile("acting", self._passes.acting).peak(rows)
+
+    def kept(self, rows: int) -> int:
+        """Bytes of them that a pass keeps of its prefix for all its denoise steps."""
+        if self.acts_like is not None:
+            return self.acts_like.kept(rows)
+        return rows * self._passes.kept
+
+    def precomputed(self, rows: int) -> int:
+        """Bytes that the trainer keeps of what a frozen part gives for so many rows."""
+        return rows * self._passes.precomputed
+
+    def _profile(self, name: str, run: Callable[[int], Meter]) -> Profile:
+        if name not in self._found:
+            self._found[name] = Profile((_FEW, run(_FEW)), (_MORE, run(_MORE)))
+        return self._found[name]
+
+
+class _Passes:
+    """Runs the passes of a policy. make: builds it by role; metered: the counting context around a pass."""
+
+    def __init__(
+        self,
+        make: Callable[[Role], Policy],
+        spec: EnvSpec,
+        form: PolicyForm,
+        inside: Callable[[], AbstractContextManager[object]],
+        metered: Callable[[list[Tensor]], AbstractContextManager[Meter]],
+    ) -> None:
+        self._make, self._spec, self._form = make, spec, form
+        self._inside, self._metered = inside, metered
+        self._policies: dict[Role, Policy] = {}
+
+    def policy(self, role: Role) -> Policy:
+        if role not in self._policies:
+            self._policies[role] = self._make(role)
+            as_module(self._policies[role]).eval()
+        return self._policies[role]
+
+    def training(self, rows: int) -> Meter:
+        """Evaluate and its backward pass."""
+        policy = self.policy("train")
+        obs, answers = self._zeros(shown(self._spec), rows), self._zeros(self._form.answers, rows)
+        module = as_module(policy)
+        given = [*module.parameters(), *module.buffers(), *obs.values(), *answers.values()]
+        with gradients_dropped(module), self._metered(given) as meter:
+            found = (policy.evaluate_longest if isinstance(policy, CountsTokens) else policy.evaluate)(obs, answers)
+            total = found.logprob.sum() + found.value.sum() + found.entropy.sum()
+            if total.requires_grad:
+                total.backward()
+        return meter
+
+    def acting(self, rows: int) -> Meter:
+        """Act."""
+        policy = self.policy("act")
+        obs = self._zeros(shown(self._spec), rows)
+        flags = self._zeros({"greedy": ArraySpec((), "bool"), "key": ArraySpec((), "int64")}, rows)
+        module = as_module(policy)
+        given = [*module.parameters(), *module.buffers(), *obs.values(), *flags.values()]
+        with self._metered(given) as meter:
+            if isinstance(policy, CountsTokens):
+                policy.act_longest(obs)
+            else:
+                policy.act(obs, flags["greedy"], flags["key"])
+        return meter
+
+    @cached_property
+    def kept(self) -> int:
+        """Bytes of a row that a pass keeps of its prefix."""
+        return self._size_of(getattr(self.policy("act"), "prefix_arrays", None))
+
+    @cached_property
+    def precomputed(self) -> int:
+        """Bytes of a row that `precompute` gives."""
+        policy = self.policy("train")
+        return self._size_of(policy.precompute if isinstance(policy, Precomputes) else None)
+
+    def _size_of(self, function: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None) -> int:
+        if function is None:
+            return 0
+        obs = self._zeros(shown(self._spec), 1)
+        with self._inside():
+            return sum(x.nbytes for x in function(obs).values())
+
+    def _zeros(self, arrays: Mapping[str, ArraySpec], rows: int) -> dict[str, Tensor]:
+        with self._inside():
+            return {
+                name: torch.zeros((rows, *array.shape), dtype=getattr(torch, array.dtype))
+                for name, array in arrays.items()
+            }
+
+
+def estimate_activations(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activations | str:
+    """The passes of the policy; a sentence if they cannot be known here. Nothing is run before a number is asked for.
+
+    Calls of what is returned may raise whatever the policy raises.
+    """
+    if form.train_bytes <= PROBED_BYTES and not (form.row_tokens and isinstance(settings, Outlines)):
+        return _probed(settings, spec, form)
+    if isinstance(settings, Outlines):
+        return _traced(settings, spec, form)
+    size = f"{form.train_bytes / 1e6:,.0f} MB"
+    return f"its settings have no outline(env_spec, *, role), and {size} are too large to be built for a probe"
+
+
+def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activations:
+    def make(role: Role) -> Policy:
+        with _random_state_kept():
+            return settings.build(spec, seed=0, device="cpu", role=role)
+
+    @contextmanager
+    def metered(given: list[Tensor]) -> Iterator[Meter]:
+        with _random_state_kept(), nothing_kept(), real_meter(given) as meter:
+            yield meter
+
+    return Activations("probed on the CPU", _Passes(make, spec, form, nullcontext, metered))
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Random generators go on afterwards as if nothing had been drawn."""
+    python, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+
+
+def _traced(settings: Outlines, spec: EnvSpec, form: PolicyForm) -> Activations:
+    mode = FakeMode()
+
+    def make(role: Role) -> Policy:
+        policy = outlined(lambda: settings.outline(spec, role=role))
+        mode.take(as_module(policy))
+        return policy
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        with nothing_kept(), mode:
+            yield
+
+    @contextmanager
+    def metered(given: list[Tensor]) -> Iterator[Meter]:
+        with nothing_kept(), mode.meter(given) as meter:
+            yield meter
+
+    return Activations("traced without memory", _Passes(make, spec, form, inside, metered))

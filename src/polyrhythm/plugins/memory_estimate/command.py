@@ -1,0 +1,146 @@
+"""`polyrhythm plan RECIPE --memory`: what every device would hold, and settings with which it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.cli import show
+
+if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
+    from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, MemoryPlan
+    from polyrhythm.plugins.memory_estimate.remedies import Remedy
+
+#: Names of its options.
+OPTIONS = ("devices", "device_memory", "host_memory")
+_GB = 10**9
+_NOT_COUNTED = (
+    "not counted: simulators, Python interpreters, CUDA contexts, and what kernels and allocators take beside tensors"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", type=int, metavar="N", help="--memory: plan for so many CUDA devices")
+    parser.add_argument("--device-memory", type=float, metavar="GB", help="--memory: free memory of each of them")
+    parser.add_argument("--host-memory", type=float, metavar="GB", help="--memory: free memory of the host")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan. Returns 0: it fits, 1: it does not."""
+    from polyrhythm.config.load import load_config
+    from polyrhythm.errors import ConfigError, MissingError
+    from polyrhythm.pipeline.build import env_settings
+    from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+    from polyrhythm.plugins.memory_estimate.plan import Planner
+    from polyrhythm.plugins.memory_estimate.remedies import find_remedies
+
+    if arguments.run is None:
+        raise ConfigError("plan --memory needs a recipe; name one, or the path of a YAML file")
+    config, note = _with_stand_in(load_config(arguments.run, arguments.overrides))
+    spec = env_settings(config).spec()
+    check_rollout(config, spec)
+    planner = Planner(spec, _machine(arguments))
+    try:
+        plan = planner.plan(config)
+    except MissingError as error:  # a device
+        if arguments.devices is None:
+            error.add_note("to plan for another machine, add --devices N --device-memory GB")
+        raise
+    remedies = find_remedies(planner, config)
+    if arguments.json:
+        found = {"note": note, "remedies": [remedy.plain() for remedy in remedies]}
+        print(json.dumps(plan.plain() | found, indent=2))
+    else:
+        idle = planner.machine.devices if len(plan.devices) == 1 else 0
+        unused = f"nothing is placed on the {idle} CUDA devices; see placement, such as placement=colocated"
+        print("\n".join([*[note] * bool(note), *plan_lines(plan, remedies), *[unused] * bool(idle)]))
+    return 0 if plan.fits else 1
+
+
+def _machine(arguments: argparse.Namespace) -> Machine:
+    """This machine, or the one that the options describe."""
+    from polyrhythm.errors import ConfigError
+    from polyrhythm.pipeline.validation.room import free_memory
+    from polyrhythm.plugins.memory_estimate.plan import Machine
+    from polyrhythm.runtime.memory.tensors import count_devices
+
+    given = {"cpu": arguments.host_memory, "cuda": arguments.device_memory}
+    if arguments.devices is not None and arguments.devices < 0:
+        raise ConfigError(f"--devices = {arguments.devices}: not a number of devices; write 0 or more")
+    for name, value in (("--host-memory", given["cpu"]), ("--device-memory", given["cuda"])):
+        if value is not None and not 0 < value < 1e6:
+            raise ConfigError(f"{name} = {value}: not an amount of memory; write the gigabytes, such as 80")
+    if given["cuda"] is not None and arguments.devices is None and not count_devices():
+        raise ConfigError(f"--device-memory = {given['cuda']}: of how many devices? add --devices N")
+    if arguments.devices and given["cuda"] is None:
+        raise ConfigError(f"--devices = {arguments.devices}: how large are they? add --device-memory GB, such as 80")
+
+    def free(device: str) -> int:
+        gigabytes = given[device.partition(":")[0]]
+        return free_memory(device, now=True) if gigabytes is None else int(gigabytes * _GB)
+
+    return Machine(count_devices() if arguments.devices is None else arguments.devices, free)
+
+
+def _with_stand_in(config: RunConfig) -> tuple[RunConfig, str]:
+    """The configuration, and a sentence if its checkpoint or tokenizer is missing here and stands for a released
+    size."""
+    from polyrhythm.errors import MissingError
+    from polyrhythm.pipeline.build import env_settings, policy_settings
+    from polyrhythm.plugins.vla.settings import VlaSettings
+
+    settings: Any = policy_settings(config)
+    try:
+        settings.form(env_settings(config).spec())
+    except MissingError as error:
+        if not isinstance(settings, VlaSettings):
+            raise
+        *_, released = settings.stand_ins()
+        return config.model_copy(update={"policy": released}), f"{error}; planned with the released size of this type"
+    return config, ""
+
+
+# ---------------------------------------------------------------- text
+
+
+def plan_lines(plan: MemoryPlan, remedies: list[Remedy]) -> list[str]:
+    """A table for each device, then what would fit."""
+    lines = []
+    for device in plan.devices:
+        lines += [*_device_lines(device), ""]
+    lines.append(f"~ estimated; passes of the policy: {plan.activations}")
+    lines.append(_NOT_COUNTED)
+    if plan.fits:
+        return lines
+    lines += ["", "it would fit with" if remedies else "no setting known here makes it fit; choose a smaller policy"]
+    for remedy in remedies:
+        totals = ", ".join(f"{name} {show.size_text(size)}" for name, size in remedy.totals.items())
+        lines.append(f"  {remedy.text()}  ({totals})")
+    return lines
+
+
+def _device_lines(device: DeviceMemory) -> list[str]:
+    """A line for each station and purpose; equal stations together."""
+    share = {"lease": "; one station at a time"}.get(device.sharing if device.name != "cpu" else "", "")
+    name = "host" if device.name == "cpu" else device.name
+    verdict = "fits" if device.fits else "DOES NOT FIT"
+    head = f"{name}: {show.size_text(device.total())} of {show.size_text(device.free)} free, {verdict}{share}"
+    estimated = {(part.station, part.purpose) for part in device.parts if not part.certain}
+    groups: dict[str, list[str]] = {}
+    for station, parts in device.stations().items():
+        told = ", ".join(
+            f"{purpose} {'~' * ((station, purpose) in estimated)}{show.size_text(size)}"
+            for purpose, size in parts.items()
+        )
+        groups.setdefault(f"{show.size_text(sum(parts.values())):>9}   {told}", []).append(station)
+    if device.building > sum(part.nbytes for part in device.parts):
+        groups[f"{show.size_text(device.building):>9}   the policy, before the stations start"] = ["main"]
+    names = {text: _together(stations) for text, stations in groups.items()}
+    width = max(map(len, names.values()), default=0)
+    return [head, *(f"  {names[text]:{width}}  {text}" for text in groups)]
+
+
+def _together(stations: list[str]) -> str:
+    return stations[0] if len(stations) == 1 else f"{stations[0]} … {stations[-1]} ({len(stations)}, each)"

@@ -1,0 +1,257 @@
+"""What every station of a run keeps in memory, and on which device: pure arithmetic on declared forms.
+
+Two kinds of parts: *certain* ones follow from shapes (weights, gradients, moments, what is published, the arena);
+the others are estimated (passes, batches, samples in their longest form).
+
+Invariant: the parts of a device add up to what its stations hold at the same time, each byte once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.placement import PlacementSettings
+from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
+from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
+from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.memory_estimate.activations import Activations
+from polyrhythm.plugins.memory_estimate.rows import accumulates, micro_batch_rows, pass_rows, stream_places, update_rows
+from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.published import shared_nbytes
+from polyrhythm.runtime.memory.staging import CHUNK_BYTES
+from polyrhythm.runtime.memory.ways import keeps_copy
+from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
+from polyrhythm.training.optim import PIECE_BYTES
+
+Sharing = Literal["share", "lease"]
+
+#: AdamW keeps two moments per trained number.
+_MOMENTS = 2
+#: Station that stands for what all processes of the host share.
+SHARED = "shared"
+#: Settings of policies of which a part may be trained (`train`, `lora`, `gradient_checkpointing`).
+ADAPTED = (VlaSettings, CausalLmSettings)
+HOST = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of one station for one purpose. device: `cpu`, the host's memory, or `cuda:N`.
+
+    certain: follows from shapes. stays: kept between units of work, so a station that gives its device up moves it.
+    """
+
+    station: str
+    purpose: str
+    device: str
+    nbytes: int
+    certain: bool = True
+    stays: bool = True
+
+
+def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dict[str, dict[str, int]]:
+    """The certain bytes by station and purpose, whatever its device, with a trainer of one rank; `shared` is the host's
+    shared memory.
+
+    simulators: the arena blocks that their rows write at a time, which are a part of the arena.
+    """
+    infos = env_batch_infos(config, spec)
+    asked = config.placement.generators.devices
+    on_device = asked != HOST and (asked is not None or config.placement.preset is not None)
+    placement = PlacementSettings.model_validate({"generators": {"devices": "0" if on_device else HOST}})
+    placed = place(config.model_copy(update={"placement": placement}), devices=1)
+    parts = list_parts(config, spec, form, placed)
+    arena = arena_layout(config, spec, infos, form)
+    found: dict[str, dict[str, int]] = {SHARED: {}}
+    for batches in infos:
+        rows = sum(slot.rows for info in batches for slot in info.slots)
+        found[batches[0].name.rpartition(".")[0]] = {"arena blocks": rows * (arena.nbytes // arena.blocks)}
+    for part in parts:
+        offloaded = part.purpose == "optimizer" and config.training.optimizer.offload
+        name = part.purpose + " (host)" * offloaded
+        found.setdefault(part.station, {})[name] = part.nbytes
+    return found
+
+
+def list_parts(
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, placed: Placed, *, activations: Activations | None = None
+) -> list[Part]:
+    """All parts of the stations. activations: None leaves out what is estimated."""
+    trains = bool(placed.names["trainer"])
+    infos = env_batch_infos(config, spec, trainer=trains)
+    layout = arena_layout(config, spec, infos, form, trainer=trains)
+    published = WeightsLayout.of(form.published)
+    inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay where they are made
+    parts = [
+        Part(SHARED, "arena", HOST, layout.nbytes),
+        Part(SHARED, "published weights", placed.ends.trainer if inline else HOST, shared_nbytes(published)),
+    ]
+    for name in placed.names["generators"]:
+        device = placed.seats[name].device
+        parts += _generator(config, spec, form, name, device, published.nbytes)
+        if activations is not None:
+            rows = pass_rows(config, spec, on_device=device != HOST)
+            parts += _passes(config, spec, form, name, device, rows, activations)
+    parts += _trainer(config, spec, form, placed, layout, activations)
+    return [part for part in parts if part.nbytes]
+
+
+# ---------------------------------------------------------------- generators
+
+
+def _generator(
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, published: int
+) -> list[Part]:
+    """What a generator keeps: its module, that of the evaluation, on a device a version that is on its way, and, where
+    it streams, keys and values of all rows that may be under way, or what another engine keeps."""
+    both = name == evaluator_name(config) and name in generator_names(config)
+    stages = device != HOST and name in generator_names(config)
+    places = stream_places(config, spec)
+    engine = {"keys and values": form.row_cache * places}
+    if form.engine is not None:
+        engine = dict(form.engine) if places else {}
+    return [
+        Part(name, "weights", device, form.act_bytes),
+        Part(name, "weights of the evaluation", device, form.act_bytes * both),
+        Part(name, "staging", device, published * stages, stays=False),
+        *(Part(name, purpose, device, kept * (1 + both), stays=False) for purpose, kept in engine.items()),
+    ]
+
+
+def _passes(
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, rows: int, activations: Activations
+) -> list[Part]:
+    """A generator's largest pass, and the memory through which batches go in and out."""
+    infos = env_batch_infos(config, spec)
+    inputs = rows * (_row_bytes(shown(spec)) + 9)  # and a row's noise key and flag
+    answers = rows * arena_layout(config, spec, infos, form).answer_dtype.itemsize
+    kept = activations.kept(rows) + form.row_cache * rows
+    streams = stream_places(config, spec) > 0  # then they are certain
+    parts = [
+        Part(name, "keys and values", device, kept * (not streams), certain=False, stays=False),
+        Part(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
+    ]
+    if device == HOST:
+        return [*parts, Part(name, "batches", HOST, inputs + answers, certain=False)]
+    pinned = 2 * (inputs + answers) + 2 * min(CHUNK_BYTES, WeightsLayout.of(form.published).nbytes)
+    return [
+        *parts,
+        Part(name, "batches", device, 3 * inputs + answers, certain=False),
+        Part(name, "pinned batches and chunks", HOST, pinned, certain=False),
+    ]
+
+
+# ---------------------------------------------------------------- trainer
+
+
+def _trainer(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    placed: Placed,
+    layout: ArenaLayout,
+    activations: Activations | None,
+) -> list[Part]:
+    """What the trainer's ranks keep, and what an update takes."""
+    ranks = placed.names["trainer"]
+    parts: list[Part] = []
+    for name in ranks:
+        device = placed.seats[name].device
+        parts += _rank(config, form, name, device, len(ranks), layout.steps)
+        if activations is not None and config.training.versions:
+            parts += _update(config, spec, form, name, device, len(ranks), layout, activations)
+    if ranks and config.launcher == "local" and keeps_copy(placed.ends, _any_device):
+        parts.append(Part(ranks[0], "published weights", placed.ends.trainer, WeightsLayout.of(form.published).nbytes))
+    return parts
+
+
+def _any_device(_reader: str, _memory: str) -> bool:
+    """Devices of one machine can mostly read each other's memory; where they cannot, less is kept."""
+    return True
+
+
+def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int, steps: int) -> list[Part]:
+    """What a rank, of so many, keeps between its updates, and what it has twice in one. steps: of a sample."""
+    learns = config.training.versions > 0
+    share = ranks if config.placement.trainer.strategy == "shard" else 1
+    keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
+    offload = config.training.optimizer.offload
+    buckets = ranks > share  # of DDP: what others drop with the gradients stays
+    moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
+    parts = [
+        Part(name, "weights", keeps, -(-form.train_bytes // share)),
+        Part(name, "gradients", keeps, -(-form.trainable_bytes // share) * learns, stays=buckets),
+        Part(name, "optimizer", HOST if offload else keeps, moments),
+        Part(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
+    ]
+    # Beside those of DDP, where the last micro-batch brings them.
+    if buckets and accumulates(config, steps, ranks, form.row_tokens):
+        summed = form.trainable_bytes * learns
+        parts.append(Part(name, "gradients, not yet summed", device, summed, stays=False))
+    if share > 1:
+        block = min(form.block_bytes or form.train_bytes, form.train_bytes)
+        gathered = block + min(block, form.trainable_bytes) * learns
+        parts.append(Part(name, "largest block, gathered", device, gathered, stays=False))
+    if offload and device != HOST and learns:
+        moved = _MOMENTS * min(form.trainable_bytes // share, PIECE_BYTES)
+        parts.append(Part(name, "moments on their way", device, moved, certain=False, stays=False))
+    return parts
+
+
+def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
+    """Bytes of the policy that the KL term refers to. Published policies copy only what is trained, and of fresh
+    adapters nothing (but the small heads); others copy themselves."""
+    if not config.algorithm.kl.coef:
+        return 0
+    if isinstance(config.policy, ADAPTED):
+        return 0 if config.policy.train == "lora" else form.trainable_bytes
+    return form.train_bytes
+
+
+def _update(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    name: str,
+    device: str,
+    ranks: int,
+    layout: ArenaLayout,
+    activations: Activations,
+) -> list[Part]:
+    """What an update takes: its largest micro-batch, and its samples, once packed and once a mini-batch."""
+    row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
+    rows = -(-update_rows(config, layout.steps) // ranks)
+    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 an update that streams joins its parts, too
+    micro = micro_batch_rows(config, layout.steps, ranks, form.row_tokens)
+    frozen = activations.precomputed(rows)
+    fits = frozen <= config.training.precomputed_mib * 2**20
+    parts = [
+        Part(name, "micro-batch", device, activations.training(micro), certain=False, stays=False),
+        Part(name, "precomputed", device if fits else HOST, frozen + mini * frozen // rows, certain=False, stays=fits),
+        Part(name, "samples of an update", HOST, (rows + mini) * row, certain=False),
+        Part(name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False),
+    ]
+    if device != HOST:  # one is sent ahead
+        parts.append(Part(name, "batches", device, 2 * micro * row, certain=False, stays=False))
+    return parts
+
+
+def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
+    """Bytes of the copy that a rank writes: of its part, or rank 0 of the whole state. In one process there is none."""
+    if config.launcher == "inline":
+        return 0
+    trained = form.trainable_bytes if isinstance(config.policy, ADAPTED) else form.train_bytes
+    state = trained + _MOMENTS * form.trainable_bytes + reference_bytes(config, form)
+    if config.placement.trainer.strategy == "shard":
+        return -(-state // ranks)
+    return state if name == TRAINER else 0
+
+
+def _row_bytes(arrays: Mapping[str, ArraySpec]) -> int:
+    return sum(array.nbytes for array in arrays.values())

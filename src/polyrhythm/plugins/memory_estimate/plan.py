@@ -1,0 +1,222 @@
+"""Adds up what a run keeps on each device, and compares it with what is there.
+
+Under `share` a device holds all of its stations at once. Under `lease` it holds one at a time, so the largest counts,
+and what stations keep there is in host memory, too; without a CUDA device the host itself is leased. Main builds the
+policy on the host before the stations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.pipeline.build import policy_settings
+from polyrhythm.pipeline.placed import Placed, place
+from polyrhythm.plugins.lease.seats import HOST as HOST_NUMBER
+from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
+from polyrhythm.plugins.memory_estimate.needs import ADAPTED, HOST, SHARED, Part, Sharing, list_parts
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.runtime.messages import station_of
+from polyrhythm.specs import EnvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """devices: number of CUDA devices. free: bytes of `cpu` or `cuda:N`."""
+
+    devices: int
+    free: Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What lies on a device. building: bytes that main needs on the host before the stations are there."""
+
+    name: str
+    free: int
+    parts: tuple[Part, ...]
+    sharing: Sharing = "share"
+    building: int = 0
+
+    def total(self, *, certain: bool = False) -> int:
+        """Bytes at the same time; certain: without what is estimated."""
+        sizes: dict[str, int] = {}
+        for part in self.parts:
+            if part.certain or not certain:
+                station = station_of(part.station)  # ranks come and go together
+                sizes[station] = sizes.get(station, 0) + part.nbytes
+        shared = sizes.pop(SHARED, 0)
+        return max(self.building, shared + (max if self.sharing == "lease" else sum)([*sizes.values(), 0]))
+
+    @property
+    def fits(self) -> bool:
+        return self.total() <= self.free
+
+    def without(self, station: str) -> DeviceMemory:
+        """The device without that station's parts."""
+        return replace(self, parts=tuple(part for part in self.parts if part.station != station))
+
+    def stations(self) -> dict[str, dict[str, int]]:
+        """Station → purpose → bytes."""
+        found: dict[str, dict[str, int]] = {}
+        for part in self.parts:
+            own = found.setdefault(part.station, {})
+            own[part.purpose] = own.get(part.purpose, 0) + part.nbytes
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The devices of a run, the host first. activations: how they were estimated, or why they were not."""
+
+    devices: tuple[DeviceMemory, ...]
+    activations: str
+
+    @property
+    def fits(self) -> bool:
+        return all(device.fits for device in self.devices)
+
+    def excess(self) -> int:
+        """The most bytes by which a device is too small; negative where all have room."""
+        return max(device.total() - device.free for device in self.devices)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "fits": self.fits,
+            "activations": self.activations,
+            "devices": {
+                device.name: {
+                    "free": device.free,
+                    "total": device.total(),
+                    "certain": device.total(certain=True),
+                    "fits": device.fits,
+                    "sharing": device.sharing,
+                    **({"building": device.building} if device.building else {}),
+                    "stations": device.stations(),
+                }
+                for device in self.devices
+            },
+        }
+
+
+@dataclass(slots=True)
+class Planner:
+    """Makes plans of variants of one configuration; forms and passes of a policy are kept.
+
+    trainer: whether the run has one. ConfigError, MissingError: as from `place` and the policy's `form`.
+    """
+
+    spec: EnvSpec
+    machine: Machine
+    trainer: bool = True
+    _known: dict[str, tuple[PolicyForm, Activations | str]] = field(default_factory=dict)
+    _acting: dict[str, Activations] = field(default_factory=dict)
+
+    def take_form(self, config: RunConfig, form: PolicyForm) -> None:
+        """Take this form of the configuration's policy instead of making it."""
+        found = estimate_activations(policy_settings(config), self.spec, form)
+        if isinstance(found, Activations):
+            like = self._acting.setdefault(_acting_key(config), found)
+            found.acts_like = like if like is not found else None
+        self._known[_key(config)] = (form, found)
+
+    def form(self, config: RunConfig) -> PolicyForm:
+        return self._of(config)[0]
+
+    def plan(self, config: RunConfig, *, certain: bool = False) -> MemoryPlan:
+        """certain: leave out what is estimated, which takes time."""
+        form, activations = self._of(config)
+        placed = place(config, trainer=self.trainer, devices=self.machine.devices)
+        parts = list_parts(config, self.spec, form, placed)
+        if certain:
+            kept = [part for part in parts if part.certain]
+            return MemoryPlan(self._devices(config, form, placed, kept), "left out")
+        if isinstance(activations, Activations):
+            try:
+                parts = list_parts(config, self.spec, form, placed, activations=activations)
+                activations = activations.how
+            except PolyrhythmError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a policy of the user's may raise anything
+                activations = f"{type(error).__name__} in a pass of zeros: {(str(error).splitlines() or [''])[0]}"
+                self._known[_key(config)] = (form, activations)
+        return MemoryPlan(self._devices(config, form, placed, parts), activations)
+
+    def _of(self, config: RunConfig) -> tuple[PolicyForm, Activations | str]:
+        key = _key(config)
+        if key not in self._known:
+            self.take_form(config, policy_settings(config).form(self.spec))
+        return self._known[key]
+
+    def _devices(
+        self, config: RunConfig, form: PolicyForm, placed: Placed, parts: Sequence[Part]
+    ) -> tuple[DeviceMemory, ...]:
+        leased = _leased_devices(placed)
+        moved = _suspended(parts, leased)
+        names = [HOST, *sorted({part.device for part in parts} - {HOST}, key=lambda name: int(name[5:]))]
+        learns = self.trainer and config.supervised is not None
+        building = form.train_bytes + 3 * form.trainable_bytes * learns
+        return tuple(
+            DeviceMemory(
+                name,
+                self.machine.free(name),
+                tuple(part for part in [*parts, *moved] if part.device == name),
+                "lease" if name in leased else "share",
+                building * (name == HOST),
+            )
+            for name in names
+        )
+
+
+def _leased_devices(placed: Placed) -> set[str]:
+    """The devices on which stations take turns."""
+    devices = placed.lease.devices.values() if placed.lease is not None else ()
+    return {HOST if number == HOST_NUMBER else f"cuda:{number}" for own in devices for number in own}
+
+
+def _suspended(parts: Sequence[Part], leased: set[str]) -> list[Part]:
+    """What lies in host memory because its station gives up its device: the pinned copies stay there once made. All
+    ranks of a trainer leave where one of them has to."""
+    sizes: dict[tuple[str, str], int] = {}
+    leaving: set[str] = set()
+    for part in parts:
+        if part.device != HOST:
+            place = (part.device, part.station)
+            sizes[place] = sizes.get(place, 0) + part.nbytes * part.stays
+            leaving |= {station_of(part.station)} if part.device in leased else set()
+    return [
+        Part(name, f"while suspended from {device}", HOST, size)
+        for (device, name), size in sizes.items()
+        if station_of(name) in leaving
+    ]
+
+
+def _key(config: RunConfig) -> str:
+    """Policies with equal keys have equal forms and passes."""
+    policy: Any = config.policy
+    return str(policy.model_dump_json())
+
+
+def _acting_key(config: RunConfig) -> str:
+    """Policies with equal keys act alike: what is trained matters to a generator only where it has adapters."""
+    policy: Any = config.policy
+    if isinstance(policy, ADAPTED):
+        train = "lora" if policy.train == "lora" else "all"
+        policy = policy.model_copy(update={"gradient_checkpointing": False, "train": train})
+    return str(policy.model_dump_json())
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration with these values, by dotted name; nothing is validated."""
+    for name, value in settings.items():
+        config = _with(config, name.split("."), value)
+    return config
+
+
+def _with(section: Any, path: Sequence[str], value: Any) -> Any:
+    inner = value if len(path) == 1 else _with(getattr(section, path[0]), path[1:], value)
+    return section.model_copy(update={path[0]: inner})

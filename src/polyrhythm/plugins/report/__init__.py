@@ -1,0 +1,1 @@
+"""The HTML report on a run, or the comparison of several."""

@@ -1,0 +1,128 @@
+"""Draws the two figures with time bars: the stations' timeline, and the wall time of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from polyrhythm.plugins.report import svg
+from polyrhythm.plugins.report.figures import Figure, area_key, colour
+from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.timeline import Window, timeline_window
+
+_WIDTH, _LEFT, _RIGHT = 920, 145, 12
+#: Most lanes of one kind; height of a lane and of the gap below it.
+_LANES, _LANE, _GAP = 12, 18, 5
+
+#: Kind of a bar → CSS class, height, legend. Waiting is drawn thin.
+_THIN = 6
+_KINDS = {
+    "stepping": ("s2", _LANE, "slot: its simulator steps it"),
+    "resetting": ("s4", _LANE, "slot: its simulator resets it"),
+    "in_batch": ("s0", _THIN, "slot: its request is in a forward pass"),
+    "generator": ("faint", _THIN, "slot: waits for a generator"),
+    "thread": ("s6", _THIN, "slot: waits for its simulator"),
+    "tickets": ("s5", _THIN, "slot: has no ticket"),
+    "forward": ("s0", _LANE, "generator: forward pass"),
+    "apply": ("s3", _LANE, "generator: takes new weights"),
+    "score": ("s4", _LANE, "scorer: the reward function"),
+    "update": ("s1", _LANE, "trainer: optimizer steps"),
+    "publish": ("s3", _LANE, "trainer: publishes weights"),
+    "save": ("s6", _LANE, "trainer: saves its state"),
+}
+
+
+def timeline(run: Run) -> Figure | None:
+    """A few seconds of the trace, with a lane for each slot, each generator and the trainer."""
+    window = timeline_window(run.folder)
+    if window is None:
+        return None
+    lanes, left_out = _lanes(window)
+    parts, y = [], 4
+    several = len({name.rpartition("/")[0] for kind, name in window.lanes if kind == "slots"}) > 1
+    for lane in lanes:
+        label = _slot(lane[1], whole=several) if lane[0] == "slots" else lane[1]
+        parts.append(f'<text class="end" x="{_LEFT - 8}" y="{y + 13}">{escape(label)}</text>')
+        parts.append(svg.rectangle(_LEFT, y, _WIDTH - _LEFT - _RIGHT, _LANE, "lane"))
+        parts += [_bar(window, kind, lane, y) for kind in _KINDS]
+        y += _LANE + _GAP
+    parts += _seconds(window, y)
+    keys = [
+        (area_key(kind), words) for name, (kind, _, words) in _KINDS.items() if any(b.kind == name for b in window.bars)
+    ]
+    more = f" {left_out} more slots are left out." if left_out else ""
+    sentence = (
+        f"{window.end - window.start:.2g} seconds of training, from second {window.start:.3g} on, as the stations "
+        f"measured them. A slot is a group of environment rows that ask for actions together; a ticket is the right to "
+        f"run one episode, or one segment of it. High bars are work; thin bars say what a slot waits for.{more}"
+    )
+    picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
+    return Figure("Timeline of the stations", sentence, keys, [picture])
+
+
+def _slot(name: str, *, whole: bool) -> str:
+    """The label of slot `simulator-0.1/2`: slot 2, or slot 0.1/2 if there are several env batches."""
+    return f"slot {name.removeprefix('simulator-') if whole else name.rpartition('/')[2]}"
+
+
+def _lanes(window: Window) -> tuple[list[tuple[str, str]], int]:
+    slots = [lane for lane in window.lanes if lane[0] == "slots"]
+    rest = [lane for lane in window.lanes if lane[0] != "slots"]
+    return slots[:_LANES] + rest[: 2 * _LANES], len(slots[_LANES:])
+
+
+def _x(window: Window, time_s: float) -> float:
+    share = (time_s - window.start) / (window.end - window.start)
+    return _LEFT + max(0.0, min(1.0, share)) * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _bar(window: Window, kind: str, lane: tuple[str, str], y: int) -> str:
+    """All bars of a kind in a lane, as one path."""
+    look, height, _ = _KINDS[kind]
+    top, path = y + (_LANE - height) // 2, []
+    for bar in window.bars:
+        if bar.lane == lane and bar.kind == kind:
+            begin, end = _x(window, bar.start), _x(window, bar.end)
+            path.append(f"M{begin:.1f},{top}h{max(end - begin, 0.4):.1f}v{height}H{begin:.1f}z")
+    return f'<path class="fill {look}" d="{"".join(path)}"/>' if path else ""
+
+
+def _seconds(window: Window, y: int) -> list[str]:
+    length = window.end - window.start
+    parts = [f'<path class="axis" d="M{_LEFT},{y}H{_WIDTH - _RIGHT}"/>']
+    for second in svg.ticks(0, length, 8):
+        at = _x(window, window.start + second)
+        parts.append(f'<path class="axis" d="M{at:.1f},{y}v5"/>')
+        parts.append(f'<text class="tick middle" x="{at:.1f}" y="{y + 18}">{svg.short(second)}</text>')
+    parts.append(f'<text class="name middle" x="{(_LEFT + _WIDTH) / 2:.0f}" y="{y + 36}">seconds</text>')
+    return parts
+
+
+def wall_time(runs: Sequence[Run]) -> Figure | None:
+    """Seconds of each phase as a bar per run."""
+    walls = [{k: v for k, v in run.summary.get("wall_s", {}).items() if k != "total"} for run in runs]
+    phases = list(dict.fromkeys(phase for wall in walls for phase in wall))
+    if not phases:
+        return None
+    longest = max(sum(wall.values()) for wall in walls)
+    parts, y, left = [], 4, _LEFT if len(runs) > 1 else 4
+    for run, wall in zip(runs, walls, strict=True):
+        x = float(left)
+        if len(runs) > 1:
+            name = run.label.rpartition("/")[2][-17:]
+            parts.append(f'<text class="end" x="{left - 8}" y="{y + 17}">{escape(name)}</text>')
+        for place, phase in enumerate(phases):
+            long = wall.get(phase, 0.0) / longest * (_WIDTH - left - 90) if longest else 0.0
+            title = f"{phase.replace('_', ' ')}: {wall.get(phase, 0.0):.1f} s"
+            parts.append(svg.rectangle(x, y, long, 24, colour(place), title))
+            x += long
+        parts.append(f'<text x="{x + 8:.1f}" y="{y + 17}">{sum(wall.values()):,.0f} s</text>')
+        y += 32
+    keys = [(area_key(colour(place)), _phase(phase, walls)) for place, phase in enumerate(phases)]
+    sentence = "Seconds of each phase, over all parts of the run if it was interrupted."
+    return Figure("Wall time by phase", sentence, keys, [svg.picture("Wall time by phase", _WIDTH, y, parts)])
+
+
+def _phase(phase: str, walls: Sequence[dict[str, float]]) -> str:
+    seconds = " / ".join(f"{wall.get(phase, 0.0):,.1f} s" for wall in walls)
+    return f"{'reinforcement learning' if phase == 'rl' else phase.replace('_', ' ')}: {seconds}"

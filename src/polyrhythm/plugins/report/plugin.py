@@ -1,0 +1,15 @@
+"""Registers the plugin: the HTML report on a run, or the comparison of several."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "report",
+    adds={
+        "command": {
+            "report": "polyrhythm.plugins.report.command",
+        },
+    },
+    purposes={
+        "report": "write an HTML report of a run, or a comparison of several",
+    },
+)

@@ -1,0 +1,1 @@
+"""Scorers: reward functions and models between a finished sample and its group."""

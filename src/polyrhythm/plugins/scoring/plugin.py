@@ -1,0 +1,7 @@
+"""Registers the plugin: scorers: reward functions and models between a finished sample and its group."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "scoring",
+)

@@ -1,0 +1,211 @@
+"""Adapter for LIBERO: 130 tasks in five suites, with the initial states, pictures and limits of the VLA papers.
+
+Rows have environments of their own (`robosuite.batch`), those of a task share a GL context. Resets keep the MuJoCo
+model: LIBERO's own makes it anew each time, to the same effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from polyrhythm.config.base import InvalidSetting
+from polyrhythm.config.nearest import nearest
+from polyrhythm.conformance import Finding
+from polyrhythm.envs.variants import Variant
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
+from polyrhythm.plugins.simulators.libero.instance import ACTION_DIM, PROPRIO_DIM, LiberoInstance
+from polyrhythm.plugins.simulators.libero.library import (
+    check_robosuite,
+    find_assets,
+    initial_states,
+    make,
+    package_folder,
+)
+from polyrhythm.plugins.simulators.libero.other_words import in_other_words
+from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS
+from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
+from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
+from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+_WRIST = "robot0_eye_in_hand"
+#: Cameras of every scene.
+CAMERAS = ("agentview", _WRIST, "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
+
+
+class LiberoSettings(BaseModel):
+    """LIBERO's tasks from images and proprioception, as vision-language-action papers use them.
+
+    Observation: `image` uint8 [image_size,image_size,3] of the first camera, further ones by the camera's name;
+    `proprio` float32 [8] = hand position (metres), its orientation as axis times angle, finger positions. Images are
+    LIBERO's turned by 180 degrees, as in the papers' data: upright, left and right exchanged. So leave a policy's
+    `turn_images` off. Action: float32 [7] in -1..1 = hand displacement (5 cm at 1), rotation (0.5 rad at 1), gripper
+    (-1 opens, 1 closes). Reward: 1 at the first success of an episode, else 0.
+
+    Each task has 50 fixed initial states; an episode of seed s begins in number s mod 50. An evaluation takes each
+    state in turn: 500 episodes are a suite of ten tasks in the papers' protocol. Training begins in the same states.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    needs: ClassVar = ("libero", "robosuite", "mujoco")
+    extra: ClassVar = "libero"
+    pins: ClassVar = {"robosuite": "1.4"}
+    resets_beside: ClassVar = True
+    known_tasks: ClassVar = INSTRUCTIONS
+    observation: ClassVar[str] = "pixels"
+    reward: ClassVar[str] = "sparse"
+    mirrored: ClassVar[bool] = True
+
+    type: Literal["libero"] = "libero"
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Suites (libero_spatial, libero_object, libero_goal, libero_10, libero_90) or names of tasks."""
+    instructions: Mapping[str, str] = Field(default_factory=dict)
+    """Task → instruction, in place of LIBERO's."""
+    assets: str = ""
+    """Folder of LIBERO's meshes and scenes; empty: its package's, or where its own download puts them."""
+    initial_states: Literal["fixed", "sampled"] = "fixed"
+    """`fixed`: the benchmark's 50 of each task. `sampled`: LIBERO places the objects, drawn from the seed."""
+    cameras: Annotated[tuple[str, ...], Field(min_length=1)] = ("agentview",)
+    """Cameras, such as agentview and robot0_eye_in_hand (`wrist` for short)."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 256
+    """Edge of the square images in pixels; the papers' data have 256."""
+    render: Literal["cheap", "full"] = "full"
+    """`full`: as LIBERO draws. `cheap`: no multisampling, shadows, reflections, sky, haze or fog."""
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones."""
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    """Env steps after which an episode ends; 0: the papers' of the task's suite (spatial 220, object 280, goal 300, 10
+    520, 90 400)."""
+    settle_steps: Annotated[int, Field(ge=0, le=100)] = 10
+    """Steps at rest before an episode begins, which do not count: objects fall into place. The papers have 10."""
+    time_limit: Literal["terminates", "truncates"] = "terminates"
+    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
+    `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
+    end_on_success: bool = True
+    """The first success ends the episode."""
+    kept_environments: Annotated[int, Field(ge=0)] = 10
+    """Environments that no row uses at the moment, kept for later episodes, and as many tasks' GL contexts: each has
+    about 0.3 GB (a context up to 0.8), and takes 2 to 4 s to make."""
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _spelled_out(cls, tasks: Any) -> Any:
+        if not isinstance(tasks, list | tuple):
+            return tasks
+        named = (SUITES.get(task, (task,)) if isinstance(task, str) else (task,) for task in tasks)
+        return tuple(name for names in named for name in names)
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        for task in tasks:
+            if task not in TASKS:
+                suites = ", ".join(SUITES)
+                raise ValueError(
+                    f"LIBERO has no suite or task {task!r}; {nearest(task, [*SUITES, *TASKS])}suites are {suites}, and "
+                    "polyrhythm envs libero lists the tasks"
+                )
+            if tasks.count(task) > 1:
+                raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
+        return tasks
+
+    @field_validator("cameras", mode="before")
+    @classmethod
+    def _full_names(cls, cameras: Any) -> Any:
+        return tuple(_WRIST if name == "wrist" else name for name in cameras) if _is_list(cameras) else cameras
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> LiberoSettings:
+        for camera in self.cameras:
+            if camera not in CAMERAS:
+                known = ", ".join(CAMERAS)
+                raise InvalidSetting("cameras", camera, f"{nearest(camera, CAMERAS)}LIBERO's cameras are {known}")
+        if len(set(self.cameras)) < len(self.cameras):
+            raise InvalidSetting("cameras", list(self.cameras), "list each camera once")
+        if unlisted := sorted(set(self.instructions) - set(self.tasks)):
+            raise InvalidSetting("instructions", unlisted[0], "this task is not in tasks; list it there or remove it")
+        return self
+
+    def check(self) -> None:
+        """Raise MissingError or RenderingUnavailable if this machine lacks LIBERO's files, meshes, robosuite 1.4, or a
+        renderer; imports nothing."""
+        package_folder()
+        check_robosuite()
+        find_assets(self.assets)
+        choose_gl_backend()
+
+    def spec(self) -> EnvSpec:
+        """The spec of a batch; starts no simulator."""
+        image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
+        return EnvSpec(
+            observation={**dict.fromkeys(self.image_names, image), "proprio": ArraySpec((PROPRIO_DIM,), "float32")},
+            action=ActionSpec("continuous", ACTION_DIM, low=(-1.0,) * ACTION_DIM, high=(1.0,) * ACTION_DIM),
+            tasks=tuple(
+                Task(task, self.instructions.get(task) or INSTRUCTIONS[task], TASKS[task].suite) for task in self.tasks
+            ),
+            max_steps=max(map(self.step_limit, self.tasks)),
+            reports_success=True,
+            initial_states=INITIAL_STATES if self.initial_states == "fixed" else 0,
+        )
+
+    def variants(self) -> dict[str, Variant]:
+        """Variants for an evaluation out of distribution: of pictures, of the wording of tasks that have no instruction
+        of the recipe's own, and of positions, which are otherwise the fixed ones."""
+        found = dict(VISION)
+        if self.initial_states == "fixed":
+            what = "objects where LIBERO places them anew, not in the fixed initial states"
+            found["position"] = Variant("position", what, {"initial_states": "sampled"})
+        if usual := [task for task in self.tasks if task not in self.instructions]:
+            words = {task: in_other_words(INSTRUCTIONS[task]) for task in usual}
+            found["instruction"] = Variant("semantic", "instructions in other words", {"instructions": words})
+        return found
+
+    def build(self, rows: int) -> RobosuiteBatch:
+        """A batch of `rows` rows, with the first environment made and stepped once."""
+        return RobosuiteBatch(self, rows)
+
+    def rendering(self) -> LiberoSettings:
+        """Every batch can render its rows for a video."""
+        return self
+
+    def step_limit(self, task: str) -> int:
+        """Env steps after which an episode of the task ends."""
+        return self.max_steps or TASKS[task].step_limit
+
+    @property
+    def image_names(self) -> tuple[str, ...]:
+        """Observation names of the cameras: `image`, then the cameras' own."""
+        return ("image", *self.cameras[1:])
+
+    def make(self, task: str) -> LiberoInstance:
+        """An environment of the task. Raises MissingError if its assets or initial states are missing, ConfigError if
+        they do not fit each other."""
+        assets = find_assets(self.assets)
+        states = initial_states(task) if self.initial_states == "fixed" else None
+        made = LiberoInstance(make(task, assets), states, self.settle_steps)
+        numbers = 1 + made.model.nq + made.model.nv
+        if states is not None and states.shape != (INITIAL_STATES, numbers):
+            made.close()
+            raise ConfigError(
+                f"env.assets = {assets}: {task} has {numbers} numbers with these, and its initial states are "
+                f"{list(states.shape)}; take LIBERO's assets, or set initial_states: sampled"
+            )
+        return made
+
+    def check_sizes(self, instance: Instance) -> None:
+        """Nothing to do: arrays have equal sizes in all tasks."""
+
+    @classmethod
+    def findings(cls) -> Iterator[Finding]:
+        """What this machine has of LIBERO, and a trial of it; for `polyrhythm doctor`."""
+        from polyrhythm.plugins.simulators.libero.findings import examine
+
+        return examine(cls(tasks=(next(iter(TASKS)),)))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)

@@ -1,0 +1,81 @@
+"""One environment of a LIBERO task: fixed initial states, steps at rest before an episode, and proprioception."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.randomness import seeded
+
+ACTION_DIM, PROPRIO_DIM = 7, 8
+#: The hand stays where it is, with the gripper open.
+_REST = np.array([0.0] * 6 + [-1.0])
+#: Placements that LIBERO may try before it gives up.
+_TRIES = 20
+
+
+class LiberoInstance(Instance):
+    """A made environment. states: initial states [N,K], of which an episode of seed s has number s mod N; None: LIBERO
+    places the objects itself, drawn from the seed. settle_steps: steps at rest before an episode begins."""
+
+    def __init__(self, env: Any, states: NDArray[np.float64] | None, settle_steps: int) -> None:
+        super().__init__(env, new_models=False)
+        self._states, self._settle_steps = states, settle_steps
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode. Fixtures are no part of a fixed initial state: LIBERO draws their places, here from the
+        state's number."""
+        self._state = None
+        number = None if self._states is None else seed % len(self._states)
+        with seeded(seed if number is None else number, getattr(self.env, "rng", None)):
+            self._place()
+        gripper = self.env.robots[0].gripper
+        gripper.current_action = np.zeros(
+            gripper.dof
+        )  # what it was told last, which a reset that keeps the model keeps
+        if self._states is not None:
+            self.env.sim.set_state_from_flattened(self._states[number])
+            self.env.sim.forward()
+            self.env._post_process()
+        for _ in range(self._settle_steps):
+            self.step(_REST)
+
+    def _place(self) -> None:
+        from robosuite.utils.errors import RandomizationError
+
+        for attempt in range(_TRIES):
+            try:
+                self.env.reset()
+                return
+            except RandomizationError:  # no room for an object where it was drawn
+                if attempt == _TRIES - 1:
+                    raise
+
+    def step(self, action: NDArray[np.float64]) -> tuple[float, bool, bool]:
+        """One control step; LIBERO's reward, False, and success. LIBERO's own end of an episode is its success."""
+        reward, _, success = super().step(action)
+        return reward, False, success
+
+    def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """No object state, and proprioception [8] at the end of the last step: position of the hand, its orientation as
+        axis and angle, positions of the two fingers."""
+        if self._state is None:
+            self.env._update_observables(force=True)
+            seen = self.env._observables
+            position, turn, fingers = (seen[f"robot0_{name}"].obs for name in ("eef_pos", "eef_quat", "gripper_qpos"))
+            parts = position, axis_angle(turn), fingers
+            self._state = np.zeros(0, np.float32), np.concatenate(parts).astype(np.float32)
+        return self._state
+
+
+def axis_angle(quaternion: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Axis times angle [3] of a unit quaternion (x, y, z, w), the angle in 0..2π."""
+    x, y, z, w = (float(part) for part in quaternion)
+    w = min(max(w, -1.0), 1.0)
+    length = math.sqrt(1.0 - w * w)
+    scale = 2.0 * math.acos(w) / length if length else 0.0
+    return np.array([scale * x, scale * y, scale * z])

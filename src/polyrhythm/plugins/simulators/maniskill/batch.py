@@ -1,0 +1,214 @@
+"""Env batches of ManiSkill: an instance per row and task on the CPU, or all rows in one scene on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+
+Form = Mapping[str, ArraySpec] | ActionSpec
+
+
+def spec_of(settings: ManiSkillSettings, worlds: Sequence[World]) -> EnvSpec:
+    """The spec of a batch, from a world of each task. Raises ConfigError if their arrays or actions differ."""
+    arrays, action = worlds[0].arrays(), worlds[0].action
+    for world in worlds[1:]:
+        forms: tuple[tuple[str, Form, Form], ...] = (
+            ("observation", world.arrays(), arrays),
+            ("action", world.action, action),
+        )
+        for what, here, first in forms:
+            if here != first:
+                fix = "use rgb with proprio: joints, or one task" if what == "observation" else "choose one task"
+                raise ConfigError(
+                    f"env.tasks = {world.task}: its {what} ({_brief(here)}) differs from that of {worlds[0].task} "
+                    f"({_brief(first)}); tasks of a run have equal ones: {fix}"
+                )
+    return EnvSpec(
+        observation=arrays,
+        action=action,
+        tasks=_in_suites([task for world in worlds for task in world.tasks()]),
+        max_steps=max(world.limit for world in worlds),
+        reset_rows=True,
+        step_rows=not settings.simulates_on_gpu,
+        metrics=dict(settings.metrics),
+        reports_success=all(world.reports_success for world in worlds),
+    )
+
+
+def _in_suites(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Every task in a suite, if one of them is: a suite has a task for each sentence of one id."""
+    if not any(task.suite for task in tasks):
+        return tuple(tasks)
+    return tuple(replace(task, suite=task.suite or task.name) for task in tasks)
+
+
+def _kinds(worlds: Iterable[World]) -> list[tuple[int, str]]:
+    """Of each task of the spec the number of its world, and its sentence where that world has several."""
+    return [
+        (number, task.instruction if task.suite else "")
+        for number, world in enumerate(worlds)
+        for task in world.tasks()
+    ]
+
+
+class CpuBatch:
+    """Rows that each have an instance of every task that they have run; used by one thread."""
+
+    def __init__(self, settings: ManiSkillSettings, rows: int) -> None:
+        self.settings, self.rows = settings, rows
+        first = [World(settings, task, 1) for task in settings.tasks]
+        self._worlds = {(0, number): world for number, world in enumerate(first)}
+        self._kinds, self._sentences = _kinds(first), [world.sentences for world in first]
+        self.spec = spec_of(settings, first)
+        self._row: list[World | None] = [None] * rows
+        self._steps, self._limits = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        failed: dict[int, Exception] = {}
+        for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
+            number, sentence = self._kinds[task]
+            if (row, number) not in self._worlds:
+                kind, read = self.settings.tasks[number], self._sentences[number]
+                self._worlds[row, number] = World(self.settings, kind, 1, read)
+            world = self._row[row] = self._worlds[row, number]
+            self._steps[row], self._limits[row] = 0, world.limit
+            try:
+                world.reset(0, int(seed), sentence)
+            except Exception as error:  # noqa: BLE001 - a task may raise anything
+                failed[row] = error
+                self.discard(row)
+        if failed:
+            raise RowsFailed(failed)
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        outcomes: list[Outcome] = []
+        failed: dict[int, Exception] = {}
+        order = np.asarray(rows)
+        for i, row in enumerate(order.tolist()):
+            try:
+                outcomes.append(self._world(row).step(actions[i : i + 1]))
+            except Exception as error:  # noqa: BLE001 - a task may raise anything
+                failed[row] = error
+                outcomes.append(_nothing(self.settings.metrics))
+                self.discard(row)
+        self._steps[order] += 1
+        result = _result(self.settings, _joined(outcomes), self._steps[order] >= self._limits[order])
+        if failed:
+            raise RowsFailed(failed, result)
+        return result
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        for i, row in enumerate(rows):
+            for name, array in self._world(row).observe().items():
+                out[name][i] = array[0]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        return self._world(row).render(0)
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+
+    def discard(self, row: int) -> None:
+        """Drop the row's instance; its next reset makes another."""
+        broken, self._row[row] = self._row[row], None
+        self._worlds = {where: world for where, world in self._worlds.items() if world is not broken}
+        if broken is not None:
+            with suppress(Exception):
+                broken.close()
+
+    def _world(self, row: int) -> World:
+        world = self._row[row]
+        assert world is not None, f"row {row} was used before its first reset"
+        return world
+
+
+class GpuBatch:
+    """All rows of one world, a GPU simulation: they step together, and each is reset alone."""
+
+    def __init__(self, settings: ManiSkillSettings, world: World) -> None:
+        self.settings, self.rows, self._world = settings, world.rows, world
+        self.spec, self._kinds = spec_of(settings, [world]), _kinds([world])
+        self._steps = np.zeros(world.rows, np.int64)
+        self._seen: Mapping[str, NDArray[np.generic]] | None = None
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        self._seen = None
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            self._world.reset(int(row), int(seed), self._kinds[task][1])
+            self._steps[row] = 0
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        self._seen = None
+        order = np.asarray(rows)
+        whole = np.empty((self.rows, self.spec.action.dim), np.float32)
+        whole[order] = actions
+        outcome = self._world.step(whole)
+        self._steps += 1
+        asked = Outcome(
+            outcome.reward[order],
+            outcome.ended[order],
+            outcome.success[order],
+            {name: values[order] for name, values in outcome.metrics.items()},
+        )
+        return _result(self.settings, asked, self._steps[order] >= self.spec.max_steps)
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        """Draws all rows at once, and only once until the next step or reset: a station may ask row by row."""
+        if self._seen is None:
+            self._seen = self._world.observe()
+        order = np.asarray(rows)
+        for name, array in self._seen.items():
+            out[name][: len(order)] = array[order]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        return self._world.render(row)
+
+    def close(self) -> None:
+        self._world.close()
+
+
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Those of one row each as one of all."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return Outcome(
+        np.concatenate([outcome.reward for outcome in outcomes]),
+        np.concatenate([outcome.ended for outcome in outcomes]),
+        np.concatenate([outcome.success for outcome in outcomes]),
+        {name: np.concatenate([outcome.metrics[name] for outcome in outcomes]) for name in outcomes[0].metrics},
+    )
+
+
+def _nothing(metrics: Iterable[str]) -> Outcome:
+    """Of a row that failed."""
+    no = np.zeros(1, np.bool_)
+    return Outcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
+
+
+def _brief(form: Form) -> str:
+    """The form in a message: `image uint8 [64, 64, 3], proprio float32 [9]`, or the number of entries of an action."""
+    if isinstance(form, ActionSpec):
+        return f"{form.dim} entries"
+    return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
+
+
+def _result(settings: ManiSkillSettings, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
+    """late: [n], the time limit is reached."""
+    terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
+    return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

@@ -1,0 +1,156 @@
+"""Makes a ManiSkill environment from settings, without its questions on stdin, and turns its errors into sentences."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.conformance import raised
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.simulators.maniskill.drivers import how_to_get_driver, is_about_driver
+from polyrhythm.plugins.simulators.maniskill.modes import modes_of
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+
+#: Most characters that are quoted of an error of ManiSkill.
+_QUOTED = 200
+
+
+def make_env(settings: ManiSkillSettings, task: str, rows: int) -> Any:
+    """A ManiSkill environment (mani_skill.envs.sapien_env.BaseEnv) of `rows` parallel rows, without wrappers.
+
+    Raises ConfigError for an unknown task or a setting that it refuses, MissingError for assets or a driver.
+    """
+    registered = find_registered(task)
+    modes = modes_of(settings, task, registered.cls)
+    _refuse_missing_assets(task, registered)
+    height, width = settings.picture
+    own_size = modes.is_twin or settings.observation == "state"
+    chosen: dict[str, Any] = {"control_mode": settings.control_mode, "robot_uids": settings.robot}
+    arguments = {
+        **(registered.default_kwargs or {}),
+        **settings.kwargs,
+        **{name: value for name, value in chosen.items() if value},
+        "num_envs": rows,
+        "obs_mode": modes.observation,
+        "reward_mode": modes.reward,
+        "sim_backend": "physx_cuda" if settings.simulates_on_gpu else "physx_cpu",
+        "render_backend": "gpu" if settings.draws_on_gpu else "cpu",
+        "sensor_configs": {
+            **settings.kwargs.get("sensor_configs", {}),
+            **({} if own_size else {"width": width, "height": height}),
+        },
+    }
+    try:
+        with _no_questions(task):
+            return registered.cls(**arguments)
+    except MissingError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _explained(settings, task, error) from error
+
+
+def episode_steps(settings: ManiSkillSettings, task: str) -> int:
+    """Env steps after which an episode of this task ends. Raises ConfigError if neither settings nor task say it."""
+    limit = settings.max_steps or find_registered(task).max_episode_steps
+    if not limit:
+        raise ConfigError(f"env.max_steps = 0: {task} registers no time limit; set max_steps above 0")
+    return int(limit)
+
+
+def find_registered(task: str) -> Any:
+    """ManiSkill's registration of `ID` or `module:ID`. Raises ConfigError if there is none."""
+    import mani_skill.envs
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    assert mani_skill.envs, "importing it registers ManiSkill's own tasks"
+    module, _, name = task.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise MissingError(
+                f"env.tasks = {task}: there is no module {error.name} here; install the package that registers the "
+                "task, or add its folder to PYTHONPATH"
+            ) from error
+        except Exception as error:  # a user's module may raise anything
+            raise ConfigError(
+                f"env.tasks = {task}: importing {module} {raised(error)}; correct it, or its name"
+            ) from error
+    if name not in REGISTERED_ENVS:
+        near = ", ".join(difflib.get_close_matches(name, REGISTERED_ENVS, n=3, cutoff=0.0))
+        raise ConfigError(f"env.tasks = {task}: ManiSkill has no such task; the nearest are {near}")
+    return REGISTERED_ENVS[name]
+
+
+def _refuse_missing_assets(task: str, registered: Any) -> None:
+    """Raise MissingError for files of the task that are not on this machine; ManiSkill would ask on stdin."""
+    from mani_skill.utils.assets import data
+
+    missing, needed = [], []
+    for name in registered.asset_download_ids or ():
+        group = name in data.DATA_GROUPS
+        sources = data.expand_data_group_into_individual_data_source_ids(name) if group else [name]
+        lacking = [source for source in sources if not data.is_data_source_downloaded(source)]
+        missing += lacking
+        needed += [name] if lacking else []
+    if missing:
+        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), needed)
+
+
+def _lacks_assets(task: str, what: str, names: Sequence[str]) -> MissingError:
+    """names: ManiSkill's of what is to be downloaded; its command does not know the ids of a user's own tasks."""
+    commands = "; ".join(f"python -m mani_skill.utils.download_asset {name}" for name in names)
+    return MissingError(f"env.tasks = {task}: its assets are not on this machine ({what}); run: {commands}")
+
+
+@contextmanager
+def _no_questions(task: str) -> Iterator[None]:
+    """Within it ManiSkill's question whether to download something is a MissingError."""
+    from mani_skill.agents import REGISTERED_AGENTS
+    from mani_skill.utils import download_asset
+
+    def refuse(question: str) -> bool:
+        robot = re.match(r"Robot (\S+) has assets", question)
+        if robot and (known := REGISTERED_AGENTS.get(robot[1])) and known.asset_download_ids:
+            raise _lacks_assets(task, f"robot {robot[1]}", known.asset_download_ids)
+        raise _lacks_assets(task, question.partition(" which ")[0], ["ID, with the ID that is missing"])
+
+    asks, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
+    try:
+        yield
+    finally:
+        download_asset.prompt_yes_no = asks
+
+
+def _explained(settings: ManiSkillSettings, task: str, error: BaseException) -> ConfigError:
+    """What the user can do about an error of ManiSkill's constructor."""
+    message = " ".join(str(error).split())
+    if is_about_driver(message):
+        return MissingError(
+            f"env.renderer = {settings.renderer}: ManiSkill finds no Vulkan driver that it can use ({message}); run: "
+            f"{how_to_get_driver()}"
+        )
+    if 'find device "cuda"' in message:
+        field = "backend" if settings.simulates_on_gpu else "renderer"
+        return MissingError(f"env.{field} = gpu: there is no CUDA device; set it to cpu")
+    if "not in supported modes" in message:
+        known = message.partition("supported modes:")[2].strip(" []").replace("'", "")
+        return ConfigError(f"env.control_mode = {settings.control_mode}: {task}'s robot lacks it; it has {known}")
+    if "not found in the dict of registered agents" in message:
+        return ConfigError(f"env.robot = {settings.robot}: ManiSkill has no such robot; leave it empty for the task's")
+    if isinstance(error, FileNotFoundError):
+        return MissingError(
+            f"env.tasks = {task}: it needs a file that is not on this machine ({message[:_QUOTED]}); put the task's "
+            "assets there"
+        )
+    if isinstance(error, TypeError) and "argument" in message:
+        return ConfigError(f"env.kwargs: the class of {task} takes others ({message[:_QUOTED]}); correct env.kwargs")
+    return ConfigError(
+        f"env.tasks = {task}: ManiSkill cannot make it ({type(error).__name__}: {message[:_QUOTED]}); correct env"
+    )

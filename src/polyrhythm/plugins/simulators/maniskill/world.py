@@ -1,0 +1,259 @@
+"""One ManiSkill environment of one row (CPU) or many (GPU), seen through numpy.
+
+ManiSkill draws every camera at each reset and step. Here it does not: only `observe` draws, because an action chunk
+needs one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.simulators.appearance import Appearance
+from polyrhythm.plugins.simulators.maniskill.appearance import Scene
+from polyrhythm.plugins.simulators.maniskill.construction import episode_steps, make_env
+from polyrhythm.plugins.simulators.maniskill.pictures import resized
+from polyrhythm.plugins.simulators.maniskill.placement import place_beyond
+from polyrhythm.plugins.simulators.maniskill.sentences import Sentences, own_sentences, read_sentences
+from polyrhythm.specs import ActionSpec, ArraySpec, Task
+from polyrhythm.specs.hashing import library_seed
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+
+#: ManiSkill's depth is in whole millimetres.
+_MILLIMETRES = 1000.0
+
+
+class Outcome(NamedTuple):
+    """What a step gave each row, [rows] each: reward; ended by the task; success; metrics by name, NaN without one."""
+
+    reward: NDArray[np.float32]
+    ended: NDArray[np.bool_]
+    success: NDArray[np.bool_]
+    metrics: Mapping[str, NDArray[np.floating]]
+
+
+class World:
+    """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises as `make_env` does.
+
+    sentences: the instructions of its episodes, if another world of the task has read them."""
+
+    def __init__(self, settings: ManiSkillSettings, task: str, rows: int, sentences: Sentences | None = None) -> None:
+        self.settings, self.task, self.rows = settings, task, rows
+        self.limit = episode_steps(settings, task)
+        self._env = make_env(settings, task, rows)
+        if rows > 1 and self._env.reconfiguration_freq:
+            raise ConfigError(
+                f"env.backend = gpu: {task} makes all objects anew at a reset, so rows cannot be reset alone; "
+                "set it to cpu"
+            )
+        self._camera = "" if settings.observation == "state" else self._find_camera()
+        self._info: Mapping[str, Any] = {}
+        self._own_get_obs = self._env.get_obs if _is_changed(self._env) else None
+        if self._camera:  # its own get_obs, which step and reset call, would draw
+            self._env.get_obs = self._observe_numbers
+        self._scene = Scene(self._env, self._camera)
+        self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
+        info = self._reset(list(range(rows)), 0)
+        self.reports_success = "success" in info
+        self._refuse_rewards(info)
+        self.action = self._action_spec()
+        self._bounds = np.array(self.action.low, np.float32), np.array(self.action.high, np.float32)
+        self._own = "" if task in settings.instructions else next(iter(own_sentences(self._env)), "")
+        self.sentences = sentences
+        if self._own and sentences is None:
+            self.sentences = read_sentences(self._env, task, self._choose)
+            self._reset(list(range(rows)), 0)
+
+    def tasks(self) -> list[Task]:
+        """The task; or one for each sentence where its episodes have different ones."""
+        if self.sentences is None or not self._own:
+            return [Task(self.task, self.settings.instruction(self.task, self._own))]
+        return [Task(f"{self.task}: {sentence}", sentence, self.task) for sentence in self.sentences.starts]
+
+    def reset(self, row: int, seed: int, sentence: str = "") -> None:
+        """Begin an episode in one row; its numbers and images change, those of other rows do not.
+
+        seed: 0..2^63-1; ManiSkill gets its `library_seed`. On a GPU each row is reset by a call of its own: ManiSkill
+        draws the states of all rows that are reset together from the seed of the first.
+        sentence: the instruction of one of several `tasks`.
+        """
+        numbers = None
+        if sentence:
+            assert self.sentences is not None
+            numbers = np.array([self.sentences.episode(sentence, seed)])
+        self._reset([row], library_seed(seed), numbers)
+        self._refuse_other_words(row, sentence or self._own)
+        if self.settings.placement == "beyond":  # with one row, as another appearance
+            place_beyond(self._env, self.task, seed)
+            self._numbers = self._to_numbers(self._env.get_obs(self._env.get_info()))
+        if appearance := Appearance.draw(self.settings.appearance, seed):
+            self._scene.show(appearance)
+
+    def step(self, actions: NDArray[np.generic]) -> Outcome:
+        """One step of all rows; actions [rows,A], clipped to the bounds."""
+        low, high = self._bounds
+        clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
+        observation, reward, ended, _, info = self._env.step(clipped)
+        self._numbers = self._to_numbers(observation)
+        success, ended = self._flag(info.get("success")), self._flag(ended)
+        if not self.settings.end_on_success:
+            ended &= ~success | self._flag(info.get("fail"))
+        if self.settings.reward_flags:
+            reward = self._change_of_flags(info)
+        elif self._env.reward_mode == "none":
+            reward = success.astype(np.float32) - self._flag(info.get("fail"))
+        return Outcome(
+            np.array(_numpy(reward), np.float32).reshape(self.rows),
+            ended,
+            success,
+            {name: self._metric(name, info.get(name)) for name in self.settings.metrics},
+        )
+
+    def observe(self) -> dict[str, NDArray[np.generic]]:
+        """The observation of all rows, [rows, ...] by name; draws the images."""
+        if not self._camera:
+            return {"state": self._numbers}
+        if self._own_get_obs is None:
+            drawn = self._env._get_obs_sensor_data()[self._camera]
+        else:  # the task changes what its cameras see, such as by a background
+            drawn = self._own_get_obs(self._info)["sensor_data"][self._camera]
+        image = resized(_numpy(drawn["rgb"]), self.settings.picture)
+        found: dict[str, NDArray[np.generic]] = {"image": image, "proprio": self._numbers}
+        if self.settings.observation == "rgbd":
+            found["depth"] = (_numpy(drawn["depth"]) / _MILLIMETRES).astype(np.float32)
+        return found
+
+    def arrays(self) -> dict[str, ArraySpec]:
+        """What `observe` gives for one row."""
+        return {name: ArraySpec(array.shape[1:], str(array.dtype)) for name, array in self.observe().items()}
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        picture = self._env.render_rgb_array()
+        if picture is None:
+            raise ConfigError(f"env.tasks = {self.task}: it has no camera for videos; use env.observation=rgb")
+        shown: NDArray[np.uint8] = _numpy(picture)[row]
+        return shown
+
+    def close(self) -> None:
+        """Free the simulation."""
+        self._env.close()
+
+    def _reset(self, rows: list[int], seed: int, episodes: NDArray[np.int64] | None = None) -> Mapping[str, Any]:
+        """ManiSkill's info. episodes: [len(rows)] numbers of the episodes, for tasks that have numbered ones."""
+        from mani_skill.utils import common
+
+        options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self._env.device)}
+        if episodes is not None:
+            options["episode_id"] = common.to_tensor(episodes, device=self._env.device)
+        # The seed of every row, so that a row's own generator is the same wherever the row is.
+        observation, info = self._env.reset(seed=[seed] * self.rows, options=options)
+        self._earned[rows] = 0.0
+        numbers = self._to_numbers(observation)
+        if len(rows) < self.rows:
+            kept = self._numbers.copy()
+            kept[rows] = numbers[rows]
+            numbers = kept
+        self._numbers = numbers
+        found: Mapping[str, Any] = info
+        return found
+
+    def _choose(self, episodes: NDArray[np.int64]) -> None:
+        """Begin the episodes of these numbers [rows], or, in RLinf's tasks, choose their objects without placing them:
+        that takes a tenth of the time."""
+        from mani_skill.utils import common
+
+        if choose := getattr(self._env, "_initialize_episode_pre", None):
+            rows, numbers = (common.to_tensor(a, device=self._env.device) for a in (np.arange(self.rows), episodes))
+            choose(rows, {"episode_id": numbers})
+        else:
+            self._reset(list(range(self.rows)), 0, episodes)
+
+    def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
+        """In place of ManiSkill's `get_obs`: what it gives without images. Keeps the info for `observe`: to ask for it
+        again would count a grasp twice in tasks whose `evaluate` counts."""
+        self._info = self._env.get_info() if info is None else info
+        return self._env._get_obs_state_dict(self._info)
+
+    def _change_of_flags(self, info: Mapping[str, Any]) -> NDArray[np.float32]:
+        """[rows] change of the weighted sum of flags since the step before."""
+        weights = self.settings.reward_flags.items()
+        total = np.sum([weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights], axis=0)
+        before, self._earned = self._earned, total.astype(np.float32)
+        return self._earned - before
+
+    def _refuse_rewards(self, info: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the task reports nothing of which a reward could be made."""
+        if unknown := [name for name in self.settings.reward_flags if name not in info]:
+            known = ", ".join(name for name, value in info.items() if np.size(_numpy(value)) == self.rows)
+            raise ConfigError(f"env.reward_flags.{unknown[0]}: {self.task} reports no such flag; it has {known}")
+        if self._env.reward_mode == "none" and not self.settings.reward_flags and not {"success", "fail"} & {*info}:
+            raise ConfigError(
+                f"env.reward = sparse: {self.task} has no such reward; choose another task, since this one has no "
+                "reward, and reports neither success nor failure"
+            )
+
+    def _refuse_other_words(self, row: int, wanted: str) -> None:
+        """Raise ConfigError if an episode has another instruction than the policy will read."""
+        if wanted and (told := own_sentences(self._env)[row]) != wanted:
+            raise ConfigError(
+                f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
+                f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
+            )
+
+    def _to_numbers(self, observation: Any) -> NDArray[np.float32]:
+        """Numbers of all rows as a new array, [rows,N]."""
+        if self._camera and self.settings.proprio == "joints":
+            observation = observation["agent"]["qpos"]
+        elif self._camera:
+            from mani_skill.utils import common
+
+            observation = common.flatten_state_dict(observation, use_torch=True, device=self._env.device)
+        return np.array(_numpy(observation), np.float32)
+
+    def _flag(self, value: Any) -> NDArray[np.bool_]:
+        """[rows] flags; false where the task has none."""
+        return np.zeros(self.rows, np.bool_) if value is None else np.array(_numpy(value), np.bool_).reshape(self.rows)
+
+    def _metric(self, name: str, value: Any) -> NDArray[np.floating]:
+        """[rows] numbers; NaN where the task has none."""
+        if value is None:
+            return np.full(self.rows, np.nan, np.float32)
+        numbers = _numpy(value)
+        if numbers.size != self.rows or numbers.dtype.kind not in "biuf":
+            shape = list(numbers.shape)
+            raise ConfigError(f"env.metrics.{name}: {self.task} gives an array {shape}, not a number; remove it")
+        return numbers.astype(np.float32).reshape(self.rows)
+
+    def _find_camera(self) -> str:
+        known = list(self._env._sensors)
+        wanted = self.settings.camera or (known[0] if known else "")
+        if wanted not in known:
+            fix = f"choose one of {', '.join(known)}" if known else "set env.observation to state"
+            raise ConfigError(f"env.camera = {wanted!r}: {self.task} has no such camera; {fix}")
+        return wanted
+
+    def _action_spec(self) -> ActionSpec:
+        space = self._env.single_action_space
+        shape = getattr(space, "shape", None)
+        if space is None or shape is None or len(shape) != 1:
+            raise ConfigError(f"env.tasks = {self.task}: its action is no vector but {space}; choose a one-robot task")
+        return ActionSpec("continuous", shape[0], low=tuple(space.low), high=tuple(space.high))
+
+
+def _is_changed(env: Any) -> bool:
+    """Whether the task has a `get_obs` of its own."""
+    from mani_skill.envs.sapien_env import BaseEnv
+
+    return type(env).get_obs is not BaseEnv.get_obs
+
+
+def _numpy(value: Any) -> NDArray[Any]:
+    """A tensor on any device, or a number, as an array; it may share the tensor's memory."""
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)

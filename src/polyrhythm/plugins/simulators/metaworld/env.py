@@ -1,0 +1,259 @@
+"""Adapter for Meta-World: 50 manipulation tasks from pixels with language instructions and scripted experts.
+
+Any row runs any of the tasks: a task's model and renderer are made at its first reset and shared by all rows
+(`metaworld.scene`), so a batch of 16 rows on 4 tasks holds 4 models and at most one state per row and task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from polyrhythm.config.nearest import nearest
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.variants import Variant
+from polyrhythm.plugins.simulators.appearance import VISION, Appearance, AppearanceSettings
+from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import Camera, choose_gl_backend
+from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Instance, TaskScene
+from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS, TASK_SETS
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+_ACTION_DIM = 4
+#: Maximum number of steps of an episode in Meta-World.
+_LONGEST_EPISODE = 500
+#: Maximum dense reward of one step in Meta-World.
+_DENSE_SCALE = 10.0
+#: What `preset: vla` sets where it is not set.
+_VLA: Mapping[str, Any] = {
+    "camera": "corner2",
+    "settle_steps": 15,
+    "render": "full",
+    "image_size": 224,
+    "max_steps": 100,
+}
+
+
+class MetaWorldSettings(BaseModel):
+    """Meta-World tasks with images of one camera, or with the state, as observation.
+
+    Observation: `image` uint8 [image_size,image_size,3], `proprio` float32 [4] = hand position (metres) and gripper
+    opening (0..1); with `observation: state` instead `state` float32 [39], Meta-World's own: hand, gripper and objects
+    now and a step ago, and the goal. Action: float32 [4] in -1..1 = hand displacement in cm per step, gripper (1
+    closes).
+
+    Rendering differs from Meta-World's: by default a free camera, upright, and with `cheap` no shadows, reflections,
+    sky, haze or multisampling, one light, and no collision shapes, marker sites, robot head, pedestal, base or first
+    links (the most expensive and least informative parts); wrist and gripper are drawn, and also the goal's marker if
+    nothing else shows the goal. `full` draws everything, from the same camera. Use the same setting for demonstrations,
+    training and evaluation.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    needs: ClassVar = ("metaworld", "mujoco")
+    extra: ClassVar = "metaworld"
+    known_tasks: ClassVar = INSTRUCTIONS
+
+    type: Literal["metaworld"] = "metaworld"
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Task names such as `door-close-v3`, or a set of them: MT10, MT25 or MT50."""
+    preset: Literal["", "vla"] = ""
+    """`vla`: pictures and limits of the VLA papers where they are not set here: camera corner2, 15 settle steps, full
+    rendering, 224 pixels, 100 steps."""
+    observation: Literal["pixels", "state"] = "pixels"
+    """Observation of the policy. `state` renders nothing and needs no graphics library."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 64
+    """Edge of the square image in pixels."""
+    render: Literal["cheap", "full"] = "cheap"
+    """`cheap` takes a few milliseconds per frame, `full` 10 to 50 times as long."""
+    camera: Camera = "free"
+    """free: ours, upright, the whole table in view; corner2: Meta-World's, at the place and turned as in VLA papers."""
+    settle_steps: Annotated[int, Field(ge=0, le=100)] = 0
+    """Steps without action before an episode begins, which do not count; VLA papers have 15."""
+    max_steps: Annotated[int, Field(ge=1, le=_LONGEST_EPISODE)] = 100
+    """Simulator steps after which an episode ends."""
+    time_limit: Literal["terminates", "truncates"] = "terminates"
+    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
+    `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
+    end_on_success: bool = True
+    """The first success ends the episode."""
+    reward: Literal["sparse", "dense"] = "sparse"
+    """`sparse`: 1 at the first success of an episode, else 0. `dense`: Meta-World's shaped reward, scaled to 0..1."""
+
+    placement: Literal["usual", "beyond"] = "usual"
+    """Where objects and goals begin: in Meta-World's range, or around it, up to a quarter of it further out."""
+    wording: Literal["usual", "other"] = "usual"
+    """Instructions: the usual sentences, or the same tasks in other words."""
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: Any) -> Any:
+        return {**_VLA, **values} if isinstance(values, Mapping) and values.get("preset") == "vla" else values
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _spelled_out(cls, tasks: Any) -> Any:
+        if not isinstance(tasks, list | tuple):
+            return tasks
+        named = (TASK_SETS.get(task, (task,)) if isinstance(task, str) else (task,) for task in tasks)
+        return tuple(name for names in named for name in names)
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        for task in tasks:
+            if task == "MT1":
+                raise ValueError("MT1 is any one task of Meta-World; name it, such as reach-v3")
+            if task not in INSTRUCTIONS:
+                raise ValueError(
+                    f"Meta-World has no task or set {task!r}; {nearest(task, [*TASK_SETS, *INSTRUCTIONS])}sets are "
+                    f"{', '.join(TASK_SETS)}, and polyrhythm envs metaworld lists the tasks"
+                )
+            if tasks.count(task) > 1:
+                raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
+        return tasks
+
+    @model_validator(mode="after")
+    def _is_seen(self) -> MetaWorldSettings:
+        if self.observation == "state":
+            self.appearance.refuse_unseen()
+        return self
+
+    def variants(self) -> dict[str, Variant]:
+        """Variants for an evaluation out of distribution; those of pictures only where the policy sees any."""
+        return {
+            **(VISION if self.observation == "pixels" else {}),
+            "position": Variant("position", "objects and goals around Meta-World's range", {"placement": "beyond"}),
+            "instruction": Variant("semantic", "instructions in other words", {"wording": "other"}),
+        }
+
+    def check(self) -> None:
+        """Raise RenderingUnavailable if images are needed and this machine cannot render."""
+        if self.observation == "pixels":
+            choose_gl_backend()
+
+    def spec(self) -> EnvSpec:
+        """The spec of a batch; starts no simulator."""
+        image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
+        words = INSTRUCTIONS if self.wording == "usual" else OTHER_WORDS
+        pixels = {"image": image, "proprio": ArraySpec((4,), "float32")}
+        return EnvSpec(
+            observation=pixels if self.observation == "pixels" else {"state": ArraySpec((STATE_DIM,), "float32")},
+            action=ActionSpec("continuous", _ACTION_DIM, low=(-1.0,) * _ACTION_DIM, high=(1.0,) * _ACTION_DIM),
+            tasks=tuple(Task(name, words[name]) for name in self.tasks),
+            max_steps=self.max_steps,
+            reports_success=True,
+        )
+
+    def build(self, rows: int) -> MetaWorldBatch:
+        """A batch of `rows` rows; simulators start with the first reset."""
+        return MetaWorldBatch(self, rows)
+
+
+class MetaWorldBatch:
+    """Rows that each run any of the tasks; an env batch and an expert. Used by one thread."""
+
+    def __init__(self, settings: MetaWorldSettings, rows: int) -> None:
+        self.settings, self.rows, self.spec = settings, rows, settings.spec()
+        self._scenes: dict[int, TaskScene] = {}
+        self._held: list[tuple[int, Instance] | None] = [None] * rows
+        self._steps = [0] * rows
+        self._succeeded = [False] * rows
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        failed: dict[int, Exception] = {}
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            instance = self._instance_for(row, task)  # what fails here fails for every row
+            try:
+                instance.reset(seed, self.settings.settle_steps)
+                instance.appearance = Appearance.draw(self.settings.appearance, int(seed))
+            except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
+                failed[int(row)] = error
+                self.discard(int(row))
+            self._steps[row], self._succeeded[row] = 0, False
+        if failed:
+            raise RowsFailed(failed)
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        outcome = _empty_result(len(rows))
+        clipped = np.clip(actions, -1.0, 1.0).astype(np.float32, copy=False)
+        failed: dict[int, Exception] = {}
+        for i, row in enumerate(rows):
+            try:
+                dense, success = self._instance(row).step(clipped[i])
+            except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
+                failed[int(row)] = error
+                self.discard(int(row))
+                continue
+            self._steps[row] += 1
+            sparse = float(success and not self._succeeded[row])
+            self._succeeded[row] |= success
+            outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense / _DENSE_SCALE
+            outcome.success[i] = success
+            in_time = self._steps[row] < self.spec.max_steps
+            solved = success and self.settings.end_on_success
+            outcome.terminated[i] = solved or (not in_time and self.settings.time_limit == "terminates")
+            outcome.truncated[i] = not (in_time or outcome.terminated[i])
+        if failed:
+            raise RowsFailed(failed, outcome)
+        return outcome
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        for i, row in enumerate(rows):
+            instance = self._instance(row)
+            if "state" in out:
+                out["state"][i] = instance.state
+            else:
+                instance.draw(out["image"][i])
+                out["proprio"][i] = instance.proprioception
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
+        """The scripted policy's action for the current state of each row, clipped to -1..1: [n,4]."""
+        actions = np.empty((len(rows), _ACTION_DIM), np.float32)
+        for i, row in enumerate(rows):
+            actions[i] = self._instance(row).expert_action()
+        return np.clip(actions, -1.0, 1.0)
+
+    def discard(self, row: int) -> None:
+        """Give up the row's instance; its next reset takes another one."""
+        self._held[row] = None
+
+    def close(self) -> None:
+        for scene in self._scenes.values():
+            scene.close()
+
+    def _instance(self, row: int) -> Instance:
+        held = self._held[row]
+        assert held is not None, f"row {row} was used before its first reset"
+        return held[1]
+
+    def _instance_for(self, row: int, task: int) -> Instance:
+        """The row's instance of the task; an instance of another task is returned to its scene."""
+        held = self._held[row]
+        if held is not None:
+            if held[0] == task:
+                return held[1]
+            self._scenes[held[0]].check_in(held[1])
+            self._held[row] = None  # another row may have it now, even if the scene below cannot be made
+        if task not in self._scenes:
+            name = self.spec.tasks[task].name
+            quality = self.settings.render if self.settings.observation == "pixels" else None
+            beyond = self.settings.placement == "beyond"
+            self._scenes[task] = TaskScene(name, self.settings.image_size, quality, self.settings.camera, beyond=beyond)
+        instance = self._scenes[task].check_out()
+        self._held[row] = (task, instance)
+        return instance
+
+
+def _empty_result(rows: int) -> StepResult:
+    return StepResult(
+        reward=np.zeros(rows, np.float32),
+        terminated=np.zeros(rows, np.bool_),
+        truncated=np.zeros(rows, np.bool_),
+        success=np.zeros(rows, np.bool_),
+    )

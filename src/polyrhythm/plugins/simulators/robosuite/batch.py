@@ -1,0 +1,252 @@
+"""Env batch of robosuite and LIBERO: an environment for each row, seeded resets, pixels or states on request.
+
+A row that goes on to another task leaves its environment to whoever runs that task next, and takes one of its new task
+that is free, or makes one. An episode does not depend on the environment's history.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.simulators.appearance import Appearance, AppearanceSettings
+from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
+from polyrhythm.plugins.simulators.robosuite.cameras import CameraRenderer, Quality
+from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.library import MODEL_SEED
+from polyrhythm.plugins.simulators.robosuite.randomness import seeded
+from polyrhythm.specs import EnvSpec
+
+log = logging.getLogger(__name__)
+
+#: Edge of a picture for a video of an environment without images, in pixels.
+_VIDEO_SIZE = 256
+#: A build that takes longer is explained in the log, in seconds.
+_LONG_BUILD_S = 5.0
+
+
+class BatchSettings(Protocol):
+    """What a batch needs of its settings. mirrored: images have left and right exchanged; image_names: of the cameras'
+    images in the observation; kept_environments: how many that no row uses are kept, and as many GL contexts."""
+
+    @property
+    def observation(self) -> str: ...
+    @property
+    def image_names(self) -> Sequence[str]: ...
+    @property
+    def cameras(self) -> Sequence[str]: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def render(self) -> Quality: ...
+    @property
+    def mirrored(self) -> bool: ...
+    @property
+    def kept_environments(self) -> int: ...
+    @property
+    def appearance(self) -> AppearanceSettings: ...
+    @property
+    def reward(self) -> str: ...
+    @property
+    def end_on_success(self) -> bool: ...
+    @property
+    def time_limit(self) -> str: ...
+
+    def spec(self) -> EnvSpec: ...
+
+    def step_limit(self, task: str) -> int:
+        """Env steps after which an episode of the task ends."""
+        ...
+
+    def make(self, task: str) -> Instance:
+        """An environment of the task."""
+        ...
+
+    def check_sizes(self, instance: Instance) -> None:
+        """Raise ConfigError if the arrays of a made environment are not those of the spec."""
+        ...
+
+
+class RobosuiteBatch:
+    """Rows that each run any of the tasks. Used by one thread, except that others may have built it and reset rows."""
+
+    def __init__(self, settings: BatchSettings, rows: int) -> None:
+        if settings.observation == "pixels":
+            choose_gl_backend()
+        self.settings, self.rows, self.spec = settings, rows, settings.spec()
+        #: By (row, task). Free are those whose row runs another task, the one that was left first in front.
+        self._instances: dict[tuple[int, int], Instance] = {}
+        self._changing = threading.Lock()  # held for changes of `_instances` and of `_tasks`
+        self._tasks = [-1] * rows
+        self._limits = [settings.step_limit(task.name) for task in self.spec.tasks]
+        self._steps = [0] * rows
+        self._succeeded = [False] * rows
+        self._appearance: list[Appearance | None] = [None] * rows
+        #: By task, or by (row, task) where resets make new models, and image size.
+        self._renderers: dict[tuple[object, int], CameraRenderer] = {}
+        self._low, self._high = np.array(self.spec.action.low), np.array(self.spec.action.high)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Make the first row's environment and do a step, which compiles robosuite's controllers."""
+        began = time.monotonic()
+        instance = self._instance_for(0, 0)
+        instance.reset(0)
+        self.settings.check_sizes(instance)
+        instance.step(np.clip(np.zeros(len(self._low)), self._low, self._high))
+        took = time.monotonic() - began
+        if took > _LONG_BUILD_S:
+            log.info("robosuite: the first environment took %.0f s; a new installation compiles its controllers", took)
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        failed: dict[int, Exception] = {}
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            instance = self._instance_for(int(row), int(task))  # what fails here fails for every row
+            self._steps[row], self._succeeded[row] = 0, False
+            try:
+                instance.reset(int(seed))
+                self._appearance[int(row)] = Appearance.draw(self.settings.appearance, int(seed))
+            except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
+                failed[int(row)] = error
+                self.discard(int(row))
+        if failed:
+            raise RowsFailed(failed)
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        outcome = _empty_result(len(rows))
+        clipped = np.clip(actions.astype(np.float64), self._low, self._high)
+        failed: dict[int, Exception] = {}
+        for i, row in enumerate(rows):
+            try:
+                dense, ended, success = self._instance(int(row)).step(clipped[i])
+            except Exception as error:  # noqa: BLE001 - robosuite, numba and MuJoCo raise anything
+                failed[int(row)] = error
+                self.discard(int(row))
+                continue
+            self._steps[row] += 1
+            sparse = float(success and not self._succeeded[row])
+            self._succeeded[row] |= success
+            outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense
+            outcome.success[i] = success
+            in_time = self._steps[row] < self._limits[self._tasks[row]]
+            solved = success and self.settings.end_on_success
+            late = not in_time and self.settings.time_limit == "terminates"
+            outcome.terminated[i] = solved or ended or late
+            outcome.truncated[i] = not (in_time or outcome.terminated[i])
+        if failed:
+            raise RowsFailed(failed, outcome)
+        return outcome
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        for i, row in enumerate(rows):
+            objects, proprio = self._instance(int(row)).state()
+            if "state" in out:
+                out["state"][i] = np.concatenate([objects, proprio])
+                continue
+            out["proprio"][i] = proprio
+            for name, camera in zip(self.settings.image_names, self.settings.cameras, strict=True):
+                self._draw(int(row), camera, self.settings.image_size, out[name][i])
+
+    def prepare_observation(self, row: int) -> None:
+        """Make the renderer of a new model."""
+        if self.settings.observation == "pixels" and self._instance(row).new_models:
+            self._renderer(row, self.settings.image_size)
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """Picture of the row by the first camera: uint8 [256,256,3]."""
+        picture = np.zeros((_VIDEO_SIZE, _VIDEO_SIZE, 3), np.uint8)
+        self._draw(row, self.settings.cameras[0], _VIDEO_SIZE, picture)
+        return picture
+
+    def discard(self, row: int) -> None:
+        """Give up the row's environment after an error; its next reset makes a new one."""
+        with self._changing:
+            given_up = self._instances.pop((row, self._tasks[row]), None)
+        if given_up is not None:
+            given_up.close()
+
+    def close(self) -> None:
+        for renderer in self._renderers.values():
+            renderer.close()
+        for instance in self._instances.values():
+            instance.close()
+
+    def _draw(self, row: int, camera: str, size: int, out: NDArray[np.generic]) -> None:
+        instance, task = self._instance(row), self._tasks[row]
+        names = instance.camera_names()
+        if camera not in names:
+            raise ConfigError(
+                f"env.cameras = {camera}: the cameras of {self.spec.tasks[task].name} are {', '.join(names)}"
+            )
+        found = self._renderer(row, size)
+        appearance = self._appearance[row]
+        found.draw(instance.model, instance.data, names.index(camera), out, appearance)  # type: ignore[arg-type]
+        if self.settings.mirrored:
+            out[:] = out[:, ::-1].copy()
+
+    def _renderer(self, row: int, size: int) -> CameraRenderer:
+        """The renderer of the row's model, made if there is none: of its own if resets make new models."""
+        instance, task = self._instance(row), self._tasks[row]
+        key = ((row, task) if instance.new_models else task, size)
+        found = self._renderers.pop(key, None)
+        if found is not None and instance.new_models and found.model is not instance.model:
+            found.close()
+            found = None
+        if found is None:
+            if not instance.new_models:  # whose renderers another thread may make meanwhile
+                self._close_idle_renderers()
+            found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
+        self._renderers[key] = found  # behind all others
+        return found
+
+    def _close_idle_renderers(self) -> None:
+        """Close those of tasks that no row runs, but for the ones used last."""
+        idle = [key for key in self._renderers if isinstance(key[0], int) and key[0] not in self._tasks]
+        for key in idle[: max(0, len(idle) - self.settings.kept_environments)]:
+            self._renderers.pop(key).close()
+
+    def _instance(self, row: int) -> Instance:
+        found = self._instances.get((row, self._tasks[row]))
+        assert found is not None, f"row {row} was used before its first reset"
+        return found
+
+    def _instance_for(self, row: int, task: int) -> Instance:
+        """The environment with which the row runs the task from now on, made if none is free: from the same seed in all
+        rows."""
+        with self._changing:
+            left = (row, self._tasks[row])
+            self._tasks[row] = task
+            if left in self._instances:
+                self._instances[left] = self._instances.pop(left)  # behind all others
+            free = [key for key in self._instances if key[1] != self._tasks[key[0]]]
+            found = self._instances.get((row, task))
+            fitting = next((key for key in free if key[1] == task), None)
+            if found is None and fitting is not None:
+                found = self._instances[row, task] = self._instances.pop(fitting)
+            surplus = len(free) - self.settings.kept_environments if found is None else 0
+            closed = [self._instances.pop(key) for key in free[: max(0, surplus)]]
+        for instance in closed:
+            instance.close()
+        if found is None:
+            with seeded(MODEL_SEED):
+                found = self.settings.make(self.spec.tasks[task].name)
+            with self._changing:
+                self._instances[row, task] = found
+        return found
+
+
+def _empty_result(rows: int) -> StepResult:
+    return StepResult(
+        reward=np.zeros(rows, np.float32),
+        terminated=np.zeros(rows, np.bool_),
+        truncated=np.zeros(rows, np.bool_),
+        success=np.zeros(rows, np.bool_),
+    )

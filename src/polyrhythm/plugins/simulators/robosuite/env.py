@@ -1,0 +1,297 @@
+"""Adapter for robosuite 1.5: its manipulation tasks, those that other packages register, and RoboCasa's kitchens.
+
+Rows have environments of their own (`robosuite.batch`), those of a task share a GL context. Resets keep the MuJoCo
+model unless `hard_reset` says otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from polyrhythm.config.base import InvalidSetting
+from polyrhythm.config.nearest import nearest
+from polyrhythm.envs.variants import Variant
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
+from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
+from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
+from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.library import (
+    ROBOCASA,
+    check_robocasa,
+    find_class,
+    has_package,
+    is_kitchen,
+    make,
+    unknown_arguments,
+)
+from polyrhythm.plugins.simulators.robosuite.placement import PLACED, place_beyond
+from polyrhythm.plugins.simulators.robosuite.sizes import Sizes, sizes_of
+from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, words_of
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+
+#: Arguments of robosuite that settings of this adapter decide.
+_RESERVED = {
+    "robots",
+    "controller_configs",
+    "control_freq",
+    "horizon",
+    "ignore_done",
+    "hard_reset",
+    "reward_shaping",
+    "reward_scale",
+    "seed",
+    "use_camera_obs",
+    "use_object_obs",
+    "has_renderer",
+    "has_offscreen_renderer",
+    "renderer",
+    "camera_names",
+    "camera_heights",
+    "camera_widths",
+    "camera_depths",
+    "camera_segmentations",
+}
+
+
+class RobosuiteSettings(BaseModel):
+    """robosuite 1.5 tasks (and RoboCasa's kitchens) from the state or from named cameras.
+
+    Observation `state`: float32 [K], the task's object state, then each robot's proprioception (Panda: 43 numbers:
+    joint positions, their cosines and sines, joint velocities, hand position and orientation, gripper positions and
+    velocities). `pixels`: `image` uint8 [image_size,image_size,3] of the first camera, further ones by the camera's
+    name, upright, and `proprio` float32. Action: robosuite's, -1..1; with OSC_POSE per robot hand displacement (5 cm
+    at 1), rotation (0.5 rad at 1) and gripper (1 closes).
+
+    The first step in a new installation compiles robosuite's controllers for 10 to 20 s; `build` does it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    needs: ClassVar = ("robosuite", "mujoco")
+    extra: ClassVar = "robosuite"
+    resets_beside: ClassVar = True
+    known_tasks: ClassVar = INSTRUCTIONS
+    mirrored: ClassVar[bool] = False
+    kept_environments: ClassVar[int] = sys.maxsize
+
+    type: Literal["robosuite"] = "robosuite"
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of registered environments such as `Lift`; RoboCasa's if that package is installed."""
+    registered_by: str = ""
+    """Module that registers further environments when it is imported; empty: `robocasa` if it is installed."""
+    instructions: Mapping[str, str] = Field(default_factory=dict)
+    """Task → instruction, in place of the known one or of the words of its name."""
+    robot: str = "Panda"
+    """Robot of robosuite; tasks of two robots have two of it. RoboCasa's is `PandaOmron`."""
+    controller: Literal["OSC_POSE", "OSC_POSITION", "IK_POSE", "JOINT_POSITION", "JOINT_VELOCITY", "JOINT_TORQUE"] = (
+        "OSC_POSE"
+    )
+    """Controller of each arm; OSC_POSITION moves the hand without turning it."""
+    control_freq: Annotated[int, Field(ge=1, le=500)] = 20
+    """Env steps per simulated second."""
+    observation: Literal["pixels", "state"] = "pixels"
+    """Observation of the policy. `state` renders nothing and needs no graphics library."""
+    cameras: Annotated[tuple[str, ...], Field(min_length=1)] = ("agentview",)
+    """Cameras of `pixels`, such as `robot0_eye_in_hand`."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 128
+    """Edge of the square images in pixels."""
+    render: Literal["cheap", "full"] = "cheap"
+    """`cheap`: no multisampling, shadows, reflections, sky, haze or fog."""
+    max_steps: Annotated[int, Field(ge=1)] = 200
+    """Env steps after which an episode ends."""
+    time_limit: Literal["terminates", "truncates"] = "terminates"
+    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
+    `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
+    end_on_success: bool = True
+    """The first success ends the episode."""
+    reward: Literal["sparse", "dense"] = "sparse"
+    """`sparse`: 1 at the first success of an episode, else 0. `dense`: robosuite's shaped reward, scaled to 0..1 (Wipe
+    has penalties below 0)."""
+    hard_reset: bool = False
+    """Make the model anew at each reset from its seed, so that object sizes vary too; takes about a second instead of
+    milliseconds. RoboCasa's kitchens always do."""
+    placement: Literal["usual", "beyond"] = "usual"
+    """Positions of objects: robosuite's range, or a shell around it, for tasks that have room there."""
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones."""
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the environments, such as RoboCasa's `layout_ids`."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        for task in tasks:
+            if tasks.count(task) > 1:
+                raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
+        return tasks
+
+    @field_validator("kwargs")
+    @classmethod
+    def _free(cls, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if taken := sorted(_RESERVED & kwargs.keys()):
+            raise ValueError(f"{taken[0]} is decided by settings of its own; leave it out of kwargs")
+        return kwargs
+
+    @model_validator(mode="after")
+    def _fits_the_known_tasks(self) -> RobosuiteSettings:
+        for task in self.tasks:
+            known = KNOWN.get(task)
+            if known is None:
+                self._refuse_unknown(task)
+                continue
+            if self.reward == "dense" and not known.dense:
+                raise InvalidSetting("reward", "dense", f"robosuite has no dense reward for {task}; set sparse")
+            if self.observation == "pixels" and self.robot == "Panda" and not self.kwargs:
+                for camera in self.cameras:
+                    if camera not in known.cameras:
+                        raise InvalidSetting("cameras", camera, _no_camera(camera, task, known.cameras))
+        if unlisted := sorted(set(self.instructions) - set(self.tasks)):
+            raise InvalidSetting("instructions", unlisted[0], "this task is not in tasks; list it there or remove it")
+        if len(set(self.cameras)) < len(self.cameras):
+            raise InvalidSetting("cameras", list(self.cameras), "list each camera once")
+        return self
+
+    @model_validator(mode="after")
+    def _has_room(self) -> RobosuiteSettings:
+        crowded = [task for task in self.tasks if task not in PLACED] if self.placement == "beyond" else []
+        if crowded:
+            known = ", ".join(sorted(PLACED))
+            raise InvalidSetting("placement", "beyond", f"{crowded[0]} has no room around its range; only {known} have")
+        return self
+
+    def _refuse_unknown(self, task: str) -> None:
+        """Raise InvalidSetting for a task that nothing here can register; imports nothing."""
+        if not self.registered_by and not has_package(ROBOCASA):
+            raise InvalidSetting(
+                "tasks",
+                task,
+                f"robosuite has no such task; {nearest(task, KNOWN)}RoboCasa's need the package robocasa, which is not "
+                "installed, other packages' need registered_by",
+            )
+
+    @model_validator(mode="after")
+    def _is_seen(self) -> RobosuiteSettings:
+        if self.observation == "state":
+            self.appearance.refuse_unseen()
+        return self
+
+    def variants(self) -> dict[str, Variant]:
+        """Variants for an evaluation out of distribution: of pictures where the policy sees any, of positions where all
+        tasks have room, and of the wording of known tasks that have no instruction of the recipe's own."""
+        usual = [task for task in self.tasks if task in OTHER_WORDS and task not in self.instructions]
+        words = {task: OTHER_WORDS[task] for task in usual}
+        worded = {"instruction": Variant("semantic", "instructions in other words", {"instructions": words})}
+        placed = {"position": Variant("position", "objects around robosuite's range", {"placement": "beyond"})}
+        has_room = all(task in PLACED for task in self.tasks)
+        seen = VISION if self.observation == "pixels" else {}
+        return {**seen, **(placed if has_room else {}), **(worded if words else {})}
+
+    def check(self) -> None:
+        """Raise MissingError or RenderingUnavailable if this machine lacks RoboCasa, its assets, or a renderer."""
+        if self.observation == "pixels":
+            choose_gl_backend()
+        if any(task not in KNOWN for task in self.tasks) and self.registered_by in ("", ROBOCASA):
+            check_robocasa()
+
+    def spec(self) -> EnvSpec:
+        """The spec of a batch. robosuite's tasks with the Panda start no simulator; others make an environment, once
+        per process. Raises ConfigError if there is no such task, or if tasks have different sizes."""
+        sizes = [self.sizes(task) for task in self.tasks]
+        first = sizes[0]
+        for task, other in zip(self.tasks, sizes, strict=True):
+            if (other.low, other.high) != (first.low, first.high):
+                raise ConfigError(
+                    f"env.tasks = {task}: its actions have {len(other.low)} entries, those of {self.tasks[0]} "
+                    f"{len(first.low)}, or other bounds; tasks of one run need equal actions"
+                )
+            if other.proprio != first.proprio or (self.observation == "state" and other.objects != first.objects):
+                raise ConfigError(
+                    f"env.tasks = {task}: its state has {other.objects} + {other.proprio} numbers, that of "
+                    f"{self.tasks[0]} {first.objects} + {first.proprio}; tasks of one run need equal sizes"
+                )
+        return EnvSpec(
+            observation=self._observation(first),
+            action=ActionSpec("continuous", len(first.low), low=first.low, high=first.high),
+            tasks=tuple(Task(task, self._instruction(task)) for task in self.tasks),
+            max_steps=self.max_steps,
+            reports_success=True,
+        )
+
+    def build(self, rows: int) -> RobosuiteBatch:
+        """A batch of `rows` rows, with the first environment made and stepped once."""
+        return RobosuiteBatch(self, rows)
+
+    def rendering(self) -> RobosuiteSettings:
+        """These settings; batches of states can render too. Raises RenderingUnavailable if this machine cannot."""
+        choose_gl_backend()
+        return self
+
+    def sizes(self, task: str) -> Sizes:
+        """Sizes of a task's arrays. Raises ConfigError if the task has no state of fixed size but needs one."""
+        found = sizes_of(task, self.robot, self.controller, self.registered_by, self.kwargs)
+        if self.observation == "state" and found.objects is None:
+            raise ConfigError(
+                f"env.observation = state: the objects of {task} differ between episodes; set observation: pixels"
+            )
+        return found
+
+    def make(self, task: str) -> Instance:
+        """An environment of the task. Raises ConfigError or MissingError if it cannot be made."""
+        found = find_class(task, self.registered_by)
+        if unknown := unknown_arguments(found, self.kwargs):
+            raise ConfigError(f"env.kwargs.{unknown[0]}: {task} takes no such argument; correct or remove it")
+        kitchen = is_kitchen(found)
+        if kitchen and self.reward == "dense":
+            raise ConfigError(f"env.reward = dense: {task} has no dense reward; set reward: sparse")
+        robots = KNOWN[task].robots if task in KNOWN else 1
+        given = {
+            "control_freq": self.control_freq,
+            "horizon": self.max_steps,
+            "hard_reset": self.hard_reset,
+            "reward_shaping": self.reward == "dense",
+            "reward_scale": 1.0,
+            **self.kwargs,
+        }
+        env = make(found, robots, self.robot, self.controller, given)
+        if self.placement == "beyond":
+            place_beyond(env)
+        return Instance(env, self.hard_reset or kitchen)
+
+    def step_limit(self, task: str) -> int:  # noqa: ARG002 - equal for all
+        """Env steps after which an episode ends."""
+        return self.max_steps
+
+    def check_sizes(self, instance: Instance) -> None:
+        """Raise ConfigError if robosuite's arrays are not those of the spec, as with a version unknown to the table."""
+        objects, proprio = instance.state()
+        spec, states = self.spec(), self.observation == "state"
+        told = spec.observation["state" if states else "proprio"].shape[0]
+        found = len(proprio) + (len(objects) if states else 0)
+        if found != told or instance.env.action_dim != spec.action.dim:
+            raise ConfigError(
+                f"env.tasks = {self.tasks[0]}: robosuite gives {found} numbers and {instance.env.action_dim} action "
+                f"entries, {told} and {spec.action.dim} are known; install a robosuite from 1.5 to 1.5.2"
+            )
+
+    def _observation(self, sizes: Sizes) -> dict[str, ArraySpec]:
+        if self.observation == "state":
+            assert sizes.objects is not None, "refused by `sizes`"
+            return {"state": ArraySpec((sizes.objects + sizes.proprio,), "float32")}
+        image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
+        return {**dict.fromkeys(self.image_names, image), "proprio": ArraySpec((sizes.proprio,), "float32")}
+
+    @property
+    def image_names(self) -> tuple[str, ...]:
+        """Observation names of the cameras: `image`, then the cameras' own."""
+        return ("image", *self.cameras[1:])
+
+    def _instruction(self, task: str) -> str:
+        return self.instructions.get(task) or INSTRUCTIONS.get(task) or words_of(task)
+
+
+def _no_camera(camera: str, task: str, known: Sequence[str]) -> str:
+    return f"{nearest(camera, known)}the cameras of {task} are {', '.join(known)}"

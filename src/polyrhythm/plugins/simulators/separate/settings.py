@@ -1,0 +1,125 @@
+"""Settings of an environment in another Python: its section with `python`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from polyrhythm.config.base import NotFound
+from polyrhythm.config.nearest import nearest
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.variants import HasVariants, Variant
+from polyrhythm.errors import MissingError
+from polyrhythm.plugins.simulators.separate import protocol as p
+from polyrhythm.plugins.simulators.separate.batch import SeparateBatch
+from polyrhythm.plugins.simulators.separate.env_process import EnvProcess
+from polyrhythm.specs import EnvSpec
+
+#: What the process of a Python and a section has said: to ask imports the simulator.
+_OPENED: dict[str, EnvSpec] = {}
+
+
+class SeparateSettings(BaseModel):
+    """An environment of any type that runs in another Python, with packages of its own.
+
+    `python` is the name of one that `polyrhythm envs setup NAME` has made, or the path of an interpreter. The other
+    fields are the environment's own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    type: str
+    """The environment."""
+    python: str
+    """Name of a Python made by `polyrhythm envs setup`, or path of an interpreter."""
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> SeparateSettings:
+        """The settings of a section with `python`. A type that cannot be imported here is validated there alone.
+
+        ValueError: settings that the type refuses.
+        """
+        own = {name: value for name, value in section.items() if name != "python"}
+        with suppress(NotFound):  # the other Python may have it
+            own = resolve("env", own).model_dump(mode="json")
+        return cls(**own, python=str(section["python"]))
+
+    def own(self) -> dict[str, Any]:
+        """The environment's section, without `python`."""
+        return self.model_dump(mode="json", exclude={"python"})
+
+    def variants(self) -> Mapping[str, Variant]:
+        """Those of the environment; none where its settings cannot be imported here."""
+        with suppress(NotFound):
+            own = resolve("env", self.own())
+            return own.variants() if isinstance(own, HasVariants) else {}
+        return {}
+
+    def rendering(self) -> SeparateSettings | None:
+        """Those that the environment gives for its pictures, in the same Python; without any, these."""
+        process = self._start()
+        try:
+            found = process.ask(p.Rendering(), p.Renders).env
+        finally:
+            process.close()
+        return None if found is None else SeparateSettings(**found, python=self.python)
+
+    def check(self) -> None:
+        """Raise ConfigError unless the other Python starts and has the environment."""
+        self.spec()
+
+    def spec(self) -> EnvSpec:
+        """What the environment offers, as the other Python says; it is asked once."""
+        key = json.dumps([self.python, self.own()], sort_keys=True)
+        if key not in _OPENED:
+            process = self._start()
+            _OPENED[key] = process.spec
+            process.close()
+        return _OPENED[key]
+
+    def build(self, rows: int) -> SeparateBatch:
+        """A batch of `rows` rows in a process of its own."""
+        process = self._start()
+        try:
+            return SeparateBatch(process, rows)
+        except BaseException:
+            process.close()
+            raise
+
+    def _start(self) -> EnvProcess:
+        return EnvProcess(find_python(self.python), self.python, self.own())
+
+
+def envs_folder() -> Path:
+    """Where `polyrhythm envs setup` puts what it makes: $POLYRHYTHM_ENVS, else ~/.cache/polyrhythm/envs."""
+    own = os.environ.get("POLYRHYTHM_ENVS")
+    return Path(own) if own else Path.home() / ".cache" / "polyrhythm" / "envs"
+
+
+def find_python(python: str) -> Path:
+    """The interpreter that `env.python` means. MissingError: there is none."""
+    named = os.sep not in python
+    path = envs_folder() / python / "bin" / "python" if named else Path(python).expanduser()
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if os.access(path, os.X_OK) and path.is_file():
+        return path
+    raise MissingError(f"env.python = {python}: {path} is no Python; {_remedy(python, named=named)}")
+
+
+def _remedy(python: str, *, named: bool) -> str:
+    if not named:
+        return "name an interpreter, or the folder of an environment"
+    extras = metadata.metadata("polyrhythm").get_all("Provides-Extra") or []
+    if python in extras:
+        return f"run: polyrhythm envs setup {python}"
+    made = [path.name for path in envs_folder().glob("*")] if envs_folder().is_dir() else []
+    near = nearest(python, sorted({*made, *extras}))
+    return f"{near}{'or ' * bool(near)}make it: polyrhythm envs setup {python} --with REQUIREMENT"

@@ -1,0 +1,105 @@
+"""Makes a Python of its own for a simulator: `polyrhythm envs setup NAME`.
+
+It gets this package without what only training needs (torch, tensorboard), and the extra of that name with the versions
+that the extra asks for, so that its pins meet nobody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from polyrhythm.errors import ConfigError, StartError
+
+_PACKAGE = "polyrhythm"
+#: Requirements of the package that a simulator's process does not import.
+_NOT_NEEDED = ("torch", "tensorboard")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+#: Characters of a step's output that an error quotes.
+_LAST_CHARS = 400
+
+
+def set_up(name: str, folder: Path, python: str, more: Sequence[str]) -> Path:
+    """Make the environment `folder`/`name` and return its interpreter. more: further requirements.
+
+    ConfigError: it is no name, or is there already, or no extra has it and nothing more is asked for. StartError: a
+    step failed; then nothing is left.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"envs setup {name}: a name has letters, digits and _.- alone")
+    wanted = requirements(name, more)
+    place = folder / name
+    if place.exists():
+        raise ConfigError(f"envs setup {name}: {place} is there already; use it, or remove that folder first")
+    interpreter = place / "bin" / "python"
+    print(f"{place}: Python of {python}, with {', '.join(wanted)}", flush=True)
+    pip = [str(interpreter), "-m", "pip", "install", "--no-input", "--quiet"]
+    try:
+        _run([python, "-m", "venv", str(place)], "a virtual environment cannot be made")
+        _run([*pip, *wanted], "pip cannot install these")
+        _run([*pip, "--no-deps", *_itself()], "polyrhythm cannot be installed")
+        _run([str(interpreter), "-c", "import polyrhythm.plugins.simulators.separate.server"], "it does not start")
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    return interpreter
+
+
+def requirements(name: str, more: Sequence[str] = ()) -> list[str]:
+    """What a Python for the extra `name` needs besides this package. ConfigError: there is no such extra, and nothing
+    more is named."""
+    declared = metadata.metadata(_PACKAGE)
+    extras = sorted(set(declared.get_all("Provides-Extra") or ()))
+    if name not in extras and not more:
+        raise ConfigError(
+            f"envs setup {name}: no extra of polyrhythm has this name ({', '.join(extras)}); name one, or what to "
+            "install by --with"
+        )
+    found = []
+    for requirement in metadata.requires(_PACKAGE) or ():
+        text, _, condition = (part.strip() for part in requirement.partition(";"))
+        own = not condition or condition.replace("'", '"') == f'extra == "{name}"'
+        if own and not text.startswith(_NOT_NEEDED):
+            found.append(text)
+    return [*found, *more]
+
+
+def _itself() -> list[str]:
+    """This package, for pip: from its sources if it is worked on there, else this version."""
+    origin = metadata.distribution(_PACKAGE).read_text("direct_url.json")
+    direct = json.loads(origin) if origin else {}
+    if direct.get("dir_info", {}).get("editable"):
+        return ["-e", direct["url"].removeprefix("file://")]
+    return [direct["url"] if "url" in direct else f"{_PACKAGE}=={metadata.version(_PACKAGE)}"]
+
+
+def _run(command: Sequence[str], problem: str) -> None:
+    """Run a step. It asks nothing; StartError: it failed, with the end of what it said."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment | {"PIP_NO_INPUT": "1"},
+            check=False,
+        )
+    except OSError as error:
+        raise StartError(f"{problem}: {command[0]} cannot be started ({error.strerror})") from error
+    if done.returncode:
+        last = " | ".join(line for line in done.stdout.strip().splitlines() if line.startswith("ERROR")) or done.stdout
+        raise StartError(f"{problem}: {' '.join(command)}: {last[-_LAST_CHARS:]}")
+
+
+def default_python() -> str:
+    """The interpreter that made this one's environment, or this one."""
+    return getattr(sys, "_base_executable", "") or sys.executable

@@ -1,0 +1,1 @@
+"""The scheduler on a simulated cluster in virtual time, and planning from measured stage times."""

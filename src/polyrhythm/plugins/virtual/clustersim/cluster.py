@@ -1,0 +1,231 @@
+"""Builds the cluster that the settings describe, injects the planned faults, and restarts lost stations.
+
+A station that dies or hangs stops sending; on detection the conductor gets `StationLost`, and after the restart the
+next incarnation joins. A trainer resumes from the last checkpoint that the conductor knows of.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import inf
+
+from polyrhythm.plugins.virtual.clustersim.devices import Device
+from polyrhythm.plugins.virtual.clustersim.driver import Decider, Driver
+from polyrhythm.plugins.virtual.clustersim.network import Network
+from polyrhythm.plugins.virtual.clustersim.settings import (
+    ClusterSettings,
+    FaultPlan,
+    GeneratorGroup,
+    ScorerGroup,
+    SimulatorGroup,
+    StationGroup,
+    TrainerSettings,
+    host_names,
+)
+from polyrhythm.plugins.virtual.clustersim.stations.generator import VirtualGenerator
+from polyrhythm.plugins.virtual.clustersim.stations.scorer import VirtualScorer
+from polyrhythm.plugins.virtual.clustersim.stations.simulator import VirtualSimulator
+from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualLease, VirtualStation
+from polyrhythm.plugins.virtual.clustersim.stations.stream_generator import VirtualStreamGenerator
+from polyrhythm.plugins.virtual.clustersim.stations.trainer import VirtualTrainer
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.records import (
+    Checkpointed,
+    Episode,
+    Evaluate,
+    Event,
+    GeneratorJoined,
+    ScorerJoined,
+    SimulatorJoined,
+    StationLost,
+    TrainerJoined,
+    TrainUntil,
+)
+
+
+@dataclass(slots=True)
+class Member:
+    """A station over all its incarnations. devices: their numbers; incarnation: the latest; up: whether it is alive;
+    failed_at: time of its last failure.
+    """
+
+    name: str
+    group: StationGroup
+    devices: tuple[int, ...] = ()
+    incarnation: int = -1
+    up: bool = False
+    failed_at: float = 0.0
+
+
+class Cluster:
+    """The stations, faults and driver of one simulation.
+
+    conductor: the one to drive; by default a fresh `Conductor(settings.scheduler)`. record: keep the decisions in
+    `driver.steps`.
+    """
+
+    def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
+        self.settings = settings
+        self.conductor = Conductor(settings.scheduler) if conductor is None else conductor
+        self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
+        self._connect()
+        self.driver.delivered = self._note
+        self.driver.scored = bool(settings.scorers)
+        self.stations: dict[str, VirtualStation] = {}
+        self.members = {name: Member(name, group, devices) for name, group, devices in settings.seats()}
+        numbers = sorted({number for member in self.members.values() for number in member.devices})
+        exclusive = settings.sharing == "exclusive"
+        self.devices = {number: Device(self.driver.clock, exclusive=exclusive) for number in numbers}
+        self._rng = random.Random(f"{settings.seed}/faults")
+        self._checkpoint = 0
+        for member in self.members.values():
+            self._start(member)
+        for fault in settings.faults:
+            self.driver.clock.at(fault.at, self._fail, fault)
+        for index, asked in enumerate(settings.evaluations):
+            episodes = tuple(Episode(task=0, instruction=0, seed=i, greedy=True) for i in range(asked.episodes))
+            evaluate = Evaluate(f"evaluation-{index}", episodes, asked.background)
+            self.driver.clock.at(asked.at, self.driver.submit, evaluate)
+
+    def _connect(self) -> None:
+        """Give the driver the network, and the conductor its costs."""
+        links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
+        if links is not None:
+            trainer = host_names(self.settings.trainer)[0]
+            driver.connect(
+                Network(
+                    driver.clock,
+                    links.latency,
+                    links.gb_per_s * 1e9,
+                    observation=round(links.observation_mb * 1e6),
+                    sample=round(links.sample_mb * 1e6),
+                    weights=round(links.weights_gb * 1e9),
+                    main=links.main or trainer,
+                    trainer=trainer,
+                )
+            )
+        if conductor is not None:
+            driver.charge(conductor.event, self.settings.seed, beside=conductor.serving == "beside")
+
+    def run(self) -> None:
+        """Run until the settings' `versions` are reached and all evaluations have ended, the conductor halts, or
+        `max_time` has passed."""
+        self.driver.submit(TrainUntil(self.settings.versions))
+        self.driver.run(self.settings.versions, self.settings.max_time or inf)
+        for number, device in self.devices.items():
+            device.flush()
+            self.driver.measures.devices[number] = device.busy
+        for name, station in self.stations.items():
+            if self.members[name].up:
+                station.flush()
+            else:
+                self._count_down(self.members[name])
+
+    # ------------------------------------------------------------ lives
+
+    def _start(self, member: Member) -> None:
+        """Start the next incarnation."""
+        member.incarnation += 1
+        member.up = True
+        station = self._incarnation(member)
+        station.places = tuple((self.devices[number], member.group.occupies) for number in member.devices)
+        station.leases = self._leases(member)
+        self.stations[member.name] = station
+        if isinstance(station, VirtualSimulator):
+            self.driver.simulators[member.name] = station
+        station.join()
+        if member.group.mean_life > 0:
+            life = self._rng.expovariate(1 / member.group.mean_life)
+            fault = FaultPlan(station=member.name, at=self.driver.clock.now + life)
+            self.driver.clock.at(fault.at, self._fail, fault)
+
+    def _leases(self, member: Member) -> dict[int, VirtualLease]:
+        """The leased devices of a station that has just been started: it is off all of them."""
+        rules = self.settings.scheduler.lease
+        numbers = () if rules is None else rules.devices.get(member.name, ())
+        seconds = member.group.resident_gb / self.settings.lease.host_gb_per_s
+        size = round(member.group.resident_gb * 1e9)
+        return {number: VirtualLease(self.devices[number], seconds, size) for number in numbers}
+
+    def _incarnation(self, member: Member) -> VirtualStation:
+        name, incarnation, group, seed = member.name, member.incarnation, member.group, self.settings.seed
+        if isinstance(group, SimulatorGroup):
+            return VirtualSimulator(name, incarnation, self.driver, seed, group)
+        if isinstance(group, GeneratorGroup):
+            if self.settings.scheduler.batching == "streams":
+                resumes = self.settings.scheduler.on_update == "abort"
+                return VirtualStreamGenerator(name, incarnation, self.driver, seed, group, resumes=resumes)
+            return VirtualGenerator(name, incarnation, self.driver, seed, group)
+        if isinstance(group, ScorerGroup):
+            hung = FaultPlan(station=name, at=0.0, kind="hangs", detected=0.0)
+            return VirtualScorer(name, incarnation, self.driver, seed, group, lambda: self._fail(hung))
+        assert isinstance(group, TrainerSettings)
+        receivers = sum(each.count for each in self.settings.generators)
+        return VirtualTrainer(name, incarnation, self.driver, seed, group, self._checkpoint, receivers=receivers)
+
+    def _fail(self, fault: FaultPlan) -> None:
+        """Fail the station, unless it is down already. Its latest messages may be lost."""
+        member, driver = self.members[fault.station], self.driver
+        if not member.up:
+            return
+        station = self.stations[member.name]
+        if fault.after_reply and isinstance(station, VirtualTrainer) and station.fail_unheard is None:
+            station.fail_unheard = lambda: self._fail(fault)
+            return
+        member.up = False
+        now = driver.clock.now
+        member.failed_at = now
+        if fault.after_reply and isinstance(station, VirtualGenerator | VirtualStreamGenerator):
+            station.answer_and_fall_silent()
+        station.cut = now - self._rng.random() * 2 * self.settings.message_delay.mean()
+        station.close()
+        driver.measures.lost += 1
+        detected = member.group.detected if fault.detected is None else fault.detected
+        driver.clock.after(detected, self._detect, (member, fault))
+
+    def _detect(self, failure: tuple[Member, FaultPlan]) -> None:
+        member, fault = failure
+        station = self.stations[member.name]
+        if isinstance(station, VirtualGenerator | VirtualStreamGenerator):
+            station.lost()
+        self.driver.report(station, StationLost(member.name, member.incarnation, fault.kind))
+        restart = member.group.restart if fault.restart is None else fault.restart
+        self.driver.clock.after(restart, self._restart, member)
+
+    def _restart(self, member: Member) -> None:
+        self._count_down(member)
+        self._start(member)
+
+    def _count_down(self, member: Member) -> None:
+        now = self.driver.clock.now
+        down, kind = self.driver.measures.down, _kind(member.group)
+        down[kind] = down.get(kind, 0.0) + now - member.failed_at
+        member.failed_at = now
+
+    def _note(self, event: Event) -> None:
+        """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
+        trainer restarts."""
+        name = _NEWCOMER.get(type(event))
+        if name is not None:
+            station = self.stations[getattr(event, name)]
+            if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
+                self.driver.stations[station.name] = station
+        elif type(event) is Checkpointed:
+            self._checkpoint = event.updates
+
+
+_NEWCOMER: dict[type, str] = {
+    SimulatorJoined: "simulator",
+    GeneratorJoined: "generator",
+    TrainerJoined: "trainer",
+    ScorerJoined: "scorer",
+}
+
+
+def _kind(group: StationGroup) -> str:
+    if isinstance(group, SimulatorGroup):
+        return "simulator"
+    if isinstance(group, ScorerGroup):
+        return "scorer"
+    return "generator" if isinstance(group, GeneratorGroup) else "trainer"

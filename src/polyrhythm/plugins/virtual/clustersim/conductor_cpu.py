@@ -1,0 +1,112 @@
+"""The conductor's own CPU as a cost: it hears one event at a time, and its commands go out when it is through.
+
+    event ─▶ queue of a thread ─▶ conductor.handle(event) ─▶ cost ─▶ commands go out
+
+With `serving: beside`, the events of serving are heard by a thread on each host. The decisions are those of the one
+conductor all the same, which knows everything: what a serving half of each host would decide cannot be better.
+
+Invariants: a thread is at one event at a time, and hears its events in the order in which they came. A station is told
+its commands in the order in which they were decided.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.costs import Cost
+from polyrhythm.scheduler.records import BatchDone, Command, Event, RequestArrived, StreamDone, Wake
+
+#: The events of serving; `beside` also means that they and their commands do not cross a link.
+SERVING: frozenset[type] = frozenset({RequestArrived, BatchDone, StreamDone})
+
+
+@dataclass(slots=True)
+class Thread:
+    """A thread that decides. waiting: events with the times when they came."""
+
+    waiting: deque[tuple[float, Event]] = field(default_factory=deque)
+    at_work: bool = False
+    busy_s: float = 0.0
+    events: int = 0
+
+
+class ConductorCpu:
+    """The threads. decide: hears an event and gives its commands; send: one command goes out; address: the station
+    that it is for. cost: of an event, by the number of its commands."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        cost: Cost,
+        seed: int,
+        decide: Callable[[Event], list[Command]],
+        send: Callable[[Command], None],
+        address: Callable[[Command], str],
+        *,
+        beside: bool,
+    ) -> None:
+        self.threads: dict[str, Thread] = {"": Thread()}
+        self.waited = 0.0
+        self._clock, self._cost, self._decide, self._send, self._beside = clock, cost, decide, send, beside
+        self._address, self._due = address, dict[str, float]()
+        self._rng = random.Random(f"{seed}/conductor")
+
+    @property
+    def main(self) -> Thread:
+        """The thread of tickets, samples and weights; of everything, unless serving is beside the generators."""
+        return self.threads[""]
+
+    def hear(self, event: Event, host: str) -> None:
+        """Take an event of a station on this host. A batch clock that ends costs a serving half nothing."""
+        if self._beside and type(event) is Wake:
+            for command in self._decide(event):
+                self._send(command)
+            return
+        name = host or "main" if self._beside and type(event) in SERVING else ""
+        thread = self.threads.setdefault(name, Thread())
+        thread.waiting.append((self._clock.now, event))
+        if not thread.at_work:
+            self._begin(thread)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether the main thread has events to hear, which go before a deadline that has passed."""
+        return self.main.at_work
+
+    def _begin(self, thread: Thread) -> None:
+        came, event = thread.waiting.popleft()
+        thread.at_work = True
+        self.waited += self._clock.now - came
+        commands = self._decide(event)
+        seconds = self._cost.draw(self._rng, len(commands))
+        thread.busy_s += seconds
+        thread.events += 1
+        end = self._clock.now + seconds
+        for command in commands:
+            station = self._address(command)
+            due = self._due[station] = max(end, self._due.get(station, 0.0))
+            self._clock.at(due, self._send, command)
+        self._clock.at(end, self._end, thread)
+
+    def _end(self, thread: Thread) -> None:
+        thread.at_work = False
+        if thread.waiting:
+            self._begin(thread)
+
+    def summary(self) -> dict[str, object]:
+        """share: busy share of the main thread; halves_share: of the busiest serving half; wait_s: mean time of an
+        event in a queue."""
+        now = self._clock.now or 1.0
+        halves = [thread for name, thread in self.threads.items() if name]
+        heard = sum(thread.events for thread in self.threads.values())
+        return {
+            "share": self.main.busy_s / now,
+            "events": self.main.events,
+            "wait_s": self.waited / max(1, heard),
+            "halves": len(halves),
+            "halves_share": max((thread.busy_s for thread in halves), default=0.0) / now,
+        }

@@ -1,0 +1,350 @@
+"""Drives a conductor on a virtual clock, with simulated stations instead of live ones.
+
+    event ─▶ conductor.handle(event, now) ─▶ commands ─▶ stations ─▶ scheduled calls ─▶ event …
+
+Consumes events in the order in which they reach the conductor; waits only for the clock; is unblocked by the next
+scheduled call or the conductor's deadline, whichever is earlier (at the same instant the call goes first, so that a
+request that arrives exactly when the batch clock ends still joins the batch).
+
+Invariants: the same seed gives the same events, commands and times. If no call is scheduled, no deadline is set and
+the goal is not reached, the run cannot continue: `Deadlock`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
+from typing import Any, Protocol
+
+from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.conductor_cpu import SERVING, ConductorCpu
+from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
+from polyrhythm.plugins.virtual.clustersim.measures import Measures
+from polyrhythm.plugins.virtual.clustersim.network import Network
+from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.scheduler.records import (
+    AbortStream,
+    ApplyWeights,
+    CancelRow,
+    Command,
+    Decision,
+    Evaluate,
+    EvaluationDone,
+    Event,
+    Halt,
+    PublishWeights,
+    RefuseRequest,
+    ReleasePayloads,
+    Request,
+    ScoreSample,
+    Serve,
+    StartRows,
+    StartStream,
+    StartUpdate,
+    TakeDevice,
+    TargetReached,
+    Wake,
+    YieldDevice,
+)
+
+#: Events at one instant after which the run counts as an endless loop.
+INSTANT_LIMIT = 5_000_000
+#: Wakes at one instant after which the conductor's deadline counts as stuck.
+WAKE_LIMIT = 1_000
+
+
+class Decider(Protocol):
+    """The interface of the conductor that a driver needs."""
+
+    def handle(self, event: Event, now: float) -> list[Command]: ...
+
+    def deadline(self) -> float | None: ...
+
+
+class Deadlock(RuntimeError):
+    """No call is scheduled and the goal is not reached."""
+
+
+class ProtocolError(RuntimeError):
+    """The conductor gave an invalid command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The metadata of a finished sample. success: of its episode; host: where it lies."""
+
+    ticket: int
+    transitions: int
+    chunk_steps: int
+    oldest: int
+    success: bool = False
+    host: str = ""
+
+
+#: Nobody asks for `SaveTrainer` here: a simulated trainer saves by itself.
+_ADDRESS: dict[type, Callable[[Any], str]] = {
+    StartRows: attrgetter("simulator"),
+    CancelRow: attrgetter("simulator"),
+    RefuseRequest: attrgetter("simulator"),
+    Serve: attrgetter("generator"),
+    StartStream: attrgetter("generator"),
+    AbortStream: attrgetter("generator"),
+    ApplyWeights: attrgetter("generator"),
+    ScoreSample: attrgetter("scorer"),
+    StartUpdate: attrgetter("trainer"),
+    PublishWeights: attrgetter("trainer"),
+    TakeDevice: attrgetter("station"),
+    YieldDevice: attrgetter("station"),
+}
+
+
+#: What does not cross a link where serving is beside the generators.
+_SERVING = SERVING | {Serve, StartStream, AbortStream, RefuseRequest}
+
+
+def _address_of(command: Command) -> str:
+    """The station that a command is for; "" for the run."""
+    address = _ADDRESS.get(type(command))
+    return "" if address is None else str(address(command))
+
+
+class Asker(Protocol):
+    """The interface of a simulator towards generators. host: where it is."""
+
+    host: str
+
+    def taken(self, request: Request) -> None:
+        """Note that a generator took the request from the queue."""
+
+    def tokens(self, request: Request) -> list[int]:
+        """Tokens of the answer to each row of the request."""
+
+    def returned(self, request: Request) -> None:
+        """Note that the request's generator died before it answered."""
+
+    def answered(self, request: Request, version: int) -> None:
+        """Accept the reply, computed by weights `version`."""
+
+
+class Driver:
+    """The event loop of a simulation: a conductor, a clock, and the stations by name.
+
+    message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
+    those of different stations may not. Replies bypass the conductor and are immediate on one host.
+    network: between hosts, if simulated; cpu: what the conductor's events cost, if they do.
+    record: keep every decision in `steps` (for replay and benchmarks).
+    evaluating: names of the requested evaluations that have not ended. scored: scorers say how an episode ended.
+    """
+
+    def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
+        self.conductor = conductor
+        self.clock = Clock()
+        self.measures = Measures()
+        self.stations: dict[str, VirtualStation] = {}
+        self.simulators: dict[str, Asker] = {}
+        self.payloads: dict[str, Payload] = {}
+        self.steps: list[Decision] = []
+        self.observer: Callable[[float, Event, list[Command]], None] | None = None
+        self.delivered: Callable[[Event], None] | None = None
+        self.reached = -1
+        self.bus = -1  # newest version that was written where generators find it, heard of or not
+        self.evaluating: set[str] = set()
+        self.scored = False
+        self.halted = ""
+        self.events = 0
+        self._record = record
+        self.network: Network | None = None
+        self.cpu: ConductorCpu | None = None
+        self._beside = False
+        self._delay = message_delay
+        self._direct = message_delay is FREE or message_delay.mean() == 0.0
+        self._rng = random.Random(f"{seed}/messages")
+        self._inbox: deque[Event] = deque()
+        self._deadline = inf
+        self._wakes = 0
+        self._instant = (0.0, 0)
+
+    def connect(self, network: Network) -> None:
+        """Have stations exchange everything by this network."""
+        self.network, self._direct = network, False
+
+    def charge(self, cost: Cost, seed: int, *, beside: bool) -> None:
+        """Have the conductor take time for each event; beside: those of serving on the stations' hosts."""
+        self.cpu = ConductorCpu(self.clock, cost, seed, self._decide, self._send, _address_of, beside=beside)
+        self._beside = beside
+
+    # ------------------------------------------------------------ messages
+
+    def emit(self, station: VirtualStation, event: Event) -> None:
+        """Send a station's event to the conductor."""
+        if self._direct:
+            self._inbox.append(event)
+            return
+        now = self.clock.now
+        arrival = max(now + self._delay_of(station, event), station.last_sent)
+        station.last_sent = arrival
+        self.clock.at(arrival, self._deliver, (station, now, event))
+
+    def _delay_of(self, station: VirtualStation, message: Event | Command) -> float:
+        """Seconds of a message between a station and the conductor."""
+        seconds = self._delay.draw(self._rng)
+        if self.network is None or (self._beside and type(message) in _SERVING):
+            return seconds
+        return seconds + self.network.delay(station.host, self.network.main)
+
+    def submit(self, event: Event) -> None:
+        """Deliver an event of the operator or of supervision to the conductor at once."""
+        if isinstance(event, Evaluate):
+            self.evaluating.add(event.name)
+        self._inbox.append(event)
+
+    def report(self, station: VirtualStation, event: Event) -> None:
+        """Deliver supervision's event about a station after the station's own messages."""
+        if station.last_sent <= self.clock.now:
+            self._inbox.append(event)
+        else:
+            self.clock.at(station.last_sent, self._inbox.append, event)
+
+    def reply(self, request: Request, version: int) -> None:
+        """Deliver a generator's answer directly to the slot."""
+        self._reply((request, version))
+
+    def reply_from(self, host: str, request: Request, version: int) -> None:
+        """The same, by the network if the slot is on another host."""
+        seconds = self.network.delay(host, self.simulators[request.simulator].host) if self.network else 0.0
+        if seconds:
+            self.clock.after(seconds, self._reply, (request, version))
+        else:
+            self._reply((request, version))
+
+    def _reply(self, answer: tuple[Request, int]) -> None:
+        request, version = answer
+        self.simulators[request.simulator].answered(request, version)
+
+    def _deliver(self, message: tuple[VirtualStation, float, Event]) -> None:
+        station, sent, event = message
+        if sent <= station.cut:
+            self._inbox.append(event)
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self, version: int, max_time: float = inf) -> None:
+        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or until the clock passes
+        `max_time`.
+
+        Raises Deadlock if the run cannot continue, ProtocolError for an invalid command.
+        """
+        clock = self.clock
+        self._drain()
+        while (self.reached < version or self.evaluating) and not self.halted:
+            upcoming = clock.upcoming
+            due = inf if self.cpu is not None and self.cpu.occupied else self._deadline
+            time = min(upcoming, due)
+            if time == inf:
+                raise Deadlock(
+                    f"at {clock.now:g} s version {self.reached} of {version} is reached, evaluations under way are "
+                    f"{sorted(self.evaluating)}, and nothing is planned"
+                )
+            if time > max_time:
+                clock.now = max_time
+                return
+            if upcoming <= due:
+                clock.advance()
+            else:
+                self._wake()
+            if self._inbox:
+                self._drain()
+
+    def _wake(self) -> None:
+        clock = self.clock
+        if self._deadline > clock.now:
+            clock.now = self._deadline
+            self._wakes = 0
+        self._wakes += 1
+        if self._wakes > WAKE_LIMIT:
+            raise ProtocolError(f"the conductor's deadline stays at {self._deadline:g} s however often it is woken")
+        self._inbox.append(Wake())
+
+    def _drain(self) -> None:
+        """Pass all waiting events to the conductor and its commands to the stations."""
+        if self.cpu is not None:
+            while self._inbox:
+                event = self._inbox.popleft()
+                self.cpu.hear(event, self._host_of(event))
+            return
+        inbox, conductor, clock = self._inbox, self.conductor, self.clock
+        now, count = clock.now, self.events
+        while inbox:
+            event = inbox.popleft()
+            self.events += 1
+            if self.delivered is not None:
+                self.delivered(event)
+            commands = conductor.handle(event, now)
+            if self._record:
+                self.steps.append(Decision(now, event, tuple(commands)))
+            for command in commands:
+                self._send(command)
+            if self.observer is not None:
+                self.observer(now, event, commands)
+        began, before = self._instant
+        self._instant = (now, before + self.events - count if began == now else 0)
+        if self._instant[1] > INSTANT_LIMIT:
+            raise ProtocolError(f"more than {INSTANT_LIMIT} events at {now:g} s; the last was {event!r}")
+        deadline = conductor.deadline()
+        self._deadline = inf if deadline is None else deadline
+
+    def _host_of(self, event: Event) -> str:
+        """The host of the station that an event is from."""
+        name = getattr(event, "simulator", "") or getattr(event, "generator", "")
+        station = self.stations.get(name)
+        return "" if station is None else station.host
+
+    def _decide(self, event: Event) -> list[Command]:
+        """The conductor's commands, which are sent when it is through."""
+        now = self.clock.now
+        self.events += 1
+        if self.delivered is not None:
+            self.delivered(event)
+        commands = self.conductor.handle(event, now)
+        if self._record:
+            self.steps.append(Decision(now, event, tuple(commands)))
+        if self.observer is not None:
+            self.observer(now, event, commands)
+        deadline = self.conductor.deadline()
+        self._deadline = inf if deadline is None else deadline
+        return commands
+
+    def _send(self, command: Command) -> None:
+        address = _ADDRESS.get(type(command))
+        if address is None:
+            self._accept(command)
+            return
+        name = address(command)
+        station = self.stations.get(name)
+        if station is None:
+            raise ProtocolError(f"{command!r} is addressed to {name!r}, which never joined")
+        if self._direct:
+            station.handle(command)
+            return
+        arrival = max(self.clock.now + self._delay_of(station, command), station.last_told)
+        station.last_told = arrival
+        self.clock.at(arrival, station.handle, command)
+
+    def _accept(self, command: Command) -> None:
+        """Execute a command that is addressed to the run."""
+        if isinstance(command, ReleasePayloads):
+            for payload_id in command.payload_ids:
+                if self.payloads.pop(payload_id, None) is None:
+                    raise ProtocolError(f"payload {payload_id!r} is released twice, or never existed")
+        elif isinstance(command, TargetReached):
+            self.reached = max(self.reached, command.version)
+        elif isinstance(command, EvaluationDone):
+            self.evaluating.remove(command.name)
+            self.measures.evaluated += command.finished
+            self.measures.evaluations_dropped += command.dropped
+        elif isinstance(command, Halt):
+            self.halted = command.reason

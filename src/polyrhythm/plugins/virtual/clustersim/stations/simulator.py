@@ -1,0 +1,321 @@
+"""Simulates a simulator station: env batches whose rows reset, request, step and finish by cost models.
+
+The cycle of a slot, with one unit of work (a reset or a step) on its thread at a time:
+
+    StartRows ─▶ reset (the rows granted together, as one unit) ─▶ request ─▶ reply ─▶ step ─▶ request …
+
+After a step the samples that ended are emitted first, then the remaining rows ask again at once; rows granted
+meanwhile reset while the reply is computed and join the next request. A row whose segment is full is parked until
+`StartRows(resume=True)`, which needs no reset.
+"""
+
+from __future__ import annotations
+
+from polyrhythm.plugins.virtual.clustersim.driver import Driver, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
+from polyrhythm.plugins.virtual.clustersim.settings import SimulatorGroup
+from polyrhythm.plugins.virtual.clustersim.stations.episodes import VirtualEpisodes
+from polyrhythm.plugins.virtual.clustersim.stations.slots import Thread, VirtualSlot
+from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.scheduler.records import (
+    CancelRow,
+    Command,
+    DropReason,
+    EnvBatchInfo,
+    Grant,
+    RefuseRequest,
+    Request,
+    RequestArrived,
+    SimulatorJoined,
+    SlotInfo,
+    StartRows,
+    YieldDevice,
+)
+
+#: Units of work that a slot can have at hand when the station is asked to leave its devices: a step and a reset.
+_AT_HAND = 2
+
+
+class VirtualSimulator(VirtualStation):
+    """One incarnation of a simulator station."""
+
+    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: SimulatorGroup) -> None:
+        super().__init__(name, incarnation, driver, seed)
+        self._group, self.host = group, group.host
+        self._episodes = VirtualEpisodes(self, group, seed)
+        self._threads = 0
+        self._leaving: list[YieldDevice] = []
+        self._left = 0
+        self._slots: dict[str, VirtualSlot] = {}
+        self._batches = tuple(self._env_batch(index) for index in range(group.env_batches))
+
+    def _env_batch(self, index: int) -> EnvBatchInfo:
+        group, name = self._group, f"{self.name}/{index}"
+        infos = tuple(SlotInfo(f"{name}/{i}", i * group.rows, group.rows) for i in range(group.slots))
+        shared = Thread()
+        for info in infos:
+            self._slots[info.slot] = VirtualSlot(info, shared if group.shared_thread else Thread())
+        self._threads += 1 if group.shared_thread else group.slots
+        return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
+
+    # ------------------------------------------------------------ lifecycle
+
+    def join(self) -> None:
+        now = self.clock.now
+        self.measures.simulator.join(now, self._threads)
+        for slot in self._slots.values():
+            slot.since = now
+        self.emit(SimulatorJoined(self.name, self.incarnation, self._batches, self.host))
+
+    def flush(self) -> None:
+        now = self.clock.now
+        for slot in self._slots.values():
+            self.measures.slot_states.seconds[slot.state] += now - slot.since
+            slot.since = now
+
+    def close(self) -> None:
+        self.flush()
+        now = self.clock.now
+        running = sum(bool(slot.running) for slot in self._slots.values())
+        self.measures.simulator.leave(now, self._threads, running)
+        for slot in self._slots.values():
+            if slot.outstanding and not slot.in_batch:
+                self._queue(-1)
+        self.alive = False
+        self.vacate()
+
+    # ------------------------------------------------------------ commands
+
+    def obey(self, command: Command) -> None:
+        if not self.alive:
+            return
+        if isinstance(command, StartRows):
+            self._start_rows(self._slots[command.slot], command.grants)
+        elif isinstance(command, CancelRow):
+            self._cancel(self._slots[command.slot], command.ticket, command.attempt)
+        elif isinstance(command, RefuseRequest):
+            self._refused(self._slots[command.slot], command.sequence)
+        else:
+            raise ProtocolError(f"simulator {self.name} cannot obey {command!r}")
+
+    def _start_rows(self, slot: VirtualSlot, grants: tuple[Grant, ...]) -> None:
+        for grant in grants:
+            row = slot.rows[grant.row - slot.first]
+            if row.ticket is not None:
+                raise ProtocolError(f"row {row.index} of {slot.name} gets {grant.ticket} but works on {row.ticket}")
+            if grant.resume and not row.parked:
+                raise ProtocolError(f"row {row.index} of {slot.name} cannot resume: it is not parked")
+            row.take(grant.ticket)
+            if grant.resume:
+                slot.ready.append(row)
+            else:
+                self._episodes.begin(row, grant.ticket)
+                slot.joining.append(row)
+        self._go_on(slot)
+
+    def _cancel(self, slot: VirtualSlot, number: int, attempt: int) -> None:
+        row = slot.row_of(number, attempt)
+        if row is None:
+            return  # it ended while the command was under way
+        if (slot.running == STEP and row in slot.active) or row in slot.resetting:
+            slot.cancelled.add((number, attempt))
+        else:
+            slot.drop(row)
+            slot.note_tickets()
+            if not slot.active:
+                slot.answer = -1
+            self._episodes.fail(row, DropReason.CANCELLED)
+            self._go_on(slot)
+
+    def _refused(self, slot: VirtualSlot, sequence: int) -> None:
+        if slot.outstanding and slot.sequence == sequence:
+            self._settle(slot)
+            self._go_on(slot)
+
+    # ------------------------------------------------------------ calls from generators
+
+    def taken(self, request: Request) -> None:
+        slot = self._slots.get(request.slot)
+        if self.alive and slot is not None and slot.outstanding == request.reply_to and not slot.in_batch:
+            slot.in_batch = True
+            self._queue(-1)
+            if slot.state == QUEUED:
+                self._enter(slot, IN_BATCH)
+            self.measures.requests_served += 1
+            self.measures.waited += self.clock.now - request.arrived
+
+    def tokens(self, request: Request) -> list[int]:
+        slot = self._slots.get(request.slot)
+        if not self.alive or slot is None or slot.outstanding != request.reply_to:
+            return [1] * request.rows  # nobody waits for the answer any more
+        lengths = [self._episodes.tokens(row) for row in slot.active]
+        return lengths + [1] * (request.rows - len(lengths))  # rows that were cancelled since
+
+    def returned(self, request: Request) -> None:
+        slot = self._slots.get(request.slot)
+        if self.alive and slot is not None and slot.outstanding == request.reply_to and slot.in_batch:
+            slot.in_batch = False
+            self._queue(1)
+            if slot.state == IN_BATCH:
+                self._enter(slot, QUEUED)
+
+    def answered(self, request: Request, version: int) -> None:
+        """Accept a reply, unless the request is not outstanding: it is an older incarnation's, or already answered."""
+        slot = self._slots.get(request.slot)
+        if not self.alive or slot is None or slot.outstanding != request.reply_to:
+            return
+        self._settle(slot)
+        if slot.active:
+            slot.answer = version
+        self._go_on(slot)
+
+    def _settle(self, slot: VirtualSlot) -> None:
+        """Clear the outstanding request."""
+        if not slot.in_batch:
+            self._queue(-1)
+        slot.outstanding = ""
+        slot.in_batch = False
+
+    # ------------------------------------------------------------ work
+
+    def _go_on(self, slot: VirtualSlot) -> None:
+        """Start the slot's next action; called after every change."""
+        if slot.answer >= 0 or slot.joining:
+            thread = slot.thread
+            if not self._may_begin():
+                pass
+            elif not thread.busy:
+                self._begin(slot)
+            elif slot.running == "" and not slot.queued:
+                slot.queued = True
+                thread.queue.append(slot)
+        if slot.running == "":
+            self._ask(slot)
+            self._rest(slot)
+
+    def _rest(self, slot: VirtualSlot) -> None:
+        """Set the waiting state of an idle slot."""
+        if slot.outstanding:
+            self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
+        elif slot.queued or slot.answer >= 0 or slot.joining:
+            self._enter(slot, THREAD)
+        else:
+            self._enter(slot, TICKETS)
+
+    def _begin(self, slot: VirtualSlot) -> None:
+        """Start the slot's next work on its idle thread: the answered step, else resets."""
+        if slot.answer >= 0:
+            slot.running = STEP
+            seconds = self._episodes.step_seconds(slot)
+        else:
+            slot.running = RESET
+            slot.resetting, slot.joining = slot.joining, []
+            seconds = self._episodes.reset_seconds(slot)
+        self._left -= 1
+        slot.thread.busy = True
+        self._enter(slot, slot.running)
+        self.measures.simulator.begin(self.clock.now)
+        self.work(seconds, self._end, slot)
+
+    def _end(self, slot: VirtualSlot) -> None:
+        if not self.alive:
+            return
+        thread, unit = slot.thread, slot.running
+        self.measures.simulator.end(self.clock.now)
+        thread.busy = False
+        slot.running = ""
+        if unit == STEP:
+            version, slot.answer = slot.answer, -1
+            self._episodes.advance(slot, version)
+        else:
+            slot.ready.extend(slot.resetting)
+            slot.resetting = []
+        if slot.cancelled:
+            self._give_up(slot)
+        self._ask(slot)
+        while thread.queue and not thread.busy:
+            waiting = thread.queue.popleft()
+            waiting.queued = False
+            self._go_on(waiting)
+        self._go_on(slot)
+        self._leave_if_done()
+
+    # ------------------------------------------------------------ leased devices
+
+    def _may_begin(self) -> bool:
+        """Whether a unit of work may begin: the station is on its devices; asked to leave, it does what it has at
+        hand, though not for ever, as more may come from generators on other devices."""
+        return not self.leases or (self.on_all and (not self._leaving or self._left > 0))
+
+    def on_devices(self) -> None:
+        for slot in self._slots.values():
+            self._go_on(slot)
+
+    def leave_device(self, command: YieldDevice) -> None:
+        if not self._leaving:
+            self._left = _AT_HAND * len(self._slots)
+        self._leaving.append(command)
+        if len(self._leaving) == len(self.leases):
+            self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        """Leave the devices once no unit of work is under way, if the station was asked to leave all of them."""
+        if len(self._leaving) == len(self.leases) > 0 and not any(slot.running for slot in self._slots.values()):
+            commands, self._leaving = self._leaving, []
+            for command in commands:
+                self.switch(command)
+
+    def _give_up(self, slot: VirtualSlot) -> None:
+        """Cancel rows whose `CancelRow` came while the thread was busy, unless their samples have ended."""
+        for row in slot.rows:
+            if row.ticket is not None and (row.ticket.number, row.ticket.attempt) in slot.cancelled:
+                slot.drop(row)
+                self._episodes.fail(row, DropReason.CANCELLED)
+        slot.cancelled.clear()
+        slot.note_tickets()
+
+    def _ask(self, slot: VirtualSlot) -> None:
+        """Send the next request, unless one is outstanding or an answer waits for its step."""
+        if slot.outstanding or slot.answer >= 0:
+            return
+        if slot.ready:
+            slot.active.extend(slot.ready)
+            slot.ready.clear()
+            slot.note_tickets()
+        if not slot.active:
+            return
+        slot.sequence += 1
+        reply_to = f"{slot.name}@{self.incarnation}#{slot.sequence}"
+        slot.outstanding = reply_to
+        self.measures.requests += 1
+        self._queue(1)
+        self.emit(
+            RequestArrived(
+                self.name,
+                self.incarnation,
+                slot.name,
+                slot.sequence,
+                len(slot.active),
+                slot.version,
+                reply_to,
+                slot.evaluation,
+            )
+        )
+
+    # ------------------------------------------------------------ measures
+
+    def _enter(self, slot: VirtualSlot, state: str) -> None:
+        if slot.state == state:
+            return
+        now = self.clock.now
+        measures = self.measures
+        measures.slot_states.seconds[slot.state] += now - slot.since
+        if measures.span is not None and slot.state in (RESET, STEP) and now > slot.since:
+            measures.span(slot.name, slot.state, slot.since, now)
+        slot.state = state
+        slot.since = now
+
+    def _queue(self, delta: int) -> None:
+        now = self.clock.now
+        self.measures.waiting.add(now, delta)
+        self.measures.present.add(now, delta)

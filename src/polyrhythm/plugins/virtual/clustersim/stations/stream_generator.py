@@ -1,0 +1,230 @@
+"""Simulates a generator that serves by streams: all that run decode together, and each ends by itself.
+
+A decode step gives every row that runs one token and costs `decode`, by the rows; steps are not simulated one by one:
+between two changes all rows advance evenly. While weights are loaded or a prompt is read, none advances.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polyrhythm.plugins.virtual.clustersim.driver import Driver, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.measures import APPLY, NO_REQUESTS, SERVE
+from polyrhythm.plugins.virtual.clustersim.settings import GeneratorGroup
+from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.scheduler.records import (
+    AbortStream,
+    ApplyWeights,
+    Command,
+    GeneratorJoined,
+    StartStream,
+    Stream,
+    StreamDone,
+    WeightsApplied,
+)
+
+#: Tokens that count as none: sums of times are not exact.
+_ROUNDING = 1e-6
+
+
+@dataclass(slots=True)
+class VirtualStream:
+    """A stream under way. wanted: tokens of each row's answer; done: decode steps since it began; version: oldest of
+    the weights that sampled a token; begun: its prompt is read."""
+
+    stream: Stream
+    wanted: list[int]
+    done: float = 0.0
+    version: int = -1
+    begun: bool = False
+
+    @property
+    def left(self) -> float:
+        """Decode steps until its longest row ends."""
+        return max(self.wanted) - self.done
+
+    @property
+    def running(self) -> list[float]:
+        """Decode steps that each row lacks which has not ended."""
+        return [wanted - self.done for wanted in self.wanted if wanted - self.done > _ROUNDING]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far, over its rows."""
+        return sum(min(wanted, round(self.done)) for wanted in self.wanted)
+
+
+class VirtualStreamGenerator(VirtualStation):
+    """One incarnation of a streaming generator. It begins without weights. Slots get their replies before the conductor
+    gets `StreamDone`. resumes: weights interrupt what runs, whose prompts and tokens are read again (`abort`)."""
+
+    def __init__(
+        self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup, *, resumes: bool
+    ) -> None:
+        super().__init__(name, incarnation, driver, seed)
+        self._group, self._resumes, self.host = group, resumes, group.host
+        self._streams: dict[int, VirtualStream] = {}
+        self._pauses: deque[tuple[str, float, Callable[[], None]]] = deque()
+        self._versions = {False: -1, True: -1}
+        self._plan = 0
+        self._step_s = 0.0
+        self._decoded_to = 0.0
+        self._state, self._since = NO_REQUESTS, 0.0
+
+    # ------------------------------------------------------------ lifecycle
+
+    def join(self) -> None:
+        self._since = self.clock.now
+        self.measures.generator.join(self.clock.now, 1)
+        self.emit(GeneratorJoined(self.name, self.incarnation, self._versions[False], self._group.host))
+
+    def flush(self) -> None:
+        self._enter(self._state)
+
+    def close(self) -> None:
+        self._enter(self._state)
+        self.measures.generator.leave(self.clock.now, 1, int(self._state == SERVE))
+        self.alive = False
+        self.vacate()
+
+    def answer_and_fall_silent(self) -> None:
+        """Send the reply of one stream that runs, for a failure between reply and report."""
+        for run in self._streams.values():
+            if run.version >= 0:
+                self.driver.reply(run.stream.request, run.version)
+                return
+
+    def lost(self) -> None:
+        """Return unanswered requests to their queues when the conductor learns of the loss."""
+        for run in self._streams.values():
+            self.driver.simulators[run.stream.request.simulator].returned(run.stream.request)
+
+    # ------------------------------------------------------------ commands
+
+    def obey(self, command: Command) -> None:
+        if isinstance(command, StartStream):
+            self._take(command.stream)
+        elif isinstance(command, AbortStream):
+            if self.alive and command.stream in self._streams:
+                self._decode()
+                self._abort(self._streams.pop(command.stream))
+                if not self._pauses:
+                    self._go_on()
+        elif not isinstance(command, ApplyWeights):
+            raise ProtocolError(f"generator {self.name} cannot obey {command!r}")
+        elif self.alive:
+            if command.version < self._versions[command.pinned]:
+                raise ProtocolError(f"{self.name} holds {self._versions} and shall go back: {command!r}")
+            self.check_lease()
+            self._pause(APPLY, self._group.apply.draw(self.rng), lambda: self._applied(command))
+
+    def _take(self, stream: Stream) -> None:
+        request = stream.request
+        simulator = self.driver.simulators[request.simulator]
+        simulator.taken(request)
+        run = self._streams[stream.number] = VirtualStream(stream, simulator.tokens(request))
+        if not self.alive:
+            return
+        self.check_lease()
+        self.measures.batches += 1
+        self.measures.rows_served += request.rows
+        near = self.driver.simulators[request.simulator].host == self._group.host
+        self.measures.rows_local += near * request.rows
+        self._pause(SERVE, self._group.prefill.draw(self.rng, request.rows), lambda: self._begin(run))
+
+    def _begin(self, run: VirtualStream) -> None:
+        if run.stream.number not in self._streams:
+            return  # aborted before its prompt was read
+        held = self._versions[run.stream.pinned]
+        if run.stream.request.version > held:
+            raise ProtocolError(f"{self.name} at version {held} cannot serve {run.stream!r}")
+        run.begun, run.version = True, held
+
+    def _applied(self, command: ApplyWeights) -> None:
+        self._versions[command.pinned] = command.version
+        self.emit(WeightsApplied(self.name, self.incarnation, command.version, command.pinned))
+        again = [run for run in self._streams.values() if run.begun and run.stream.pinned == command.pinned]
+        if self._resumes and again:
+            rows = sum(len(run.running) for run in again)
+            self._pause(SERVE, self._group.prefill.draw(self.rng, rows), lambda: None)
+
+    def _abort(self, run: VirtualStream) -> None:
+        self.measures.tokens_aborted += run.tokens
+        self.emit(StreamDone(self.name, self.incarnation, run.stream.number, run.version, run.tokens, aborted=True))
+
+    # ------------------------------------------------------------ time
+
+    def _pause(self, state: str, seconds: float, done: Callable[[], None]) -> None:
+        """Decode nothing for so long, after the pauses that are under way."""
+        self._decode()
+        self._pauses.append((state, seconds, done))
+        if len(self._pauses) == 1:
+            self._go_on()
+
+    def _decode(self) -> None:
+        """Advance what runs to the present."""
+        now = self.clock.now
+        steps = (now - self._decoded_to) / self._step_s if self._step_s else 0.0
+        self._decoded_to = now
+        for run in self._streams.values():
+            if run.begun:
+                run.done += steps
+
+    def _go_on(self) -> None:
+        """Plan the next change: the end of the pause, or of the row that ends first."""
+        self._plan += 1
+        self._step_s, self._decoded_to = 0.0, self.clock.now
+        if self._pauses:
+            state, seconds, _ = self._pauses[0]
+            self._enter(state)
+            self.clock.after(seconds, self._end_pause, self._plan)
+            return
+        left = [row for run in self._streams.values() if run.begun for row in run.running]
+        if not left:
+            self._enter(NO_REQUESTS)
+            return
+        self._enter(SERVE)
+        self._step_s = self._group.decode.draw(self.rng, len(left))
+        self.clock.after(min(left) * self._step_s, self._end_rows, self._plan)
+
+    def _end_pause(self, plan: int) -> None:
+        if not self.alive or plan != self._plan:
+            return
+        _, _, done = self._pauses.popleft()
+        done()
+        self._go_on()
+
+    def _end_rows(self, plan: int) -> None:
+        if not self.alive or plan != self._plan:
+            return
+        if self._step_s:
+            self._decode()
+        else:  # free decoding: the rows that end first have ended
+            steps = min(row for run in self._streams.values() if run.begun for row in run.running)
+            for run in self._streams.values():
+                run.done += steps if run.begun else 0.0
+        self._finish()
+        self._go_on()
+
+    def _finish(self) -> None:
+        """Answer the streams whose rows have all ended."""
+        for number, run in list(self._streams.items()):
+            if run.begun and run.left <= _ROUNDING:
+                del self._streams[number]
+                tokens = sum(run.wanted)
+                self.measures.tokens += tokens
+                self.driver.reply(run.stream.request, run.version)
+                self.emit(StreamDone(self.name, self.incarnation, number, run.version, tokens))
+
+    # ------------------------------------------------------------ measures
+
+    def _enter(self, state: str) -> None:
+        now, measures = self.clock.now, self.measures
+        measures.generator_states.add(self._state, now - self._since)
+        if measures.span is not None and self._state != NO_REQUESTS and now > self._since:
+            measures.span(self.name, self._state, self._since, now)
+        if (state == SERVE) != (self._state == SERVE):
+            (measures.generator.begin if state == SERVE else measures.generator.end)(now)
+        self._state, self._since = state, now

@@ -1,0 +1,243 @@
+"""Simulates the trainer, which does one update at a time; publications overlap with updates.
+
+An update that is lent in parts does its first pass part by part, and the rest of its work after the last one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from polyrhythm.plugins.virtual.clustersim.driver import Driver, Payload, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
+from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings, host_names
+from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.scheduler.records import (
+    Checkpointed,
+    Command,
+    Published,
+    PublishWeights,
+    StartUpdate,
+    TrainerJoined,
+    UpdateDone,
+)
+
+
+@dataclass(slots=True)
+class GradientStep:
+    """The state of an update on shared devices: `left` more steps, each of `seconds` for a rank alone.
+
+    computing: ranks that are not ready yet; part: it is the pass over a part of the samples, which ends alone.
+    """
+
+    seconds: float
+    left: int
+    computing: int = 0
+    part: bool = False
+
+
+class VirtualTrainer(VirtualStation):
+    """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: number of
+    generators that load a version; fail_unheard: called instead of reporting the next written version."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        driver: Driver,
+        seed: int,
+        settings: TrainerSettings,
+        updates: int = 0,
+        *,
+        receivers: int = 1,
+    ) -> None:
+        super().__init__(name, incarnation, driver, seed)
+        self._settings, self.host = settings, host_names(settings)[0]
+        self._receivers = receivers
+        self.fail_unheard: Callable[[], None] | None = None
+        self._updates = updates
+        self._lent: deque[StartUpdate] = deque()
+        self._begun: list[StartUpdate] = []  # the parts of the update under way, the last of which may be in its pass
+        self._transitions = 0
+        self._busy = False
+        self._publishing: deque[PublishWeights] = deque()
+        self._state = SAMPLES
+        self._since = 0.0
+
+    # ------------------------------------------------------------ lifecycle
+
+    def join(self) -> None:
+        now = self.clock.now
+        self._since = now
+        self.measures.trainer.join(now, 1)
+        self.emit(TrainerJoined(self.name, self.incarnation, self._updates))
+
+    def flush(self) -> None:
+        self._enter(self._state)
+
+    def close(self) -> None:
+        now = self.clock.now
+        self._enter(self._state)
+        self.measures.trainer.leave(now, 1, int(self._state != SAMPLES))
+        self.alive = False
+        self.vacate()
+
+    # ------------------------------------------------------------ work
+
+    def obey(self, command: Command) -> None:
+        if not self.alive:
+            return
+        if isinstance(command, StartUpdate):
+            self._lent.append(command)
+            if not self._busy:
+                self._begin()
+        elif isinstance(command, PublishWeights):
+            self._publishing.append(command)
+            if len(self._publishing) == 1:
+                self._publish()
+        else:
+            raise ProtocolError(f"trainer {self.name} cannot obey {command!r}")
+
+    def _begin(self) -> None:
+        self.check_lease()
+        self._busy, payloads, transitions = True, self.driver.payloads, 0
+        self._begun.append(command := self._lent.popleft())
+        for payload_id in command.payload_ids:
+            payload = payloads.get(payload_id)
+            if payload is None:
+                raise ProtocolError(f"sample {payload_id!r} is lent but was released, or never finished")
+            transitions += payload.transitions
+        wait = self._fetch([payloads[payload_id] for payload_id in command.payload_ids])
+        if wait:
+            self.clock.after(wait, self._start, transitions)
+        else:
+            self._start(transitions)
+
+    def _fetch(self, samples: Sequence[Payload]) -> float:
+        """Seconds until each of the trainer's hosts has its share of the samples."""
+        network = self.driver.network
+        if network is None:
+            return 0.0
+        size = network.sample
+        hosts = host_names(self._settings)
+        there = [
+            network.fetch(hosts[index % len(hosts)], sample.host, sample.chunk_steps * size)
+            for index, sample in enumerate(samples)
+        ]
+        return network.waits("samples", max(there, default=0.0))
+
+    def _start(self, transitions: int) -> None:
+        """The samples are there: the update begins, or goes on with this part of them."""
+        if not self.alive:
+            return
+        self._enter(TRAIN)
+        self.measures.trainer.begin(self.clock.now)
+        self._transitions += transitions
+        if self._begun[-1].more or len(self._begun) > 1:
+            settings = self._settings
+            seconds = settings.streamed * settings.update.per_unit * -(-transitions // settings.size)
+            if self.places:
+                self._gradient_step(GradientStep(seconds, 1, part=True))
+            else:
+                self.clock.after(seconds, self._passed, None)
+        else:
+            self._finish(0.0)
+
+    def _passed(self, _: None) -> None:
+        """The pass over a part is done."""
+        if not self.alive:
+            return
+        if not self._begun[-1].more:
+            self._finish(self._settings.streamed)
+            return
+        self.measures.trainer.end(self.clock.now)
+        self._enter(SAMPLES)
+        self._busy = False
+        if self._lent:
+            self._begin()
+
+    def _finish(self, passed: float) -> None:
+        """All samples are there: what is left of the update, of whose cost per transition `passed` is spent."""
+        settings = self._settings
+        units = -(-self._transitions // settings.size)
+        seconds = settings.update.draw(self.rng, units) - passed * settings.update.per_unit * units
+        if self.places:
+            self._gradient_step(GradientStep(seconds / settings.gradient_steps, settings.gradient_steps))
+        else:
+            together = sum(settings.synchronise.draw(self.rng, settings.size) for _ in range(settings.gradient_steps))
+            self.clock.after(seconds + together, self._trained, None)
+
+    def _gradient_step(self, step: GradientStep) -> None:
+        """Start each rank's computation on its device; the last one to finish begins the exchange."""
+        step.computing = len(self.places)
+        for device, occupies in self.places:
+            device.begin(self, step.seconds, occupies, self._computed, step)
+
+    def _computed(self, step: GradientStep) -> None:
+        step.computing -= 1
+        if not step.computing and step.part:
+            self._passed(None)
+        elif not step.computing:
+            self._enter(EXCHANGE)
+            self.clock.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
+
+    def _synchronised(self, step: GradientStep) -> None:
+        if not self.alive:
+            return
+        step.left -= 1
+        if step.left:
+            self._enter(TRAIN)
+            self._gradient_step(step)
+        else:
+            self._trained(None)
+
+    def _trained(self, _: None) -> None:
+        if not self.alive:
+            return
+        measures, payloads = self.measures, self.driver.payloads
+        for part in self._begun:
+            for payload_id in part.payload_ids:
+                measures.lags[part.version - payloads[payload_id].oldest] += 1
+            measures.updates_since.update(part.updates_since)
+            measures.trained_samples += len(part.payload_ids)
+        measures.updates += 1
+        measures.trained_transitions += self._transitions
+        lent, self._begun, self._transitions, self._busy = self._begun[-1], [], 0, False
+        measures.trainer.end(self.clock.now)
+        self._enter(SAMPLES)
+        self._updates = lent.update + 1
+        self.emit(UpdateDone(self.name, self.incarnation, lent.update))
+        every = self._settings.checkpoint_every
+        if every and self._updates % every == 0:
+            self.emit(Checkpointed(self.name, self.incarnation, self._updates))
+        if self._lent:
+            self._begin()
+
+    def _publish(self) -> None:
+        self.check_lease()
+        seconds = self._settings.publish.draw(self.rng, self._receivers)
+        self.clock.after(seconds, self._published, (self._publishing[0], seconds))
+
+    def _published(self, published: tuple[PublishWeights, float]) -> None:
+        if not self.alive:
+            return
+        command, seconds = published
+        self.measures.publishing += seconds
+        self.driver.bus = max(self.driver.bus, command.version)
+        if self.fail_unheard is not None:
+            self.fail_unheard()
+            return
+        self.emit(Published(self.name, self.incarnation, command.version))
+        self._publishing.popleft()
+        if self._publishing:
+            self._publish()
+
+    # ------------------------------------------------------------ measures
+
+    def _enter(self, state: str) -> None:
+        now, measures = self.clock.now, self.measures
+        measures.trainer_states.add(self._state, now - self._since)
+        if measures.span is not None and self._state == TRAIN:
+            measures.span(self.name, "update", self._since, now)
+        self._state, self._since = state, now

@@ -1,0 +1,261 @@
+"""Say what limited a finished RUN and what to set; or predict what asynchronous training gains, or what a run takes.
+
+--theory: time per version, and how to split the workers, with the bounds of ROLL Flash, section 3.1. Stage times come
+from the options or from a finished RUN; options override measured times. Example: --samples 256 --workers 40 --rollout
+lognormal:60s:0.8 --train 12s --max-lag 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.cli import show
+from polyrhythm.cli.numbers import count
+from polyrhythm.plugins.memory_estimate import command as plan_memory
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.virtual.planning.advice import Case
+    from polyrhythm.plugins.virtual.planning.profile import Profile
+
+#: Upper limit of max_lag.
+_LAGS = 1_000_000
+_NEEDED = ("samples", "workers", "rollout", "train", "max_lag")
+_THEORY = (*_NEEDED, "longest", "epochs")
+_SPLITS = {"best_share": "by β*", "equal_pace": "at equal pace"}
+_LIMITS = {
+    "segment_steps": "rollout.segment_steps",
+    "max_steps": "env.max_steps",
+    "metrics": "the largest mean of an update, a lower bound, since no limit is known",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [-h] [--json] (RUN | --theory [...] [RUN] | --memory [...] RECIPE [section.key=value ...])"
+    parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a finished run; --memory: a recipe")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="--memory: settings")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--theory", action="store_true", help="use the theoretical bounds")
+    what.add_argument("--memory", action="store_true", help="what a run would take on each device")
+    plan_memory.add_arguments(parser)
+    parser.add_argument("--samples", type=count, metavar="N", help="samples per version")
+    parser.add_argument("--workers", type=count, metavar="K", help="equal workers that generate or train")
+    parser.add_argument("--rollout", metavar="DIST", help="time of a sample on one worker: 60s, or lognormal:60s:0.8")
+    parser.add_argument("--longest", metavar="TIME", help="longest sample (default: expected maximum)")
+    parser.add_argument("--train", metavar="TIME", help="training on one sample once, on one worker: 12s")
+    parser.add_argument("--epochs", type=count, metavar="E", help="training passes over each sample (default: 1)")
+    parser.add_argument("--max-lag", type=float, metavar="A", help="versions that a sample may be behind (real)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.errors import ConfigError
+    from polyrhythm.plugins.virtual.planning.advice import advise
+
+    _check_options(arguments)
+    if arguments.memory:
+        return plan_memory.run(arguments)
+    if not arguments.theory:
+        limit = _limit_of(arguments)
+        print(json.dumps({"bottleneck": limit}, indent=2) if arguments.json else limit)
+        return 0
+    if arguments.overrides:
+        raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is not an option; it takes the folder of one run")
+    try:
+        result = advise(_case(arguments))
+    except ValueError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
+    print(json.dumps(result, indent=2) if arguments.json else formatted(result))
+    return 0
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """ConfigError for options of another kind of plan, which would have no effect."""
+    from polyrhythm.errors import ConfigError
+
+    for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS)):
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+        if given and not getattr(arguments, other):
+            own = " --memory" if arguments.memory else " --theory" if arguments.theory else " RUN"
+            raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; leave it out")
+
+
+def _limit_of(arguments: argparse.Namespace) -> str:
+    """The sentence on what limited the run. RunFolderError: there is none."""
+    from polyrhythm.errors import ConfigError, RunFolderError
+    from polyrhythm.observe.run_folder import find_run
+
+    if arguments.run is None or arguments.overrides:
+        raise ConfigError("plan: name the folder of one finished run, or add --theory or --memory (see plan --help)")
+    file = find_run(Path(arguments.run)) / "summary.json"
+    if not file.is_file():
+        raise RunFolderError(f"folder {str(file.parent)!r} has no summary.json; name the folder of a finished run")
+    try:
+        limit: str = json.loads(file.read_text(encoding="utf-8"))["bottleneck"]
+    except (ValueError, KeyError):
+        raise RunFolderError(
+            f"{str(file)!r} has no bottleneck: the run trained nothing, or an earlier version wrote it; train once more"
+        ) from None
+    return limit
+
+
+def formatted(result: dict[str, Any]) -> str:
+    """The result as text: the inputs, the paper's bounds, and the bounds for whole numbers of workers."""
+    given, measured = result["given"], result["measured"]
+    from_run = measured and given["longest_s"] == measured["longest_s"]
+    limit = f" ({_LIMITS[measured['limit']]})" if from_run else ""
+    passes = f", {given['passes']} times" if given["passes"] > 1 else ""
+    rows = {
+        "samples of a version": f"{given['samples']}",
+        "workers": f"{given['workers']}",
+        "a sample's rollout": f"{_seconds(given['rollout_s'])}, the longest {_longest(given)}{limit}",
+        "its training": f"{_seconds(given['train_s'])}{passes}",
+        "": "",
+        "T_sync": f"{_seconds(result['t_sync_s'])} a version at most, {_seconds(result['t_sync_floor_s'])} at least",
+        f"T_async, max_lag {given['max_lag']:g}": f"{_seconds(result['t_async_s'])}, with β* = {result['share']:.3f}",
+        "speed-up": f"{result['speed_up']:.2f}, and {result['speed_up_limit']:.2f} however large max_lag is",
+    }
+    if measured:
+        rows["measured"] = f"{_seconds(measured['version_s'])} a version in that run"
+    if given["max_lag"] < 1:
+        rows["warning"] = "below max_lag 1 rollout and training hardly overlap: only `with pacing` holds"
+    width = max(map(len, rows))
+    lines = [f"{name:{width}}  {text}".rstrip() for name, text in rows.items()]
+    splits = {_SPLITS[name]: _column(own) for name, own in result["splits"].items()}
+    return "\n".join([*lines, "", show.table(splits)])
+
+
+def _column(split: dict[str, Any]) -> dict[str, str]:
+    return {
+        "workers that train": f"{split['training']}",
+        "that generate": f"{split['generating']}",
+        "T_async at least": _seconds(split["t_async_floor_s"]),
+        "T_async, (9)": _seconds(split["t_async_s"]),
+        "with pacing": _seconds(split["paced_s"]),
+        "speed-up": f"{split['speed_up_least']:.2f} to {split['speed_up_most']:.2f}",
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def _longest(given: dict[str, Any]) -> str:
+    version, pool = given["longest_s"], given["pool_longest_s"]
+    if version == pool:
+        return _seconds(version)
+    return f"of {given['samples']} {_seconds(version)}, of all concurrent samples {_seconds(pool)}"
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def _case(arguments: argparse.Namespace) -> Case:
+    """The options over the measured values."""
+    measured, max_lag = None, arguments.max_lag
+    if arguments.run is None:
+        _check_complete(arguments)
+    else:
+        if arguments.epochs and arguments.train is None:
+            raise ValueError("--epochs without --train; a run's training time includes all epochs, so leave it out")
+        measured, own_lag = _measured(Path(arguments.run), arguments.workers)
+        max_lag = own_lag if max_lag is None else max_lag
+    return replace(_merged(arguments, measured, max_lag), measured=measured)
+
+
+def _check_complete(arguments: argparse.Namespace) -> None:
+    missing = [f"--{name.replace('_', '-')}" for name in _NEEDED if getattr(arguments, name) is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing; give all of them, or the folder of a finished run")
+
+
+def _merged(arguments: argparse.Namespace, measured: Profile | None, max_lag: float) -> Case:
+    from polyrhythm.plugins.virtual.planning.advice import Case
+    from polyrhythm.plugins.virtual.planning.theory import Workload
+
+    def chosen(name: str, given: Any) -> Any:
+        return getattr(measured, name) if given is None and measured is not None else given
+
+    samples = chosen("samples", arguments.samples)
+    mean_s, longest_s, pool_s, reached_s = _rollout(arguments, measured, samples, max_lag)
+    work = Workload(
+        samples=samples,
+        workers=chosen("workers", arguments.workers),
+        rollout_s=mean_s,
+        longest_s=longest_s,
+        train_s=chosen("train_s", None if arguments.train is None else _duration("--train", arguments.train)),
+        passes=arguments.epochs or 1,
+    )
+    return Case(work, max_lag, pool_s, reached_s)
+
+
+def _rollout(
+    arguments: argparse.Namespace, measured: Profile | None, samples: int, max_lag: float
+) -> tuple[float, float, float, float]:
+    """Mean, longest of a version, longest of all concurrent samples, and the expected longest of a version (or 0)."""
+    from polyrhythm.plugins.virtual.planning.longest import expected_longest
+    from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
+
+    longest = None if arguments.longest is None else _duration("--longest", arguments.longest)
+    if arguments.rollout is None:
+        assert measured is not None
+        found = measured.longest_s if longest is None else longest
+        return measured.rollout_s, found, found, 0.0
+    text = arguments.rollout
+    try:
+        times: Distribution = parse_distribution(text) if ":" in text else Constant(parse_duration(text))
+    except ValueError as error:
+        raise ValueError(f"--rollout: {error}") from None
+    if longest is not None:
+        return times.mean, longest, longest, 0.0
+    if not 0 <= max_lag < _LAGS:
+        raise ValueError(f"max_lag is {max_lag:g}; make it 0 or more, and less than {_LAGS:,}")
+    of_version = expected_longest(times, samples)
+    return times.mean, of_version, expected_longest(times, (int(max_lag) + 1) * samples), of_version
+
+
+def _duration(name: str, text: str) -> float:
+    from polyrhythm.specs.distributions import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
+    """The stage times of a finished run, and its own max_lag."""
+    from polyrhythm.config.load import load_config
+    from polyrhythm.errors import RunFolderError
+    from polyrhythm.observe.run_folder import find_run
+    from polyrhythm.plugins.virtual.planning.profile import Layout, profile
+
+    folder = find_run(folder)
+    for name in ("config.yaml", "summary.json", "metrics.jsonl"):
+        if not (folder / name).is_file():
+            raise RunFolderError(f"folder {str(folder)!r} has no {name}; name the folder of a finished run")
+    config = load_config(folder / "config.yaml")
+    rollout, training = config.rollout, config.training
+    layout = Layout(
+        version_samples=training.batch_size * config.freshness.sync_interval,
+        versions=training.versions,
+        simulators=rollout.simulators,
+        parts=rollout.env_batches,
+        mean_over=rollout.env_batches if config.launcher != "inline" else 1,
+        generators=rollout.generators,
+        rows=rollout.simulators * rollout.env_batches * rollout.rows,
+        segment_steps=rollout.segment_steps,
+        max_steps=getattr(config.env, "max_steps", 0),
+    )
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return profile(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
+    except json.JSONDecodeError as error:
+        problem = f"summary.json or metrics.jsonl is truncated ({error})"
+        raise RunFolderError(f"folder {str(folder)!r}: {problem}; name the folder of a finished run") from None
+    except ValueError as error:
+        raise RunFolderError(f"folder {str(folder)!r}: {error}") from None

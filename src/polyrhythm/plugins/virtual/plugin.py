@@ -1,0 +1,17 @@
+"""Registers the plugin: the scheduler on a simulated cluster, and planning from measured stage times."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "virtual",
+    adds={
+        "command": {
+            "simulate": "polyrhythm.plugins.virtual.simulate",
+            "plan": "polyrhythm.plugins.virtual.plan",
+        },
+    },
+    purposes={
+        "simulate": "run the scheduler on a simulated cluster, in virtual time",
+        "plan": "predict what asynchronous training would gain, or what memory a run would take",
+    },
+)

@@ -1,0 +1,255 @@
+"""A policy over any flow network: π0, π0.5 and GR00T N1.5.
+
+    images, words ─ prefix (once) ─┬─ features, state, progress ─▶ critic ─▶ value
+                                   └─ keys and values ─▶ velocity at each of K steps ─▶ actions
+
+The state of the flow has the network's shape [B,H,A]; log-prob, entropy and actions are cut to the C actions and the
+entries that the environment takes. Times, velocities, log-probs and values are float32 whatever the network's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.plugins.vla.adapting import AdaptedPolicy
+from polyrhythm.plugins.vla.flow_network import STORED_INPUT, FlowNetwork, Prefix, repeated, restored, stored
+from polyrhythm.plugins.vla.precision import Precision
+from polyrhythm.policies import flow_matching, noise
+from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.flow_methods import FlowNoise, Kept, Method, Network, start_noise
+from polyrhythm.policies.form import ValueKind
+from polyrhythm.policies.mlp import Mlp
+from polyrhythm.specs import PROGRESS
+
+#: The release's times of supervised training: t = 0.001 + 0.999·Beta(1.5, 1).
+_EARLIEST, _BETA = 0.001, 1.5
+_TIMES, _NOISE = 0, 1
+#: Entries of a trained tensor that decide the supervised draws.
+_KEY_ENTRIES = 4096
+_CRITIC_UNITS, _NOISE_UNITS = 256, 128
+
+
+class FlowInputs(Protocol):
+    """What lies between the environment and a flow network. chunk: C; action_dim: A of the environment; state_dim: S.
+
+    `__call__` gives the network's inputs, among them state [B,S] float32, normalised.
+    """
+
+    chunk: int
+    action_dim: int
+    state_dim: int
+
+    def __call__(self, obs: Observations) -> dict[str, Tensor]: ...
+
+    def executed(self, x: Tensor) -> Tensor:
+        """Of [B,H,A padded] the actions and entries that the environment takes, in its order: [B,C,A]."""
+        ...
+
+    def actions(self, x: Tensor, obs: Observations) -> Tensor:
+        """Normalised actions [B,C,A] in env units, within its bounds."""
+        ...
+
+    def normalised_actions(self, actions: Tensor, obs: Observations) -> Tensor:
+        """Actions [B,C,A] in env units as the network's, normalised."""
+        ...
+
+
+class FlowCritic(nn.Module):
+    """Value [B], or [B,actions] where `actions` is given, from the prefix's features [B,W], the state [B,S] and the
+    progress [B]; all float32."""
+
+    def __init__(self, features: int, state: int, actions: int | None = None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(features)
+        self.mlp = Mlp(features + state + 1, actions or 1, _CRITIC_UNITS, 2, "silu", output_gain=0.1)
+        self._per_action = actions is not None
+
+    def forward(self, features: Tensor, state: Tensor, progress: Tensor) -> Tensor:
+        seen = torch.cat((self.norm(features.float()), state.float(), progress.float().unsqueeze(1)), dim=1)
+        value: Tensor = self.mlp(seen)
+        return value if self._per_action else value.squeeze(1)
+
+
+class FlowPolicy(AdaptedPolicy):
+    """The policy around a flow network. forward_inputs: the method's (`flow_methods`), in the network's shape [H,A].
+
+    A greedy row follows the ode, as released policies do, from noise that is a function of the episode's progress: at
+    the noise's mean, zero, the network was never trained.
+
+    noise_head, only with flow_noise: from the features of each action to the strength of its noise.
+    sft_draws: pairs of time and noise for each demonstrated chunk of a supervised step; they share the prefix.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        inputs: FlowInputs,
+        method: Method,
+        precision: Precision,
+        *,
+        value_detach: bool = True,
+        value_level: ValueKind = "chunk",
+        sft_draws: int = 1,
+    ) -> None:
+        super().__init__()
+        self.network, self.inputs, self.method, self.precision = network, inputs, method, precision
+        self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
+        self.exact, self.tolerance = False, 1e-4 if precision.is_single else 0.2
+        self.value_detach, self.sft_draws = value_detach, sft_draws
+        actions = self.chunk if value_level == "action" else None
+        self.critic = FlowCritic(self.flow.feature_width, inputs.state_dim, actions)
+        self.learned = method if isinstance(method, FlowNoise) else None
+        self.noise_head: nn.Module | None = None
+        if self.learned is not None:
+            self.noise_head = Mlp(
+                self.flow.action_width, self.flow.action_dim, _NOISE_UNITS, 1, "tanh", output_gain=0.01
+            )
+
+    @property
+    def flow(self) -> FlowNetwork:
+        """The network by its interface."""
+        return cast(FlowNetwork, self.network)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(H, A) of the network: the shape of the flow's state."""
+        return self.flow.horizon, self.flow.action_dim
+
+    @torch.no_grad()
+    def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
+        given, prefix = self._encode(obs)
+        recorded = _Recorded(self._step(given, prefix))
+        start_key = torch.where(greedy, noise.content_keys(obs[PROGRESS].unsqueeze(1)), noise_key)
+        data, kept = self.method.sample(recorded, start_noise(self.shape, start_key), greedy, noise_key)
+        logprob, _ = self.method.evaluate(recorded.again(kept), kept)
+        actions = self.inputs.actions(self.inputs.executed(data), obs)
+        return Act(actions, self.inputs.executed(logprob), self._value(obs, given, prefix), kept)
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        given, prefix = self._encode(obs)
+        logprob, entropy = self.method.evaluate(self._step(given, prefix), forward_inputs)
+        value = self._value(obs, given, prefix)
+        return Evaluation(self.inputs.executed(logprob), value, self.inputs.executed(entropy))
+
+    def value(self, obs: Observations) -> Tensor:
+        return self._value(obs, *self._encode(obs))
+
+    @torch.no_grad()
+    def precompute(self, obs: Observations) -> dict[str, Tensor]:
+        """What of the prefix no training changes, to be added to the observations in place of the images: the whole
+        prefix and the inputs that are read beside it, or the network's `frozen_inputs`; {} if nothing. Evaluate, value
+        and sft_loss take it from there."""
+        if any(p.requires_grad for p in self.flow.prefix_parameters()):
+            seen = self.inputs(obs)
+            with self.precision.computing(self._device):
+                return {f"{STORED_INPUT}{name}": x for name, x in self.flow.frozen_inputs(seen).items()}
+        given, prefix = self._encode(obs)
+        names = {"state", *self.flow.step_inputs}
+        return stored(prefix) | {f"{STORED_INPUT}{name}": given[name] for name in sorted(names)}
+
+    @torch.no_grad()
+    def prefix_arrays(self, obs: Observations) -> dict[str, Tensor]:
+        """What a pass keeps of the prefix for all its denoise steps, mostly keys and values; rows first."""
+        return stored(self._encode(obs)[1])
+
+    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
+        """The release's: mean squared error of the velocity over the chunk's actions with all padded entries, at times
+        0.001 + 0.999·Beta(1.5, 1); plus the fit of learned noise, which does not reach the network.
+
+        Times and noise are functions of the actions and of a trained tensor: each optimizer step changes the draws,
+        without any state. Actions that the network predicts beyond the chunk equal the last one and do not count.
+        """
+        given, prefix = self._encode(obs, features=False)
+        data = self._padded(self.inputs.normalised_actions(actions, obs).float())
+        t, draws = self._supervised_draws(actions)
+        x, target = flow_matching.between(data.repeat_interleave(self.sft_draws, 0), draws, t.view(-1, 1, 1))
+        beside = {name: given[name].repeat_interleave(self.sft_draws, 0) for name in self.flow.step_inputs}
+        v, features = self._velocity(beside, repeated(prefix, self.sft_draws), x, t)
+        error = (v - target)[:, : self.chunk]
+        loss: Tensor = error.square().mean()
+        if self.learned is None or self.noise_head is None:
+            return loss
+        raw = self.noise_head(features.detach())[:, : self.chunk]
+        t = t.view(-1, 1, 1)
+        return loss + self.learned.misfit(error.detach() * t, t, raw)
+
+    def _encode(self, obs: Observations, *, features: bool = True) -> tuple[Mapping[str, Tensor], Prefix]:
+        """The network's inputs and the prefix; both from `precompute` if it is within obs."""
+        found = {n.removeprefix(STORED_INPUT): x for n, x in obs.items() if n.startswith(STORED_INPUT)}
+        given: Mapping[str, Tensor] = found or self.inputs(obs)
+        prefix = restored(obs)
+        if prefix is not None:
+            return given, prefix
+        with self.precision.computing(self._device):
+            return given, self.flow.prefix(given, features=features)
+
+    def _velocity(self, given: Mapping[str, Tensor], prefix: Prefix, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        with self.precision.computing(self._device):
+            v, features = self.flow.velocity(prefix, given, x, t)
+        return v.float(), features.float()
+
+    def _step(self, given: Mapping[str, Tensor], prefix: Prefix) -> Network:
+        def network(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+            v, features = self._velocity(given, prefix, x, t)
+            return v, None if self.noise_head is None else self.noise_head(features)
+
+        return network
+
+    def _value(self, obs: Observations, given: Mapping[str, Tensor], prefix: Prefix) -> Tensor:
+        features = prefix.features.detach() if self.value_detach else prefix.features
+        value: Tensor = self.critic(features, given["state"], obs[PROGRESS])
+        return value
+
+    def _padded(self, data: Tensor) -> Tensor:
+        """[B,C,A] at the places that `executed` takes it from: [B,H,A padded], otherwise zero, the last action repeated
+        to the horizon."""
+        horizon, entries = self.shape
+        places = self.inputs.executed(torch.arange(horizon * entries, device=data.device).view(1, horizon, entries))
+        padded = data.new_zeros(len(data), horizon * entries)
+        padded[:, places.flatten()] = data.flatten(1)
+        padded = padded.view(-1, horizon, entries)
+        last = padded[:, self.chunk - 1 : self.chunk].expand(-1, horizon - self.chunk, -1)
+        return torch.cat((padded[:, : self.chunk], last), dim=1)
+
+    def _supervised_draws(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Times [B·n] and noise [B·n,H,A] of n draws for each chunk, row by row; one time in each n-th of its range."""
+        key, count = noise.content_keys(actions), self.sft_draws
+        source = next((p for p in reversed(list(self.network.parameters())) if p.requires_grad), None)
+        if source is not None:
+            key = key ^ noise.content_keys(source.detach().reshape(1, -1)[:, :_KEY_ENTRIES])
+        phase = noise.uniform(key, 1, _TIMES)
+        uniform = (torch.arange(count, device=key.device) + phase) / count
+        t = _EARLIEST + (1.0 - _EARLIEST) * uniform ** (1.0 / _BETA)  # the inverse of Beta(1.5, 1)'s distribution
+        horizon, entries = self.shape
+        drawn = noise.normal(key, count * horizon * entries, _NOISE)
+        return t.flatten(), drawn.view(-1, horizon, entries)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.critic.norm.weight.device
+
+
+class _Recorded:
+    """A network that keeps its answers, so that the log-prob of the sample just taken needs no pass of its own."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.answers: list[tuple[Tensor, Tensor | None]] = []
+
+    def __call__(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        self.answers.append(self.network(x, t))
+        return self.answers[-1]
+
+    def again(self, kept: Kept) -> Network:
+        """The network as `Method.evaluate` asks it about the sample `kept`: for the chosen step of each row, or step
+        after step."""
+        if "step" in kept:
+            rows = torch.arange(len(kept["step"]), device=kept["step"].device)
+            chosen = torch.stack([v for v, _ in self.answers], dim=1)[rows, kept["step"]]
+            return lambda _x, _t: (chosen, None)
+        answers = iter(self.answers)
+        return lambda _x, _t: next(answers)

@@ -1,0 +1,99 @@
+"""Settings that the policies over flow networks share, π0, π0.5 and GR00T N1.5, and what is built from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from torch import nn
+
+from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.vla.blueprint import Blueprint
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.flow_policy import FlowPolicy
+from polyrhythm.plugins.vla.input_form import InputForm
+from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
+from polyrhythm.plugins.vla.precision import Precision
+from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.policies.base import named, type_or
+from polyrhythm.policies.flow_methods import (
+    FlowCpsSettings,
+    FlowNoiseSettings,
+    FlowSdeSettings,
+    OdeSettings,
+    check_steps,
+)
+from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.specs import EnvSpec
+
+FlowMethod = Annotated[
+    Annotated[OdeSettings, Tag("ode")]
+    | Annotated[FlowSdeSettings, Tag("flow_sde")]
+    | Annotated[FlowCpsSettings, Tag("flow_cps")]
+    | Annotated[FlowNoiseSettings, Tag("flow_noise")],
+    Discriminator(type_or("flow_sde")),
+    BeforeValidator(named),
+]
+
+
+class FlowVlaSettings(VlaSettings):
+    """Common settings of flow policies. An architecture's own add `type` and `size`, and say what its network is:
+    `network_size`, `input_form`, `fitted_architecture`."""
+
+    horizon: int = Field(0, ge=0)
+    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
+    steps: int = Field(4, ge=1)
+    """Steps from noise to actions (K)."""
+    method: FlowMethod = Field({"type": "flow_sde"}, validate_default=True)
+    """Where noise enters: flow_sde, flow_cps (one step per row), flow_noise (all steps, learned), ode (not for RL)."""
+    sft_draws: int = Field(1, ge=1)
+    """Pairs of time and noise per demonstrated chunk in supervised training, on one prefix pass; releases use 1."""
+
+    @model_validator(mode="after")
+    def _method_has_a_noisy_step(self) -> Self:
+        check_steps(self.method, self.steps)
+        return self
+
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Any:
+        """The size of the network for this environment: the checkpoint's, the release's, or that of `size`.
+        ConfigError: the checkpoint is of another architecture, or does not tell it."""
+        raise NotImplementedError
+
+    def input_form(self, size: Any, source: Checkpoint | None) -> InputForm:
+        """What a network of this size reads and writes."""
+        raise NotImplementedError
+
+    def fitted_architecture(self, size: Any) -> Architecture:
+        """The architecture, with the tensors that are dead in a network of this size."""
+        raise NotImplementedError
+
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        plan = self._blueprint(env_spec)
+        return plan.form(self.method.answers(self.steps, (plan.size.horizon, plan.size.action_dim)))
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
+        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
+
+    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> FlowPolicy:
+        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
+
+    def outline(self, env_spec: EnvSpec, *, role: Role) -> FlowPolicy:
+        return self._blueprint(env_spec).outline(role)
+
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
+        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
+        size = self.network_size(env_spec, source)
+        plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
+
+        def around(network: nn.Module, precision: Precision) -> FlowPolicy:
+            return FlowPolicy(
+                network,
+                VlaInputs(plan),
+                self.method.build(self.steps),
+                precision,
+                value_detach=self.value_detach,
+                value_level=self.value_level,
+                sft_draws=self.sft_draws,
+            )
+
+        return Blueprint(self, self.fitted_architecture(size), size, source, around)

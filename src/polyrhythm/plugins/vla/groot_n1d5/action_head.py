@@ -1,0 +1,257 @@
+"""GR00T's action head: encoders of its own for each embodiment, and a transformer that denoises a chunk of actions.
+
+Every second block of the transformer attends to the backbone's features, the others to their own tokens: one for the
+state, learned ones, one for each action. The release has no mask here, so it reads the padding of the backbone too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize
+from polyrhythm.plugins.vla.layers.attention import KeysValues, attend, split_heads
+from polyrhythm.plugins.vla.layers.recompute import run_layer
+from polyrhythm.plugins.vla.precision import in_float32
+
+_TIME_CHANNELS, _LONGEST = 256, 10000.0
+_NORM_EPS, _LAST_EPS = 1e-5, 1e-6
+
+
+class EmbodimentLinear(nn.Module):
+    """A linear map for each embodiment, in float32: W [E,inputs,outputs], b [E,outputs]."""
+
+    def __init__(self, embodiments: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.zeros(embodiments, inputs, outputs))
+        self.b = nn.Parameter(torch.zeros(embodiments, outputs))
+
+    def forward(self, x: Tensor, embodiment: Tensor) -> Tensor:
+        """x [B,T,inputs], embodiment [B] int64 -> [B,T,outputs] float32."""
+        with in_float32(x.device):
+            return torch.baddbmm(self.b[embodiment].unsqueeze(1), x.float(), self.W[embodiment])
+
+
+class EmbodimentMlp(nn.Module):
+    """layer2(relu(layer1(x)))."""
+
+    def __init__(self, embodiments: int, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.layer1 = EmbodimentLinear(embodiments, inputs, hidden)
+        self.layer2 = EmbodimentLinear(embodiments, hidden, outputs)
+
+    def forward(self, x: Tensor, embodiment: Tensor) -> Tensor:
+        found: Tensor = self.layer2(functional.relu(self.layer1(x, embodiment)), embodiment)
+        return found
+
+
+class ActionEncoder(nn.Module):
+    """Tokens of noisy actions and their time."""
+
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        width = size.dit.width
+        self.W1 = EmbodimentLinear(size.embodiments, size.action_dim, width)
+        self.W2 = EmbodimentLinear(size.embodiments, 2 * width, width)
+        self.W3 = EmbodimentLinear(size.embodiments, width, width)
+
+    def forward(self, x: Tensor, bucket: Tensor, embodiment: Tensor) -> Tensor:
+        """x [B,H,A], bucket [B] -> [B,H,width] float32."""
+        actions = self.W1(x, embodiment)
+        half = actions.shape[2] // 2
+        time = time_code(bucket, half, divisor=half, sine_first=True).unsqueeze(1).expand_as(actions)
+        mixed = self.W2(torch.cat((actions, time), dim=2), embodiment)
+        found: Tensor = self.W3(functional.silu(mixed), embodiment)
+        return found
+
+
+def time_code(bucket: Tensor, half: int, *, divisor: int, sine_first: bool) -> Tensor:
+    """Sines and cosines of the bucket [B] at `half` geometric frequencies from 1 down -> [B,2·half] float32."""
+    steps = torch.arange(half, dtype=torch.float32, device=bucket.device)
+    angles = bucket.float().unsqueeze(1) * torch.exp(steps * -math.log(_LONGEST) / divisor)
+    parts = (angles.sin(), angles.cos()) if sine_first else (angles.cos(), angles.sin())
+    return torch.cat(parts, dim=1)
+
+
+class HeadAttention(nn.Module):
+    """Attention with biases; `context`: width of what keys and values are made from."""
+
+    def __init__(self, size: StackSize, context: int) -> None:
+        super().__init__()
+        self.head_dim = size.head_dim
+        self.to_q = nn.Linear(size.width, size.width)
+        self.to_k = nn.Linear(context, size.width)
+        self.to_v = nn.Linear(context, size.width)
+        self.to_out = nn.ModuleList([nn.Linear(size.width, size.width)])
+
+    def keys_values(self, context: Tensor) -> KeysValues:
+        """Keys and values [B,heads,T,head_dim] of [B,T,width]."""
+        return split_heads(self.to_k(context), self.head_dim), split_heads(self.to_v(context), self.head_dim)
+
+    def forward(self, x: Tensor, found: KeysValues, mask: Tensor | None = None) -> Tensor:
+        queries = split_heads(self.to_q(x), self.head_dim)
+        out: Tensor = self.to_out[0](attend(queries, *found, mask))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two layers with the tanh approximation of gelu between them; the middle of `net` is the release's dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        first = nn.Module()
+        first.proj = nn.Linear(width, 4 * width)
+        self.net = nn.ModuleList([first, nn.Identity(), nn.Linear(4 * width, width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.gelu(self.net[0].proj(x), approximate="tanh")  # type: ignore[operator]
+        found: Tensor = self.net[2](hidden)
+        return found
+
+
+class AdaptiveNorm(nn.Module):
+    """Layer norm without weights of its own; scale and shift follow from the time."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        scale, shift = self.linear(functional.silu(time)).unsqueeze(1).chunk(2, dim=2)
+        normed: Tensor = functional.layer_norm(x, x.shape[-1:], eps=_NORM_EPS) * (1.0 + scale) + shift
+        return normed.to(x.dtype)
+
+
+class SelfAttentionBlock(nn.Module):
+    """A block over the backbone's features, with plain norms."""
+
+    def __init__(self, size: StackSize) -> None:
+        super().__init__()
+        self.norm1, self.norm3 = nn.LayerNorm(size.width, _NORM_EPS), nn.LayerNorm(size.width, _NORM_EPS)
+        self.attn1 = HeadAttention(size, size.width)
+        self.ff = FeedForward(size.width)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        normed = self.norm1(x)
+        x = x + self.attn1(normed, self.attn1.keys_values(normed), mask)
+        found: Tensor = x + self.ff(self.norm3(x))
+        return found
+
+
+class DitBlock(nn.Module):
+    """A block of the diffusion transformer. context: width of what it attends to, 0 for its own tokens."""
+
+    def __init__(self, size: StackSize, context: int) -> None:
+        super().__init__()
+        self.crosses = context > 0
+        self.norm1 = AdaptiveNorm(size.width)
+        self.attn1 = HeadAttention(size, context or size.width)
+        self.ff = FeedForward(size.width)
+
+    def forward(self, x: Tensor, time: Tensor, context: KeysValues | None, mask: Tensor | None) -> Tensor:
+        """mask: of the context."""
+        normed = self.norm1(x, time)
+        if context is None:
+            x = x + self.attn1(normed, self.attn1.keys_values(normed))
+        else:
+            x = x + self.attn1(normed, context, mask)
+        normed = functional.layer_norm(x, x.shape[-1:], eps=_NORM_EPS)
+        found: Tensor = x + self.ff(normed)
+        return found
+
+
+class TimestepEncoder(nn.Module):
+    """Holds `timestep_embedder`: an MLP on the code of the time."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.timestep_embedder = nn.ModuleDict(
+            {"linear_1": nn.Linear(_TIME_CHANNELS, width), "linear_2": nn.Linear(width, width)}
+        )
+
+    def forward(self, bucket: Tensor) -> Tensor:
+        """[B] -> [B,width]."""
+        half = _TIME_CHANNELS // 2
+        code = time_code(bucket, half, divisor=half - 1, sine_first=False)
+        mlp = self.timestep_embedder
+        found: Tensor = mlp["linear_2"](functional.silu(mlp["linear_1"](code)))
+        return found
+
+
+class Dit(nn.Module):
+    """The diffusion transformer: even blocks attend to the backbone's features, odd ones to their own tokens.
+
+    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
+    """
+
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        stack, self.checkpointing = size.dit, False
+        self.timestep_encoder = TimestepEncoder(stack.width)
+        self.transformer_blocks = nn.ModuleList(
+            DitBlock(stack, size.llm.width if index % 2 == 0 else 0) for index in range(stack.layers)
+        )
+        self.proj_out_1 = nn.Linear(stack.width, 2 * stack.width)
+        self.proj_out_2 = nn.Linear(stack.width, size.hidden)
+
+    def keys_values(self, features: Tensor) -> tuple[KeysValues, ...]:
+        """Keys and values of the backbone's features [B,P,width] for each block that attends to them."""
+        return tuple(block.attn1.keys_values(features) for block in self.transformer_blocks[::2])  # type: ignore[union-attr,operator]
+
+    def forward(self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...], mask: Tensor | None = None) -> Tensor:
+        """Tokens x [B,T,width], bucket [B] of the time, mask [B,1,1,P] of the context -> [B,T,hidden]."""
+        time = self.timestep_encoder(bucket)
+        for index, block in enumerate(self.transformer_blocks):
+            seen = context[index // 2] if index % 2 == 0 else None
+            x = run_layer(block, x, time, seen, mask, recompute=self.checkpointing)
+        shift, scale = self.proj_out_1(functional.silu(time)).unsqueeze(1).chunk(2, dim=2)
+        normed = functional.layer_norm(x, x.shape[-1:], eps=_LAST_EPS) * (1.0 + scale) + shift
+        found: Tensor = self.proj_out_2(normed)
+        return found
+
+
+class VlSelfAttention(nn.Module):
+    """Holds the blocks over the backbone's features. checkpointing: as the diffusion transformer's."""
+
+    def __init__(self, size: StackSize) -> None:
+        super().__init__()
+        self.checkpointing = False
+        self.transformer_blocks = nn.ModuleList(SelfAttentionBlock(size) for _ in range(size.layers))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.transformer_blocks:
+            x = run_layer(block, x, mask, recompute=self.checkpointing)
+        return x
+
+
+class ActionHead(nn.Module):
+    """All that is behind the backbone, under the release's names."""
+
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        width, embodiments = size.dit.width, size.embodiments
+        self.horizon = size.horizon
+        self.vlln = nn.LayerNorm(size.llm.width, _NORM_EPS)
+        self.vl_self_attention = VlSelfAttention(size.vl)
+        self.state_encoder = EmbodimentMlp(embodiments, size.state_dim, size.hidden, width)
+        self.action_encoder = ActionEncoder(size)
+        self.action_decoder = EmbodimentMlp(embodiments, size.hidden, size.hidden, size.action_dim)
+        self.future_tokens = nn.Embedding(size.future, width)
+        self.position_embedding = nn.Embedding(size.positions, width)
+        self.model = Dit(size)
+
+    def tokens(self, state: Tensor, x: Tensor, bucket: Tensor, embodiment: Tensor) -> Tensor:
+        """state [B,S], x [B,H,A] -> the transformer's tokens [B,1+future+H,width] float32."""
+        actions = self.action_encoder(x, bucket, embodiment) + _first_rows(self.position_embedding, x.shape[1])
+        future = _first_rows(self.future_tokens, self.future_tokens.num_embeddings).expand(len(x), -1, -1)
+        return torch.cat((self.state_encoder(state.unsqueeze(1), embodiment), future, actions), dim=1)
+
+
+def _first_rows(table: nn.Embedding, count: int) -> Tensor:
+    """The first rows of a table [count,width] float32. By a call, not its weight: then acting and training both have
+    the rows as they are published, rounded (`precision.RoundedEmbedding`)."""
+    rows: Tensor = table(torch.arange(count, device=table.weight.device))
+    return rows.float()

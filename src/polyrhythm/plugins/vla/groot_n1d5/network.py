@@ -1,0 +1,143 @@
+"""The network of GR00T N1.5, with the parameter names of the release.
+
+The backbone and the self-attention over its features run once per chunk step; so do the keys and values that every
+second block of the diffusion transformer reads. GR00T's time runs from 0 (noise) to 1 (data) in 1,000 buckets and its
+velocity is data − noise; here both are turned round, as for every `FlowNetwork`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.vla.flow_network import Prefix
+from polyrhythm.plugins.vla.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear
+from polyrhythm.plugins.vla.groot_n1d5.backbone import Backbone
+from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, config_from_size, size_from_config
+from polyrhythm.plugins.vla.layers.attention import mean_of
+from polyrhythm.plugins.vla.precision import computing_dtype
+
+#: Input with the backbone's hidden states, in place of images and words.
+_HIDDEN = "backbone_hidden"
+_VISIBLE = "visible"
+#: Raises a time such as 0.2, which is a little less in float32, above its bucket's edge.
+_EDGE = 1e-3
+
+
+class GrootNetwork(nn.Module):
+    """GR00T N1.5: a `FlowNetwork`.
+
+    inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with as many placeholders as the images
+    have tokens, attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64, visible [B,L] bool: the places
+    that the head reads, those of attention_mask unless given. The release's head reads padding too, so that there the
+    same words in more places give another answer; a prompt alone has none.
+    """
+
+    step_inputs = ("state", "embodiment_id")
+
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
+        self.feature_width, self.action_width = size.llm.width, size.hidden
+        self.backbone = Backbone(size)
+        self.action_head = ActionHead(size)
+
+    def initialise(self) -> None:
+        """Draw all parameters: unit variance through every linear map, first velocities near zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, EmbodimentLinear):
+                nn.init.normal_(module.W, std=module.W.shape[1] ** -0.5)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.5)
+        for module in self.modules():
+            if isinstance(module, AdaptiveNorm):
+                nn.init.normal_(module.linear.weight, std=0.2 * module.linear.in_features**-0.5)
+        nn.init.normal_(self.action_head.action_decoder.layer2.W, std=0.02)
+
+    def prefix_parameters(self) -> Iterable[Tensor]:
+        head = self.action_head
+        crossing = [block.attn1 for block in head.model.transformer_blocks[::2]]
+        yield from self.backbone.parameters()
+        for module in (head.vlln, head.vl_self_attention):
+            yield from module.parameters()
+        for attention in crossing:
+            for linear in (attention.to_k, attention.to_v):  # type: ignore[union-attr]
+                yield from linear.parameters()  # type: ignore[union-attr]
+
+    def frozen_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """With a frozen backbone its hidden states, and the inputs that are read beside them."""
+        if any(p.requires_grad for p in self.backbone.parameters()):
+            return {}
+        beside = {name: inputs[name] for name in self.step_inputs}
+        return beside | {_VISIBLE: _visible(inputs), _HIDDEN: self._hidden(inputs)}
+
+    def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
+        """The pass over images and language. The features are the mean over all places that the head reads."""
+        seen, visible = self.features(inputs), _visible(inputs)
+        keys_values = self.action_head.model.keys_values(seen)
+        pooled = mean_of(seen.float(), visible) if features else seen.new_empty(len(seen), 0, dtype=torch.float32)
+        return Prefix(keys_values, visible, pooled)
+
+    def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The backbone's features after the head's norm and self-attention [B,L,width]."""
+        head, hidden = self.action_head, inputs.get(_HIDDEN)
+        if hidden is None:
+            hidden = self._hidden(inputs)
+        found: Tensor = head.vl_self_attention(head.vlln(hidden).to(hidden.dtype), _keys(_visible(inputs)))
+        return found
+
+    def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        eagle = self.backbone.eagle_model
+        found: Tensor = eagle(eagle.embed(inputs["images"], inputs["input_ids"], self._dtype), inputs["attention_mask"])
+        return found
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return computing_dtype(next(self.backbone.eagle_model.mlp1.parameters()))
+
+    def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        head, embodiment = self.action_head, inputs["embodiment_id"]
+        bucket = (self.size.buckets * (1.0 - t) + _EDGE).long()
+        tokens = head.tokens(inputs["state"], x, bucket, embodiment)
+        hidden = head.model(tokens.to(self._dtype), bucket, prefix.keys_values, _keys(prefix.present))
+        features = hidden[:, -self.horizon :].float()
+        return -head.action_decoder(features, embodiment), features
+
+
+def _visible(inputs: Mapping[str, Tensor]) -> Tensor:
+    """The places that the head reads."""
+    return inputs[_VISIBLE] if _VISIBLE in inputs else inputs["attention_mask"]
+
+
+def _keys(visible: Tensor) -> Tensor:
+    """The mask of an attention to these places, alike for all queries: [B,P] -> [B,1,1,P]."""
+    return visible[:, None, None, :]
+
+
+_E = "backbone.eagle_model."
+_WORDS = f"{_E}language_model.lm_head.weight"
+_POOLING = f"{_E}vision_model.vision_model.head.*"
+_FLOW_HEADS = ("action_head.state_encoder.*", "action_head.action_encoder.*", "action_head.action_decoder.*")
+
+GROOT_N1D5 = Architecture(
+    name="groot_n1d5",
+    size=size_from_config,
+    network=GrootNetwork,
+    config=config_from_size,
+    aliases={f"{_E}language_model.model.embed_tokens.weight": _WORDS},
+    unused=("action_head.value_head.*", "action_head.reinflow_explore_noise_net.*"),
+    parts={
+        "expert": ("action_head.*",),
+        "head": ("action_head.action_decoder.*", "action_head.model.proj_out_?.*"),
+        "lora": (f"{_E}language_model.model.layers.*_proj.weight", "action_head.model.*.attn1.to_*.weight"),
+    },
+    dead=(_POOLING,),
+    float32=("*.embeddings.*", "*norm.*", "*norm?.*", "*layernorm.*", "*timestep_encoder.*", *_FLOW_HEADS),
+)

@@ -1,0 +1,114 @@
+"""Settings of GR00T N1.5 policies, and what is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.fitting import released_size
+from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
+from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5
+from polyrhythm.plugins.vla.groot_n1d5.size import QWEN3, GrootSize, StackSize
+from polyrhythm.plugins.vla.input_form import InputForm
+from polyrhythm.plugins.vla.layers.siglip import SiglipSize
+from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
+from polyrhythm.specs import EnvSpec
+
+
+class SizeSettings(InputSizeSettings):
+    """Form of a network that is not a checkpoint's. The default has 1 million parameters."""
+
+    width: int = Field(96, ge=8)
+    """Features per token of the language model; heads x an even number."""
+    mlp: int = Field(288, ge=8)
+    """Hidden units of its MLPs."""
+    layers: int = Field(2, ge=1)
+    """Its layers."""
+    heads: int = Field(4, ge=1)
+    """Its attention heads, and those of the action head."""
+    dit_width: int = Field(64, ge=8)
+    """Features per token of the diffusion transformer; a multiple of heads."""
+    dit_layers: int = Field(4, ge=1)
+    """Its blocks; the even ones attend to images and words."""
+    hidden: int = Field(64, ge=8)
+    """Units of the encoders of state and actions."""
+
+    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
+        return (
+            ("width", self.width, "2 x heads", 2 * self.heads),
+            ("dit_width", self.dit_width, "heads", self.heads),
+            *super().multiples(),
+        )
+
+    def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
+        """The network's size, with one embodiment and without padded entries."""
+        head_dim = self.width // self.heads
+        return GrootSize(
+            llm=replace(
+                QWEN3,
+                width=self.width,
+                layers=self.layers,
+                mlp=self.mlp,
+                heads=self.heads,
+                kv_heads=self.heads,
+                head_dim=head_dim,
+            ),
+            vision=SiglipSize(
+                self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads, self.image, self.patch
+            ),
+            vocabulary=self.words,
+            image_token=self.words - 1,
+            vl=StackSize(1, self.heads, head_dim),
+            dit=StackSize(self.dit_layers, self.heads, self.dit_width // self.heads),
+            hidden=self.hidden,
+            horizon=horizon,
+            action_dim=action_dim,
+            state_dim=state_dim,
+            embodiments=1,
+            future=4,
+            positions=horizon,
+        )
+
+
+class GrootSettings(FlowVlaSettings):
+    """GR00T N1.5 (NVIDIA 2025)."""
+
+    type: Literal["groot_n1d5"] = "groot_n1d5"
+    """The policy's name."""
+    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
+
+    def fitted_architecture(self, size: GrootSize) -> Architecture:  # noqa: ARG002 - dead whatever the size
+        return GROOT_N1D5
+
+    def input_form(self, size: GrootSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002 - all alike
+        return InputForm(
+            architecture=self.type,
+            image=size.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=size.vocabulary,
+            words=size.image_token,
+            state_dim=size.state_dim,
+            fill="left",
+            image_token=size.image_token,
+            image_tokens=size.vision.tokens,
+            embodiments=size.embodiments,
+        )
+
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> GrootSize:
+        if source is not None:
+            size: GrootSize = released_size(GROOT_N1D5, source)
+        elif isinstance(self.size, str):
+            size = replace(GrootSize(), horizon=self.chunk)
+        else:
+            size = self.size.network(
+                horizon=self.horizon or self.chunk,
+                action_dim=env_spec.action.dim,
+                state_dim=self.state_entries(env_spec),
+            )
+        return replace(size, horizon=self.horizon or size.horizon)

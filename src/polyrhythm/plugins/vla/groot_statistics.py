@@ -1,0 +1,219 @@
+"""Reads GR00T's statistics: which keys of an embodiment make its state and action, in which order, and how.
+
+A folder has numbers for every key (experiment_cfg/metadata.json: {TAG: {"statistics": {"state" | "action": {KEY: {min,
+max, mean, std, q01, q99}}}}}) but not what becomes of them; that is in the data configuration of its fine-tuning. They
+are those of NVIDIA's code before N1.6 (gr00t/experiment/data_config.py, examples/*/custom_data_config.py) and of RLinf
+(gr00t_n1d5/modality_config.py). A folder of `new_embodiment` may have any of them.
+
+    min_max, mean_std   see `scaling`; an entry that never varied becomes 0, with mean_std it stays
+    binary              1 above 0.5, else 0
+    none                as it is
+    sin_cos             of the state: the sines of a key's entries, then their cosines
+    rotation_6d         of the state: another form of a rotation (`state_parts`)
+    axis_angle          of the action: refused where the folder has another form
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.vla import scaling
+from polyrhythm.plugins.vla.folder_files import few, mapping_in, number_pair
+from polyrhythm.plugins.vla.scaling import Scaling
+from polyrhythm.plugins.vla.state_parts import ROTATIONS, SIN_COS, StatePart
+
+Transform = Literal["min_max", "mean_std", "binary", "none", "sin_cos", "rotation_6d", "axis_angle"]
+#: Key -> what becomes of it, in the order in which the network takes them.
+Transforms = Mapping[str, Transform]
+
+
+class DataConfig(NamedTuple):
+    """Keys of state and action; None: all that the folder has, in its order, by min_max."""
+
+    state: Transforms | None
+    action: Transforms | None
+
+
+def _all(transform: Transform, keys: Iterable[str]) -> dict[str, Transform]:
+    return dict.fromkeys(keys, transform)
+
+
+_ARMS = ("left_arm", "right_arm", "left_hand", "right_hand")
+_PANDA = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+_GENIE = tuple(f"{side}_{part}_position" for part in ("arm_joint", "effector") for side in ("left", "right"))
+_BODY = (*_GENIE, "head_position", "waist_position")
+_MEAN_STD = {**_all("mean_std", _PANDA[:6]), "gripper": "min_max"}
+_SIDES = ("right", "left")
+
+
+def _two_pandas(hand: str, grip: str, closed: Transform) -> DataConfig:
+    """NVIDIA's pair of Panda arms. hand, grip: their keys of the state and of the action."""
+    state: dict[str, Transform] = {}
+    action: dict[str, Transform] = {}
+    for side in _SIDES:
+        arm = f"{side}_arm_eef"
+        state |= {f"{arm}_pos": "min_max", f"{arm}_quat": "rotation_6d", f"{side}_{hand}": "min_max"}
+        action |= {f"{arm}_pos": "none", f"{arm}_rot": "none", f"{side}_{grip}": closed}
+    return DataConfig(state, action)
+
+
+DATA_CONFIGS: Mapping[str, DataConfig] = MappingProxyType(
+    {
+        "min_max": DataConfig(None, None),
+        "fourier_gr1_arms_only": DataConfig(_all("sin_cos", _ARMS), _all("min_max", _ARMS)),
+        "fourier_gr1_arms_waist": DataConfig(_all("sin_cos", (*_ARMS, "waist")), _all("min_max", (*_ARMS, "waist"))),
+        "fourier_gr1_full_upper_body": DataConfig(
+            _all("min_max", (*_ARMS, "waist", "neck")), _all("min_max", (*_ARMS, "waist", "neck"))
+        ),
+        "unitree_g1": DataConfig(_all("min_max", _ARMS), _all("min_max", _ARMS)),
+        "unitree_g1_full_body": DataConfig(
+            _all("min_max", ("left_leg", "right_leg", "waist", *_ARMS)), _all("min_max", _ARMS)
+        ),
+        "so100": DataConfig(_all("min_max", ("single_arm", "gripper")), _all("min_max", ("single_arm", "gripper"))),
+        "agibot_genie1": DataConfig(_all("min_max", _BODY), _all("min_max", (*_BODY, "robot_velocity"))),
+        "bimanual_panda_gripper": _two_pandas("gripper_qpos", "gripper_close", "binary"),
+        "bimanual_panda_hand": _two_pandas("hand", "hand", "min_max"),
+        "single_panda_gripper": DataConfig(
+            {
+                "end_effector_position_relative": "min_max",
+                "end_effector_rotation_relative": "rotation_6d",
+                "gripper_qpos": "min_max",
+                "base_position": "min_max",
+                "base_rotation": "rotation_6d",
+            },
+            {
+                **_all("min_max", ("end_effector_position", "end_effector_rotation")),
+                "gripper_close": "binary",
+                "base_motion": "min_max",
+                "control_mode": "binary",
+            },
+        ),
+        "oxe_droid": DataConfig(
+            {"eef_position": "min_max", "eef_rotation": "rotation_6d", "gripper_position": "min_max"},
+            {"eef_position_delta": "none", "eef_rotation_delta": "axis_angle", "gripper_position": "binary"},
+        ),
+        "libero": DataConfig(_all("min_max", _PANDA), _all("min_max", _PANDA)),
+        "libero_mean_std": DataConfig(_all("min_max", _PANDA), _MEAN_STD),
+        "fractal": DataConfig(_all("min_max", ("x", "y", "z", "rx", "ry", "rz", "rw", "gripper")), _MEAN_STD),
+        "bridge": DataConfig(_all("min_max", (*_PANDA[:6], "pad", "gripper")), _all("min_max", _PANDA)),
+        "maniskill_widowx": DataConfig({"left_arm": "sin_cos"}, {"left_arm": "min_max"}),
+    }
+)
+#: Embodiment -> its data configuration where only one is known.
+OF_EMBODIMENT = {
+    "gr1": "fourier_gr1_arms_only",
+    "oxe_droid": "oxe_droid",
+    "agibot_genie1": "agibot_genie1",
+    "genie1_gripper": "agibot_genie1",
+    "libero_franka": "libero",
+    "isaaclab_franka": "libero",
+    "maniskill_widowx": "maniskill_widowx",
+}
+
+
+class GrootScalings(NamedTuple):
+    """state, action: None where the folder has no numbers. parts: of a state that the network takes in another form."""
+
+    state: Scaling | None
+    action: Scaling | None
+    parts: tuple[StatePart, ...]
+
+
+def groot_scalings(tag: str, robot: Mapping[str, Any], name: str, origin: str) -> GrootScalings:
+    """Those of one embodiment. name: of its data configuration, "" for the embodiment's own.
+
+    ConfigError: no configuration is known, it needs another key, or a transform that is not done here.
+    """
+    statistics = mapping_in(robot, "statistics", f"{origin}: {tag}")
+    state, action = (mapping_in(statistics, kind, origin) for kind in ("state", "action"))
+    if not state and not action:
+        return GrootScalings(None, None, ())
+    chosen = name or OF_EMBODIMENT.get(tag, "")
+    if chosen not in DATA_CONFIGS:
+        what = f"policy.data_config = {chosen!r}" if chosen else "policy.data_config is not set"
+        raise ConfigError(
+            f"{what}: {origin} has the statistics of {tag} ({few([*action], 8)}) but not how they are used; set it to "
+            f"that of the fine-tuning ({', '.join(DATA_CONFIGS)})"
+        )
+    config = DATA_CONFIGS[chosen]
+    of_state, of_action = config.state or _all("min_max", state), config.action or _all("min_max", action)
+    for kind, wanted, there in (("state", of_state, state), ("action", of_action, action)):
+        if there and (absent := [key for key in wanted if key not in there]):
+            raise ConfigError(
+                f"policy.data_config = {chosen!r}: {origin} has no statistics of {tag}.{kind}.{absent[0]} but "
+                f"{few([*there], 8)}; set it to the data configuration of the fine-tuning ({', '.join(DATA_CONFIGS)})"
+            )
+    modalities = mapping_in(robot, "modalities", f"{origin}: {tag}")
+    where = f"{origin}: {tag}"
+    parts = tuple(_part(how, state[key], modalities, key, where) for key, how in of_state.items() if state)
+    return GrootScalings(
+        _joined(of_state, state, f"{where}.state"),
+        _joined(of_action, action, f"{where}.action", mapping_in(modalities, "action", where)),
+        parts if any(part.form for part in parts) else (),
+    )
+
+
+def _part(how: Transform, stats: Any, modalities: Mapping[str, Any], key: str, where: str) -> StatePart:
+    """A key of the state. ConfigError: a rotation in a form that is not known here."""
+    width = _width(stats, f"{where}.state.{key}")
+    if how != "rotation_6d":
+        return StatePart(width, SIN_COS if how == "sin_cos" else "")
+    form = str(_rotation_type(mapping_in(modalities, "state", where), key))
+    if form == "rotation_6d":
+        return StatePart(width, "")
+    if ROTATIONS.get(form) != width:
+        raise ConfigError(
+            f"{where}.state.{key} becomes rotation_6d before the network, which is not done here from {width} entries "
+            f"of {form}; set policy.robot or policy.data_config to one without it"
+        )
+    return StatePart(width, form)
+
+
+def _rotation_type(modalities: Mapping[str, Any], key: str) -> Any:
+    """The form of a key's rotation; None where the folder tells none."""
+    about = modalities.get(key)
+    return about.get("rotation_type") if isinstance(about, Mapping) else None
+
+
+def _joined(
+    wanted: Transforms, there: Mapping[str, Any], where: str, modalities: Mapping[str, Any] = MappingProxyType({})
+) -> Scaling | None:
+    """modalities: of actions, whose rotations are as they are or refused."""
+    found: Scaling | None = None
+    for key, transform in wanted.items() if there else ():
+        if transform == "axis_angle" and _rotation_type(modalities, key) != transform:
+            raise ConfigError(
+                f"{where}.{key} becomes {transform} before the network, which is not done here; set policy.robot or "
+                "policy.data_config to one without it"
+            )
+        part = _scaling(transform, there[key], f"{where}.{key}")
+        found = part if found is None else found.joined(part)
+    return found
+
+
+def _scaling(transform: Transform, stats: Any, origin: str) -> Scaling:
+    if transform == "mean_std":
+        return groot_scaling("mean_std", *number_pair(stats, "mean", "std", origin))
+    if transform == "min_max":
+        return groot_scaling("min_max", *number_pair(stats, "min", "max", origin))
+    return (scaling.switches if transform == "binary" else scaling.identity)(_width(stats, origin))
+
+
+def _width(stats: Any, origin: str) -> int:
+    """Entries of a key."""
+    return len(number_pair(stats, "min", "max", origin)[0])
+
+
+def groot_scaling(method: scaling.Method, first: np.ndarray, second: np.ndarray) -> Scaling:
+    """One of GR00T's modes. first, second: lower and upper bounds, or mean and deviation. What never varied becomes 0
+    with extremes and is kept otherwise; quantiles are clipped."""
+    if method == "mean_std":
+        return scaling.mean_std(first, second, eps=0.0, constant="keep")
+    clipped = method == "quantile"
+    constant: scaling.Constant = "keep" if clipped else "zero"
+    return scaling.bounds(first, second, method=method, constant=constant, clipped=clipped)

@@ -1,0 +1,285 @@
+"""Plans a policy's inputs and outputs: reads statistics and tokenizer and checks that environment and policy fit.
+
+Everything is known before the start, and every misfit is one sentence with both values. Only numpy: no tensor is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.vla import prompts, scaling
+from polyrhythm.plugins.vla.actions import ActionPlan, plan_actions
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.folder_files import CHOICES, read_json
+from polyrhythm.plugins.vla.folder_inputs import FolderInputs, folder_inputs
+from polyrhythm.plugins.vla.images import HALF, IMAGENET, Colours, Resizing
+from polyrhythm.plugins.vla.input_form import CAMERAS, EMBODIMENTS, InputForm
+from polyrhythm.plugins.vla.inspection import camera_names
+from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompts
+from polyrhythm.plugins.vla.scaling import Scaling
+from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.plugins.vla.state_parts import StatePart
+from polyrhythm.plugins.vla.statistics import BOUNDS, RobotStatistics, robot_statistics
+from polyrhythm.plugins.vla.tokenizers import WORDS, Tokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.specs import EnvSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputPlan:
+    """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; resizing: of π0's
+    images; colours: of OpenVLA-OFT's two towers; state: name of the environment's array ("" if it has none);
+    state_scaling: of its entries; parts: of a state that is taken in another form (GR00T). padding_counts: GR00T's
+    head reads the padding of prompts, as many as set. embodiment: its row."""
+
+    form: InputForm
+    cameras: tuple[tuple[str, str], ...]
+    turn: bool
+    resizing: Resizing
+    colours: tuple[Colours, Colours]
+    state: str
+    state_scaling: Scaling
+    parts: tuple[StatePart, ...]
+    actions: ActionPlan
+    prompts: PromptTable | StatePrompts
+    padding_counts: bool
+    embodiment: int
+
+
+def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None) -> InputPlan:
+    """Everything about inputs and outputs that is known before the start.
+
+    ConfigError, in one sentence with both values: cameras, state, actions, statistics, robot, tokenizer or prompts do
+    not fit; ValueError: the environment's actions are not continuous.
+    """
+    choices: Mapping[str, Any] = source.config.get(CHOICES) or {} if source is not None else {}
+    statistics = None
+    robot = settings.robot or choices.get("robot", "")
+    if source is not None and _says_size(settings):
+        _warn(f"policy.size is not used: checkpoint = {source.folder} has a network of its own; leave policy.size out")
+    if source is not None and robot != BOUNDS:
+        statistics = robot_statistics(source, form.architecture, robot, settings.data_config)
+    release = folder_inputs(source)
+    if release.relative and not settings.relative_entries:
+        raise ConfigError(
+            "policy.relative_entries = 0: by its policy_preprocessor.json the actions of the checkpoint are relative "
+            "to the state; set it to how many leading entries are"
+        )
+    state, state_scaling = _plan_state(settings, env_spec, form, statistics)
+    cameras = _plan_cameras(settings, env_spec, form, source)
+    tokenizer = _tokenizer(settings, form, source, choices)
+    return InputPlan(
+        form=form,
+        cameras=cameras,
+        turn=settings.turn_images,
+        resizing=release.resizing,
+        colours=_colours(source),
+        state=state,
+        state_scaling=state_scaling,
+        parts=() if statistics is None else statistics.parts,
+        actions=plan_actions(settings, env_spec, form, statistics),
+        prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size, release),
+        padding_counts=settings.prompt_length > 0,
+        embodiment=_embodiment(settings, form, statistics),
+    )
+
+
+def _says_size(settings: VlaSettings) -> bool:
+    """Whether they give a network's form. Saved settings have the default's, which says nothing."""
+    own = type(settings).model_fields.get("size")
+    return own is not None and getattr(settings, "size") != own.default  # noqa: B009 - an architecture's own field
+
+
+def _plan_cameras(
+    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None
+) -> tuple[tuple[str, str], ...]:
+    """Slots of the policy with the environment's image of each."""
+    seen = {name: spec for name, spec in env_spec.observation.items() if spec.dtype == "uint8" and len(spec.shape) == 3}
+    there = ", ".join(f"{name} {list(spec.shape)}" for name, spec in seen.items())
+    if not seen:
+        raise ConfigError(
+            f"policy.type = {form.architecture!r} needs an image, the environment shows {_shown(env_spec)}: switch its "
+            "camera on in the env's settings"
+        )
+    slots = _slots(form, source)
+    chosen = {_last(slot): name for slot, name in settings.cameras.items()}
+    if not chosen:
+        needs_all = form.architecture == "groot_n1d5" and source is not None
+        if len(seen) > len(slots) or (needs_all and len(seen) < len(slots)):
+            raise ConfigError(
+                f"the environment has {len(seen)} cameras ({there}) and the policy {len(slots)} ({', '.join(slots)}): "
+                "say in policy.cameras which image each of them gets"
+            )
+        chosen = dict(zip(slots, seen, strict=False))
+        if source is not None and camera_names(source) and len(seen) < len(slots):
+            _warn(
+                f"checkpoint = {source.folder} has {len(slots)} cameras ({', '.join(slots)}), the environment "
+                f"{len(seen)} ({there}): without an image, so masked: {', '.join(slots[len(seen) :])}; say in "
+                "policy.cameras which image each gets, if it is another one"
+            )
+    for slot, name in chosen.items():
+        if slot not in slots:
+            raise ConfigError(
+                f"policy.cameras names {slot!r}, the policy's cameras are {', '.join(slots)}: use these names"
+            )
+        if name not in seen or seen[name].shape[2] != 3:
+            raise ConfigError(
+                f"policy.cameras.{slot} = {name!r}: the environment has no such colour image; it has {there}: name one "
+                "of these"
+            )
+    return tuple((slot, chosen[slot]) for slot in slots if slot in chosen)
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once in a process, though inputs are planned for the form and again for each build."""
+    log.warning("%s", text)
+
+
+def _slots(form: InputForm, source: Checkpoint | None) -> tuple[str, ...]:
+    """The policy's cameras in order: as the folder names them, else as released."""
+    named = [_last(name) for name in camera_names(source)] if source is not None else []
+    return tuple(name for name in named if not name.startswith("empty_camera")) or CAMERAS[form.architecture]
+
+
+def _colours(source: Checkpoint | None) -> tuple[Colours, Colours]:
+    """Value ranges of images for DINOv2 and SigLIP: of the folder's image processor, else ImageNet's and 0.5."""
+    file = source.folder / "preprocessor_config.json" if source is not None else None
+    found = read_json(file).get("tvf_normalize_params") if file is not None and file.is_file() else None
+    if not found:
+        return IMAGENET, HALF
+    try:
+        dino, siglip = ((tuple(map(float, one["mean"])), tuple(map(float, one["std"]))) for one in found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: tvf_normalize_params is not mean and std for two towers ({error}); copy it again from its release"
+        ) from error
+    return dino, siglip
+
+
+def _last(name: str) -> str:
+    """`observation.images.base_0_rgb` -> `base_0_rgb`."""
+    return name.rsplit(".", 1)[-1]
+
+
+def _plan_state(
+    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics | None
+) -> tuple[str, Scaling]:
+    """The environment's state array and its normalisation."""
+    spec = env_spec.observation.get(settings.state)
+    if spec is None and not form.needs_state:
+        return "", scaling.identity(0)
+    if spec is None or len(spec.shape) != 1 or not spec.dtype.startswith("float"):
+        raise ConfigError(
+            f"policy.state = {settings.state!r}: policy.type = {form.architecture!r} needs the robot's state as a row "
+            f"of floats, the environment shows {_shown(env_spec)}; name one of them"
+        )
+    (width,) = spec.shape
+    parts = () if statistics is None else statistics.parts
+    taken = sum(part.taken for part in parts) or width
+    if form.state_dim and (taken > form.state_dim or (taken < form.state_dim and not form.pads)):
+        doubled = "" if taken == width else f" ({taken} in the network's form)"
+        raise ConfigError(
+            f"policy.state = {settings.state!r} has {width} entries{doubled}, the network takes {form.state_dim}; "
+            "choose another array or checkpoint"
+        )
+    found = statistics.state if statistics is not None else None
+    if statistics is None or (found is None and not form.needs_state):
+        return settings.state, scaling.identity(width)
+    if found is None:
+        raise ConfigError(f"{statistics.origin} has no statistics of the state; copy it again from its release")
+    if found.size == form.state_dim:  # as some releases have it
+        found = found.without_padding(width)
+    if found.size != width:
+        spared = "" if form.needs_state else ", or leave out the state, which only the value reads: \"policy.state=''\""
+        raise ConfigError(
+            f"policy.state = {settings.state!r} has {width} entries, {statistics.origin} has statistics of "
+            f"{found.size}; make the environment show the state of that robot, or choose another policy.robot{spared}"
+        )
+    return settings.state, found
+
+
+def _shown(env_spec: EnvSpec) -> str:
+    return ", ".join(f"{name} {spec.dtype} {list(spec.shape)}" for name, spec in env_spec.observation.items())
+
+
+def _tokenizer(
+    settings: VlaSettings, form: InputForm, source: Checkpoint | None, choices: Mapping[str, Any]
+) -> Tokenizer:
+    """That of the settings, of the folder, or hashed words."""
+    name = settings.tokenizer or choices.get("tokenizer", "")
+    if name == WORDS or (not name and source is None):
+        specials = {prompts.IMAGE_CONTEXT: form.image_token} if form.image_tokens else {}
+        return WordTokenizer(form.words, bos=form.bos, specials=specials)
+    if name:
+        return folder_tokenizer(name)
+    assert source is not None
+    if source.tokenizer is None:
+        raise MissingError(
+            f"checkpoint = {source.folder}: it has no tokenizer; set policy.tokenizer to the folder of the one that "
+            f"{form.architecture} was released with, or to {WORDS!r} if it was trained here with hashed words"
+        )
+    return folder_tokenizer(str(source.tokenizer))
+
+
+def _plan_prompts(
+    settings: VlaSettings,
+    env_spec: EnvSpec,
+    form: InputForm,
+    tokenizer: Tokenizer,
+    cameras: int,
+    entries: int,
+    release: FolderInputs,
+) -> PromptTable | StatePrompts:
+    tasks = env_spec.tasks
+    if tokenizer.bos < 0 and form.architecture != "groot_n1d5":
+        raise ConfigError(
+            f"{tokenizer.origin} has no begin token, which {form.architecture} needs: set policy.tokenizer to the "
+            "folder of the one that it was released with"
+        )
+    length = settings.prompt_length or form.length
+    if form.state_in_prompt:
+        return prompts.state_prompts(tokenizer, tasks, max(entries, release.state_entries), length, form.vocabulary)
+
+    def ids(instruction: str) -> list[int]:
+        if form.architecture == "openvla_oft":
+            return prompts.oft_ids(tokenizer, instruction, form.empty)
+        if form.architecture == "groot_n1d5":
+            return prompts.groot_ids(tokenizer, instruction, cameras, form.image_tokens, form.image_token)
+        return prompts.pi0_ids(tokenizer, instruction, cleans=release.cleans)
+
+    return prompts.table(
+        [ids(task.instruction) for task in tasks],
+        tasks,
+        length=length,
+        pad=form.pad,
+        side=form.fill,
+        vocabulary=form.vocabulary,
+        origin=tokenizer.origin,
+    )
+
+
+def _embodiment(settings: VlaSettings, form: InputForm, statistics: RobotStatistics | None) -> int:
+    """GR00T's row of its per-embodiment weights."""
+    if not form.embodiments:
+        return 0
+    key = statistics.key if statistics is not None else "new_embodiment"
+    found = settings.embodiment if settings.embodiment >= 0 else EMBODIMENTS.get(key, -1)
+    if found < 0:
+        raise ConfigError(
+            f"policy.robot = {key!r}: its row of the per-embodiment weights is not known here; set policy.embodiment"
+        )
+    if found >= form.embodiments:
+        if settings.embodiment < 0 and statistics is None:
+            return form.embodiments - 1
+        raise ConfigError(
+            f"policy.embodiment = {found}: the network has {form.embodiments} embodiments; set policy.embodiment below "
+            "that"
+        )
+    return found

@@ -1,0 +1,126 @@
+"""From an environment's observations to a policy's inputs, and from the network's actions to the environment's.
+
+`plan_inputs` checks that policy and environment fit and makes every table: call it in `form()`, before anything starts,
+and again in `build()`. `VlaInputs(plan)` is the module that a policy holds; it has only buffers outside the state_dict,
+is made on any device (also meta), and never waits for its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.plugins.vla import images
+from polyrhythm.plugins.vla.actions import ActionMap
+from polyrhythm.plugins.vla.input_form import InputForm
+from polyrhythm.plugins.vla.input_plan import InputPlan, plan_inputs
+from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompts
+from polyrhythm.plugins.vla.scaling import Scaler
+from polyrhythm.plugins.vla.state_parts import in_other_form
+from polyrhythm.plugins.vla.state_prompt import StatePrompt
+from polyrhythm.specs import INSTRUCTION
+
+__all__ = ["InputForm", "InputPlan", "VlaInputs", "plan_inputs"]
+
+
+class VlaInputs(nn.Module):
+    """Inputs and outputs of a policy on a device. chunk: C; action_dim: A of the environment; state_dim: S.
+
+    `inputs(obs)` gives, rows first:
+    π0, π0.5    images [B,N,3,S,S], image_present [B,N], tokens [B,L], token_present [B,L], state [B,S]
+    OpenVLA-OFT pixel_values [B,6N,S,S], input_ids [B,L], attention_mask [B,L], state, proprio [B,S]
+    GR00T       images [B,N,3,S,S], input_ids [B,L], attention_mask, visible [B,L], embodiment_id [B], state [B,S]
+    with N the cameras that the environment has: a slot without one is left out, which equals a masked one.
+    Ids int64, masks bool, else float32. state: normalised and padded with 0.
+    """
+
+    tokens: Tensor
+    token_present: Tensor
+
+    def __init__(self, plan: InputPlan) -> None:
+        super().__init__()
+        self.plan, self.form = plan, plan.form
+        self.state_dim = plan.form.state_dim or plan.state_scaling.size
+        self.state = Scaler(plan.state_scaling)
+        self.action_map = ActionMap(plan.actions)
+        self.chunk, self.action_dim = self.action_map.chunk, self.action_map.action_dim
+        self.state_prompt = StatePrompt(plan.prompts) if isinstance(plan.prompts, StatePrompts) else None
+        if isinstance(plan.prompts, PromptTable):
+            for name, array in (("tokens", plan.prompts.ids), ("token_present", plan.prompts.present)):
+                dtype = torch.bool if array.dtype == np.bool_ else torch.int64
+                self.register_buffer(name, torch.tensor(array.tolist(), dtype=dtype), persistent=False)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The network's inputs; see the class."""
+        state = self._raw_state(obs)
+        normalised = self.state.normalise(state)
+        if self.plan.parts:
+            normalised = in_other_form(normalised, self.plan.parts)
+        ids, present = self._prompt(obs[INSTRUCTION], normalised)
+        padding = self.state_dim - normalised.shape[1]
+        found = {"state": functional.pad(normalised.float(), (0, padding))}
+        seen = self.images(obs)
+        if self.form.architecture == "openvla_oft":
+            channels = seen.flatten(1, 2)
+            return found | {
+                "pixel_values": channels,
+                "input_ids": ids,
+                "attention_mask": present,
+                "proprio": found["state"],
+            }
+        if self.form.architecture == "groot_n1d5":
+            row = torch.full((len(ids),), self.plan.embodiment, dtype=torch.int64, device=ids.device)
+            visible = torch.ones_like(present) if self.plan.padding_counts else present
+            return found | {
+                "images": seen,
+                "input_ids": ids,
+                "attention_mask": present,
+                "visible": visible,
+                "embodiment_id": row,
+            }
+        there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
+        return found | {"images": seen, "image_present": there, "tokens": ids, "token_present": present}
+
+    def images(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """The cameras' images as the network's: [B,N,3 or 6,S,S] float32. Those of equal size in one pass."""
+        cameras = [obs[name] for _, name in self.plan.cameras]
+        if len({camera.shape for camera in cameras}) > 1:
+            return torch.stack([self._image(camera) for camera in cameras], dim=1)
+        seen: Tensor = self._image(torch.stack(cameras, dim=1).flatten(0, 1)).unflatten(0, (-1, len(cameras)))
+        return seen
+
+    def executed(self, x: Tensor) -> Tensor:
+        """Of [B,H,A padded,...] the actions and entries that the environment takes, in its order: [B,C,A,...]."""
+        return self.action_map.executed(x)
+
+    def actions(self, x: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
+        """Normalised actions [B,C,A] (after `executed`) in env units, within its bounds, float32."""
+        return self.action_map.actions(x, self._raw_state(obs) if self.action_map.relative else None)
+
+    def normalised_actions(self, actions: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
+        """Demonstrated actions [B,C,A] in env units as the network's, normalised, float32: the inverse of `actions`."""
+        return self.action_map.normalised(actions, self._raw_state(obs) if self.action_map.relative else None)
+
+    def _image(self, camera: Tensor) -> Tensor:
+        camera = images.turned(camera) if self.plan.turn else camera
+        if self.form.architecture == "openvla_oft":
+            return images.oft_images(camera, self.form.image, crop=self.form.crop, colours=self.plan.colours)
+        if self.form.architecture == "groot_n1d5":
+            return images.groot_images(camera, self.form.image)
+        return images.pi0_images(camera, self.form.image, self.plan.resizing)
+
+    def _raw_state(self, obs: Mapping[str, Tensor]) -> Tensor:
+        if self.plan.state:
+            return obs[self.plan.state]
+        rows = obs[INSTRUCTION]
+        return torch.zeros(len(rows), 0, device=rows.device)
+
+    def _prompt(self, tasks: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if self.state_prompt is not None:
+            composed: tuple[Tensor, Tensor] = self.state_prompt(tasks, state)
+            return composed
+        return self.tokens[tasks], self.token_present[tasks]

@@ -1,0 +1,207 @@
+"""The decoder of Gemma, Llama and Qwen3: rotary attention with shared keys, a gated MLP, RMS norms before both.
+
+Parameter names are those of the released checkpoints (`layers.N.self_attn.q_proj.weight`, …, `norm.weight`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.plugins.vla.layers.attention import KeysValues, Rotary, attend, rotary, rotate, split_heads
+from polyrhythm.plugins.vla.layers.norms import AdaRMSNorm, RMSNorm
+from polyrhythm.plugins.vla.layers.recompute import run_layer
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSize:
+    """The form of a decoder.
+
+    mlp: units of the gated MLP; kv_heads: heads of keys and values, each shared by heads/kv_heads queries; theta: base
+    of the rotary frequencies; norm_offset: 1 for Gemma's norms; qk_norm: Qwen3's norms of queries and keys; condition:
+    width of the condition of adaptive norms (pi0.5's action expert), 0 for plain ones.
+    """
+
+    width: int
+    layers: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    activation: Literal["gelu_tanh", "silu"]
+    eps: float = 1e-6
+    theta: float = 1e4
+    norm_offset: float = 0.0
+    qk_norm: bool = False
+    condition: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.kv_heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"the decoder's heads = {self.heads} are no multiple of its kv_heads = {self.kv_heads}; correct one"
+            )
+
+
+class Attention(nn.Module):
+    """Self-attention that may also look at earlier keys and values."""
+
+    def __init__(self, size: DecoderSize) -> None:
+        super().__init__()
+        self.head_dim, queries, shared = size.head_dim, size.heads * size.head_dim, size.kv_heads * size.head_dim
+        self.q_proj = nn.Linear(size.width, queries, bias=False)
+        self.k_proj = nn.Linear(size.width, shared, bias=False)
+        self.v_proj = nn.Linear(size.width, shared, bias=False)
+        self.o_proj = nn.Linear(queries, size.width, bias=False)
+        self.q_norm = RMSNorm(size.head_dim, size.eps) if size.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(size.head_dim, size.eps) if size.qk_norm else nn.Identity()
+
+    def keys_values(self, x: Tensor, angles: Rotary) -> KeysValues:
+        """Keys and values [B,KV,T,D] of x [B,T,width]."""
+        keys = rotate(self.k_norm(split_heads(self.k_proj(x), self.head_dim)), angles)
+        return keys, split_heads(self.v_proj(x), self.head_dim)
+
+    def forward(self, x: Tensor, angles: Rotary, mask: Tensor | None, found: KeysValues) -> Tensor:
+        """x [B,T,width] and all keys and values that it may look at -> [B,T,width]."""
+        queries = rotate(self.q_norm(split_heads(self.q_proj(x), self.head_dim)), angles)
+        branch: Tensor = self.o_proj(attend(queries, *found, mask))
+        return branch
+
+
+class GatedMlp(nn.Module):
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, size: DecoderSize) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size.width, size.mlp, bias=False)
+        self.up_proj = nn.Linear(size.width, size.mlp, bias=False)
+        self.down_proj = nn.Linear(size.mlp, size.width, bias=False)
+        self.tanh = size.activation == "gelu_tanh"
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        gate = functional.gelu(gate, approximate="tanh") if self.tanh else functional.silu(gate)
+        branch: Tensor = self.down_proj(gate * self.up_proj(x))
+        return branch
+
+
+class DecoderLayer(nn.Module):
+    """One layer. With adaptive norms each branch is multiplied by its norm's gate before it is added.
+
+    forward_methods: what is called of a layer other than `forward` (`training.sharding`).
+    """
+
+    forward_methods = ("keys_values",)
+
+    def __init__(self, size: DecoderSize) -> None:
+        super().__init__()
+        self.self_attn = Attention(size)
+        self.mlp = GatedMlp(size)
+        self.input_layernorm = _norm(size)
+        self.post_attention_layernorm = _norm(size)
+
+    def forward(
+        self,
+        x: Tensor,
+        angles: Rotary,
+        mask: Tensor | None,
+        past: KeysValues | None,
+        condition: Tensor | None,
+        outputs: slice | None = None,
+    ) -> tuple[Tensor, KeysValues]:
+        """x [B,T,width], mask over past and own keys -> x after the layer, and its own keys and values.
+
+        outputs: the tokens for which x is computed, all unless given; the mask must then be the same for all queries.
+        """
+        normed, gate = normed_by(self.input_layernorm, x, condition)
+        own = self.self_attn.keys_values(normed, angles)
+        if outputs is not None:
+            x, normed = x[:, outputs], normed[:, outputs]
+            angles = angles[0][:, :, outputs], angles[1][:, :, outputs]
+        seen = own if past is None else (torch.cat((past[0], own[0]), dim=2), torch.cat((past[1], own[1]), dim=2))
+        branch = self.self_attn(normed, angles, mask, seen)
+        x = x + (branch if gate is None else branch * gate)
+        normed, gate = normed_by(self.post_attention_layernorm, x, condition)
+        branch = self.mlp(normed)
+        return x + (branch if gate is None else branch * gate), own
+
+    def keys_values(self, x: Tensor, angles: Rotary) -> KeysValues:
+        """The layer's own keys and values alone, with plain norms."""
+        return self.self_attn.keys_values(self.input_layernorm(x), angles)
+
+
+class Decoder(nn.Module):
+    """A stack of layers and the norm behind them.
+
+    checkpointing: recompute the layers' activations in the backward pass instead of keeping them.
+    """
+
+    def __init__(self, size: DecoderSize) -> None:
+        super().__init__()
+        self.size, self.checkpointing = size, False
+        self.layers = nn.ModuleList(DecoderLayer(size) for _ in range(size.layers))
+        self.norm = _norm(size)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        past: Sequence[KeysValues] | None = None,
+        condition: Tensor | None = None,
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """x [B,T,width] at positions [B,T]; mask [B,1,T,K] over the keys of past and x -> hidden states after the last
+        norm [B,T,width], and each layer's own keys and values."""
+        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        found: list[KeysValues] = []
+        for index, layer in enumerate(self.layers):
+            x, own = self._layer(layer, x, angles, mask, None if past is None else past[index], condition)
+            found.append(own)
+        return normed_by(self.norm, x, condition)[0], found
+
+    def hidden_of(self, outputs: slice, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """The hidden states of these tokens alone, as `forward` gives them. mask [B,1,1,T]: the same for all queries.
+
+        The last layer computes no others, and no layer's keys and values are kept.
+        """
+        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        *before, last = self.layers
+        for layer in before:
+            x, _ = self._layer(layer, x, angles, mask, None, None)
+        x, _ = self._layer(last, x, angles, mask, None, None, outputs)
+        return normed_by(self.norm, x, None)[0]
+
+    def keys_values(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> list[KeysValues]:
+        """Each layer's keys and values alone, as `forward` gives them: the last layer does no more than these."""
+        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        *before, last = self.layers
+        found: list[KeysValues] = []
+        for layer in before:
+            x, own = self._layer(layer, x, angles, mask, None, None)
+            found.append(own)
+        assert isinstance(last, DecoderLayer)
+        found.append(last.keys_values(x, angles))
+        return found
+
+    def _layer(self, layer: nn.Module, *arguments: object) -> tuple[Tensor, KeysValues]:
+        x, own = run_layer(layer, *arguments, recompute=self.checkpointing)
+        return x, own
+
+
+def normed_by(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x after the norm, and the gate if the norm is adaptive."""
+    if isinstance(norm, AdaRMSNorm):
+        assert condition is not None, "an adaptive norm needs its condition"
+        normed, gate = norm(x, condition)
+        return normed, gate
+    return norm(x), None
+
+
+def _norm(size: DecoderSize) -> nn.Module:
+    if size.condition:
+        return AdaRMSNorm(size.width, size.condition, size.eps)
+    return RMSNorm(size.width, size.eps, size.norm_offset)

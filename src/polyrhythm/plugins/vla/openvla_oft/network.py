@@ -1,0 +1,251 @@
+"""OpenVLA-OFT's network: fused vision towers, projector and Llama, with the parameter names of the release.
+
+    begin token │ patches of each image │ [proprioception] │ padding, prompt │ H·A empty slots │ [stop token]
+
+All tokens but the padding see each other, and every slot is read one token earlier: from the last token of the prompt
+on (an autoregressive model's output is about the next token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.vla.layers.attention import positions_of
+from polyrhythm.plugins.vla.layers.decoder import Decoder
+from polyrhythm.plugins.vla.layers.timm_vit import VisionTransformer, tower_dead_patterns
+from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, l1_head_from_config, size_from_config
+from polyrhythm.plugins.vla.precision import computing_dtype
+from polyrhythm.specs import WeightSpec
+
+
+class FusedBackbone(nn.Module):
+    """DINOv2 and SigLIP side by side: the features of a patch are those of both towers."""
+
+    def __init__(self, size: OpenVlaOftSize) -> None:
+        super().__init__()
+        self.featurizer = VisionTransformer(size.dino)
+        self.fused_featurizer = VisionTransformer(size.siglip)
+
+    def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B,6·n,H,W], per image three channels normalised for DINOv2 and three for SigLIP -> [B,n·tokens,width]."""
+        dino, siglip = images.unflatten(1, (-1, 2, 3)).unbind(2)
+        count = dino.shape[1]
+        features: Tensor = torch.cat(
+            (self.featurizer(dino.flatten(0, 1), dtype), self.fused_featurizer(siglip.flatten(0, 1), dtype)), dim=-1
+        )
+        found: Tensor = features.unflatten(0, (-1, count))
+        return found.flatten(1, 2)
+
+
+class Projector(nn.Module):
+    """Vision features to the width of the language model; gelu with the exact error function."""
+
+    def __init__(self, vision: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision, 4 * vision)
+        self.fc2 = nn.Linear(4 * vision, width)
+        self.fc3 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc3(functional.gelu(self.fc2(functional.gelu(self.fc1(x)))))
+        return found
+
+
+class ProprioProjector(nn.Module):
+    """The robot's normalised state [B,entries] to a token [B,width]."""
+
+    def __init__(self, entries: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(entries, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, state: Tensor) -> Tensor:
+        found: Tensor = self.fc2(functional.gelu(self.fc1(state)))
+        return found
+
+
+class LanguageModel(nn.Module):
+    """Llama with an output matrix of its own (not the embeddings)."""
+
+    def __init__(self, size: OpenVlaOftSize) -> None:
+        super().__init__()
+        self.model = Decoder(size.llama)
+        self.model.add_module("embed_tokens", nn.Embedding(size.vocabulary.rows, size.llama.width))
+        self.lm_head = nn.Linear(size.llama.width, size.vocabulary.rows, bias=False)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [...] -> embeddings [...,width]."""
+        found: Tensor = self.model.get_submodule("embed_tokens")(ids)
+        return found
+
+
+class ResidualBlock(nn.Module):
+    """x + relu(linear(norm(x)))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.ffn(x)
+        return found
+
+
+class ResidualMlp(nn.Module):
+    """The L1 head's MLP: [...,inputs] -> [...,outputs]."""
+
+    def __init__(self, inputs: int, outputs: int, size: L1HeadSize) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(inputs)
+        self.fc1 = nn.Linear(inputs, size.hidden)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(size.hidden) for _ in range(size.blocks))
+        self.layer_norm2 = nn.LayerNorm(size.hidden)
+        self.fc2 = nn.Linear(size.hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        found: Tensor = self.fc2(self.layer_norm2(x))
+        return found
+
+
+class L1Head(nn.Module):
+    """Normalised actions from the hidden states of an action's slots together."""
+
+    def __init__(self, width: int, action_dim: int, size: L1HeadSize) -> None:
+        super().__init__()
+        self.action_dim = action_dim
+        self.model = ResidualMlp(width * action_dim, action_dim, size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B,H·A,width] -> [B,H,A], about -1..1, not clipped."""
+        found: Tensor = self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
+        return found
+
+
+class OpenVlaOft(nn.Module):
+    """The network. inputs: pixel_values [B,6·n,H,W], input_ids int64 [B,T] and attention_mask bool [B,T] of a prompt
+    that begins with the begin token, then padding, then text; proprio float32 [B,entries] if the network takes it.
+
+    Its optional parts, `proprio_projector` and `action_head`, are released in files of their own.
+    """
+
+    def __init__(self, size: OpenVlaOftSize) -> None:
+        super().__init__()
+        self.size, width = size, size.llama.width
+        self.vision_backbone = FusedBackbone(size)
+        self.projector = Projector(size.dino.width + size.siglip.width, width)
+        self.language_model = LanguageModel(size)
+        if size.proprio:
+            self.proprio_projector = ProprioProjector(size.proprio, width)
+        if size.l1_head is not None:
+            self.action_head = L1Head(width, size.action_dim, size.l1_head)
+
+    def initialise(self) -> None:
+        """Draw all parameters: unit variance through every linear map and of every embedding, scores near zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+        nn.init.normal_(self.language_model.lm_head.weight, std=0.02)
+        if self.size.l1_head is not None:
+            nn.init.normal_(self.action_head.model.fc2.weight, std=0.02)
+
+    def features(self, pixel_values: Tensor) -> Tensor:
+        """Images [B,6·n,H,W] -> features of their patches [B,n·tokens,vision width], of both towers."""
+        found: Tensor = self.vision_backbone(pixel_values, self._dtype)
+        return found
+
+    def patches(self, features: Tensor) -> Tensor:
+        """Features of patches -> their embeddings for the language model [B,n·tokens,width]."""
+        found: Tensor = self.projector(features.to(self._dtype))
+        return found
+
+    def sequence(self, patches: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The embeddings [B,L,width] as at the head of this file, and which of them exist, bool [B,L]."""
+        dtype, size = self._dtype, self.size
+        ids, present = inputs["input_ids"], inputs["attention_mask"].bool()
+        text = self.language_model.embed(ids).to(dtype)
+        seen = [patches.to(dtype)]
+        if size.proprio:
+            seen.append(self.proprio_projector(inputs["proprio"].to(dtype)).to(dtype).unsqueeze(1))
+        after = [text.new_zeros(len(text), size.slots, text.shape[-1])]
+        if size.stop_token:
+            stop = torch.full_like(ids[:, :1], size.vocabulary.stop)
+            after.append(self.language_model.embed(stop).to(dtype))
+        embeddings = torch.cat((text[:, :1], *seen, text[:, 1:], *after), dim=1)
+        exist = [present.new_ones(len(text), sum(part.shape[1] for part in parts)) for parts in (seen, after)]
+        return embeddings, torch.cat((present[:, :1], exist[0], present[:, 1:], exist[1]), dim=1)
+
+    def hidden(self, patches: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Final hidden states from which the slots are read [B,H·A,width]; the first is the prompt's last token's."""
+        x, present = self.sequence(patches, inputs)
+        mask = present[:, None, None, :]
+        end = x.shape[1] - 1 - self.size.stop_token
+        read = slice(end - self.size.slots, end)
+        return self.language_model.model.hidden_of(read, x, positions_of(present), mask)
+
+    def token_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [B,H·A,width] -> scores of the rows that stand for actions, by id [B,H,A,bins]."""
+        rows = slice(self.size.vocabulary.first_action, self.size.vocabulary.real)
+        head: nn.Module = self.language_model.lm_head
+        # An adapted layer is a module around the linear one, and its weight is not all that it does.
+        linear = functional.linear(hidden, head.weight[rows]) if isinstance(head, nn.Linear) else None
+        scores: Tensor = head(hidden)[..., rows] if linear is None else linear
+        found: Tensor = scores.unflatten(1, (self.size.horizon, self.size.action_dim))
+        return found
+
+    def l1_actions(self, hidden: Tensor) -> Tensor:
+        """Hidden states [B,H·A,width] -> the L1 head's actions [B,H,A] float32, about -1..1, not clipped."""
+        found: Tensor = self.action_head(hidden)
+        return found.float()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return computing_dtype(self.projector.fc1.weight)
+
+
+def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:
+    """`fnmatch` patterns of the names of the tensors that no output depends on; with the L1 head also the token
+    scores."""
+    towers = {"featurizer": size.dino, "fused_featurizer": size.siglip}
+    vision = [f"vision_backbone.{name}.{dead}" for name, tower in towers.items() for dead in tower_dead_patterns(tower)]
+    return (*vision, "language_model.lm_head.*") if size.l1_head is not None else tuple(vision)
+
+
+def _size(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec]) -> OpenVlaOftSize:
+    """The size of a folder's network, with the parts that lie in files of their own."""
+    size = size_from_config(config)
+    proprio, head = tensors.get("proprio_projector.fc1.weight"), tensors.get("action_head.model.fc2.weight")
+    return replace(
+        size,
+        action_dim=head.shape[0] if head is not None else size.action_dim,
+        proprio=proprio.shape[1] if proprio is not None else 0,
+        l1_head=l1_head_from_config(config) if head is not None else None,
+    )
+
+
+OPENVLA_OFT = Architecture(
+    name="openvla_oft",
+    size=_size,
+    network=OpenVlaOft,
+    optional=("action_head.*", "proprio_projector.*"),
+    unused=("value_head.*",),
+    parts={
+        "expert": ("language_model.*", "proprio_projector.*", "action_head.*"),
+        "head": ("language_model.lm_head.weight", "action_head.*"),
+        "lora": ("language_model.model.layers.*_proj.weight", "projector.*.weight"),
+    },
+    dead=dead_patterns(OpenVlaOftSize()),
+)

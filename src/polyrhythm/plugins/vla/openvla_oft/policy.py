@@ -1,0 +1,170 @@
+"""OpenVLA-OFT as a policy: a chunk of action tokens, or of the L1 head's actions, from one pass, and a value.
+
+    images, prompt, [state] ─ network ─▶ hidden states ─┬─ scores of the action rows / temperature ─▶ tokens ─▶ actions
+                                                         └─ the prompt's last one, state, progress ─▶ value
+
+`act` and `evaluate` share one distribution: softmax in float32 over the action rows alone, after temperature and top-k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyrhythm.plugins.vla.adapting import AdaptedPolicy
+from polyrhythm.plugins.vla.flow_network import STORED, STORED_INPUT
+from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
+from polyrhythm.plugins.vla.openvla_oft.tokens import (
+    TokenDistribution,
+    centres,
+    rows_of,
+    soft_labels,
+    token_distribution,
+)
+from polyrhythm.plugins.vla.openvla_oft.value import ValueHead
+from polyrhythm.plugins.vla.precision import Precision
+from polyrhythm.policies import noise
+from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.form import ValueKind
+from polyrhythm.specs import PROGRESS
+
+#: What `precompute` adds to the observations: the vision towers' features [B,n·tokens,width], or the final hidden
+#: states of the slots [B,H·A,width].
+FEATURES, HIDDEN = f"{STORED}features", f"{STORED}hidden"
+#: Beginnings of the names of the network's last layers.
+HEADS = ("language_model.lm_head.", "action_head.")
+
+
+class Sampling(NamedTuple):
+    """How tokens become actions: see the settings of the same names."""
+
+    temperature: float
+    top_k: int
+    greedy: Literal["mode", "mean"]
+    label_sigma: float
+
+
+class OpenVlaOftPolicy(AdaptedPolicy):
+    """The policy around a network. forward_inputs: tokens int64 [B,C,A], rows of the action bins; with top-k also kept
+    uint8 [B,C,A,k], the rows that they were drawn from. None with the L1 head, whose log-probs are constant zero.
+
+    A is the environment's number of action entries; log-probs are those of the tokens that become its actions.
+    """
+
+    network: OpenVlaOft
+    centres: Tensor
+
+    def __init__(
+        self,
+        network: OpenVlaOft,
+        inputs: VlaInputs,
+        sampling: Sampling,
+        precision: Precision,
+        *,
+        value_detach: bool,
+        value_level: ValueKind,
+    ) -> None:
+        super().__init__()
+        self.network, self.inputs = network, inputs
+        self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
+        self.exact, self.tolerance = False, 1e-4 if precision.is_single else 5e-2
+        self.sampling, self.precision, self.value_detach = sampling, precision, value_detach
+        actions = self.chunk if value_level == "action" else None
+        self.critic = ValueHead(network.size.llama.width, inputs.state_dim + 1, actions)
+        self.register_buffer("centres", centres(network.size.vocabulary.bins), persistent=False)
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether actions are the L1 head's."""
+        return self.network.size.l1_head is not None
+
+    @torch.no_grad()
+    def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
+        hidden, value = self._forward(obs)
+        if self.is_continuous:
+            actions = self.inputs.actions(self._l1_actions(hidden), obs)
+            return Act(actions, torch.zeros_like(actions), value, {})
+        found = self._distribution(hidden)
+        uniform = noise.uniform(noise_key, self.chunk * self.action_dim).view(-1, self.chunk, self.action_dim)
+        tokens = found.sample(uniform, greedy, self.sampling.greedy)
+        forward_inputs = {"tokens": tokens} if found.kept is None else {"tokens": tokens, "kept": found.kept}
+        return Act(self.inputs.actions(self.centres[tokens], obs), found.logprob(tokens), value, forward_inputs)
+
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        hidden, value = self._forward(obs)
+        if self.is_continuous:
+            zeros = value.new_zeros(len(value), self.chunk, self.action_dim)
+            return Evaluation(zeros.detach(), value, zeros.detach())
+        found = self._distribution(hidden, forward_inputs.get("kept"))
+        return Evaluation(found.logprob(forward_inputs["tokens"]), value, found.entropy())
+
+    def value(self, obs: Observations) -> Tensor:
+        return self._forward(obs)[1]
+
+    def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
+        """Of demonstrated actions [B,C,A] in env units: cross entropy of the tokens without temperature, or the mean
+        absolute error of the L1 head."""
+        hidden, _ = self._forward(obs)
+        wanted = self.inputs.normalised_actions(actions, obs)
+        if self.is_continuous:
+            return (self._l1_actions(hidden) - wanted).abs().mean()
+        log_p = token_distribution(self._scores(hidden), 1.0).log_p
+        if self.sampling.label_sigma == 0.0:
+            return functional.nll_loss(log_p.flatten(0, -2), rows_of(wanted, log_p.shape[-1]).flatten())
+        return -(soft_labels(wanted, log_p.shape[-1], self.sampling.label_sigma) * log_p).sum(-1).mean()
+
+    @torch.no_grad()
+    def precompute(self, obs: Observations) -> dict[str, Tensor]:
+        """What of the pass no training changes, to be added to the observations in place of the images: with only the
+        last layer trained the hidden states, with frozen vision towers their features, otherwise nothing."""
+        trained = [name for name, p in self.network.named_parameters() if p.requires_grad]
+        if any(name.startswith("vision_backbone.") for name in trained):
+            return {}
+        given = self.inputs(obs)
+        with self.precision.computing(self.centres.device):
+            found = self.network.features(given["pixel_values"])
+            if all(name.startswith(HEADS) for name in trained):
+                return {HIDDEN: self._hidden(found, given), f"{STORED_INPUT}state": given["state"]}
+        beside = {f"{STORED_INPUT}{name}": x for name, x in given.items() if name != "pixel_values"}
+        return {FEATURES: found, **beside}
+
+    def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
+        """Hidden states of the slots [B,H·A,width] and value [B] or [B,C], for rollout and training alike; from
+        `precompute` as far as that is within obs."""
+        if HIDDEN in obs or FEATURES in obs:
+            found = {name: x for name, x in obs.items() if name.startswith(STORED_INPUT)}
+            given = {name.removeprefix(STORED_INPUT): x for name, x in found.items()}
+        else:
+            given = self.inputs(obs)
+        if HIDDEN in obs:
+            hidden = obs[HIDDEN]
+        else:
+            with self.precision.computing(self.centres.device):
+                features = obs[FEATURES] if FEATURES in obs else self.network.features(given["pixel_values"])
+                hidden = self._hidden(features, given)
+        first = hidden[:, 0].detach() if self.value_detach else hidden[:, 0]
+        seen = torch.cat((given["state"].float(), obs[PROGRESS].float().unsqueeze(1)), dim=1)
+        value: Tensor = self.critic(first, seen)
+        return hidden, value
+
+    def _hidden(self, features: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        return self.network.hidden(self.network.patches(features), given)
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Scores of the action rows [B,C,A,bins] float32, for the entries that become the environment's actions."""
+        with self.precision.computing(hidden.device):
+            logits = self.network.token_logits(hidden)
+        return self.inputs.executed(logits.float())
+
+    def _distribution(self, hidden: Tensor, kept: Tensor | None = None) -> TokenDistribution:
+        return token_distribution(self._scores(hidden), self.sampling.temperature, self.sampling.top_k, kept)
+
+    def _l1_actions(self, hidden: Tensor) -> Tensor:
+        """Normalised actions [B,C,A] float32."""
+        with self.precision.computing(hidden.device):
+            return self.inputs.executed(self.network.l1_actions(hidden))

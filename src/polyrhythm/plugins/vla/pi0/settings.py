@@ -1,0 +1,153 @@
+"""Settings of π0 and π0.5 policies, and what is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.fitting import released_size
+from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
+from polyrhythm.plugins.vla.input_form import InputForm
+from polyrhythm.plugins.vla.layers.decoder import DecoderSize
+from polyrhythm.plugins.vla.layers.siglip import SiglipSize
+from polyrhythm.plugins.vla.pi0.network import PI0, PI05, dead_tensors
+from polyrhythm.plugins.vla.pi0.size import Pi0Size
+from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
+from polyrhythm.specs import EnvSpec
+
+
+class SizeSettings(InputSizeSettings):
+    """Form of a network that is not a checkpoint's. The default has 1 million parameters and learns on a CPU."""
+
+    width: int = Field(128, ge=8)
+    """Features per token of the language model."""
+    mlp: int = Field(384, ge=8)
+    """Hidden units of its MLPs."""
+    layers: int = Field(3, ge=1)
+    """Its layers; the action expert has as many."""
+    heads: int = Field(4, ge=1)
+    """Attention heads of both, which share one head of keys and values."""
+    head_dim: int = Field(32, ge=2, multiple_of=2)
+    """Features per head."""
+    expert_width: int = Field(96, ge=8, multiple_of=2)
+    """Features per action token of the expert."""
+    expert_mlp: int = Field(288, ge=8)
+    """Hidden units of its MLPs."""
+
+    def network(self, *, adaptive: bool, horizon: int, action_dim: int, state_dim: int) -> Pi0Size:
+        """The network's size, without padded entries."""
+        language = DecoderSize(
+            self.width, self.layers, self.mlp, self.heads, 1, self.head_dim, "gelu_tanh", norm_offset=1.0
+        )
+        return Pi0Size(
+            adaptive=adaptive,
+            vlm=language,
+            expert=replace(language, width=self.expert_width, mlp=self.expert_mlp),
+            vision=SiglipSize(
+                self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads, self.image, self.patch
+            ),
+            vocabulary=self.words,
+            expert_vocabulary=1,
+            horizon=horizon,
+            action_dim=action_dim,
+            state_dim=state_dim,
+        )
+
+
+#: Places for the prompt in the releases.
+PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
+
+
+def _prompt_length(source: Checkpoint, released: int) -> int:
+    """Places for the prompt, by the folder's config.json. ConfigError: no number."""
+    found = source.config.get("tokenizer_max_length") or released
+    if not isinstance(found, int):
+        raise ConfigError(
+            f"checkpoint = {source.folder}: config.json has tokenizer_max_length = {found!r}, which is no number; copy "
+            "it again from its release"
+        )
+    return found
+
+
+class _FlowGemmaSettings(FlowVlaSettings):
+    """What π0 and π0.5 share."""
+
+    type: Literal["pi0", "pi05"]
+    """The policy's name."""
+    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
+
+    @property
+    def architecture(self) -> Architecture:
+        raise NotImplementedError
+
+    @property
+    def _binned_state(self) -> bool:
+        """Whether the prompt has the state."""
+        return False
+
+    def fitted_architecture(self, size: Pi0Size) -> Architecture:
+        return replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
+
+    def input_form(self, size: Pi0Size, source: Checkpoint | None) -> InputForm:
+        """What the network reads and writes. Its prompts have the release's length, or that of the longest one here."""
+        released = PROMPT_LENGTH[self.type] if source is not None or isinstance(self.size, str) else 0
+        return InputForm(
+            architecture=self.type,
+            image=size.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=size.vocabulary,
+            state_dim=size.state_dim,
+            needs_state=not size.adaptive or self._binned_state,
+            length=released if source is None else _prompt_length(source, released),
+            state_in_prompt=self._binned_state,
+        )
+
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
+        adaptive = self.architecture is PI05
+        if source is not None:
+            size: Pi0Size = released_size(self.architecture, source)
+        elif isinstance(self.size, str):
+            size = replace(Pi0Size(adaptive=adaptive), horizon=self.chunk)
+        else:
+            size = self.size.network(
+                adaptive=adaptive,
+                horizon=self.chunk,
+                action_dim=env_spec.action.dim,
+                state_dim=self.state_entries(env_spec),
+            )
+        return replace(size, horizon=self.horizon or size.horizon)
+
+
+class Pi0Settings(_FlowGemmaSettings):
+    """π0 (Black et al. 2024)."""
+
+    type: Literal["pi0"] = "pi0"
+    """The policy's name."""
+
+    @property
+    def architecture(self) -> Architecture:
+        return PI0
+
+
+class Pi05Settings(_FlowGemmaSettings):
+    """π0.5 (Black et al. 2025)."""
+
+    type: Literal["pi05"] = "pi05"
+    """The policy's name."""
+    state_in_prompt: bool = True
+    """Write the normalised state into the prompt in 256 bins; off in the LIBERO release (discrete_state_input)."""
+
+    @property
+    def architecture(self) -> Architecture:
+        return PI05
+
+    @property
+    def _binned_state(self) -> bool:
+        return self.state_in_prompt

@@ -1,0 +1,15 @@
+"""Registers the plugin: the published VLA policies: π0, π0.5, GR00T N1.5 and OpenVLA-OFT."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "vla",
+    adds={
+        "policy": {
+            "pi0": "polyrhythm.plugins.vla.pi0.settings:Pi0Settings",
+            "pi05": "polyrhythm.plugins.vla.pi0.settings:Pi05Settings",
+            "groot_n1d5": "polyrhythm.plugins.vla.groot_n1d5.settings:GrootSettings",
+            "openvla_oft": "polyrhythm.plugins.vla.openvla_oft.settings:OpenVlaOftSettings",
+        },
+    },
+)

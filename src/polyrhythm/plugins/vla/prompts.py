@@ -1,0 +1,223 @@
+"""Prompts of the released policies, as tables of token ids that are made once, before anything starts.
+
+    π0           BOS, instruction, "\\n" (encoded apart); filled up behind
+    π0.5         BOS, "Task: INSTRUCTION, State: B1 B2 ...;\\nAction: ", Bi the bin of a state entry; filled up behind
+    OpenVLA-OFT  BOS, filling, "In: What action should the robot take to INSTRUCTION?\\nOut:", an empty token
+    GR00T N1.5   Qwen's chat with the placeholders of all images, then the instruction; filled up in front
+
+lerobot's folders of π0 have the instruction as it is, with its line end, and some of π0.5 a longer state (see
+`folder_inputs`).
+Instructions are known from the environment's tasks; only π0.5's state bins are found at every step, on the device.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.vla.tokenizers import Tokenizer
+from polyrhythm.specs import Task
+
+#: Bins of π0.5's state: 0..255 within −1..1, −1 below.
+BINS = range(-1, 256)
+#: Prompts on which the composition of state prompts is tried.
+_TRIALS = 256
+IMAGE_CONTEXT = "<IMG_CONTEXT>"
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptTable:
+    """Token ids of each task's prompt: ids int64 [tasks,L], present bool [tasks,L]."""
+
+    ids: NDArray[np.int64]
+    present: NDArray[np.bool_]
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return int(self.ids.shape[1])
+
+
+def pi0_ids(tokenizer: Tokenizer, instruction: str, *, cleans: bool = True) -> Ids:
+    """π0's prompt. cleans: as openpi; else as lerobot, which encodes the line end with the instruction as it is."""
+    if not cleans:
+        return [tokenizer.bos, *tokenizer.encode(instruction.removesuffix("\n") + "\n")]
+    return [tokenizer.bos, *tokenizer.encode(cleaned(instruction)), *tokenizer.encode("\n")]
+
+
+def cleaned(instruction: str) -> str:
+    """An instruction as openpi writes it: without outer space, _ and line ends as spaces."""
+    return instruction.strip().replace("_", " ").replace("\n", " ")
+
+
+def state_text(instruction: str, bins: Sequence[int]) -> str:
+    """π0.5's prompt with the bins of the state."""
+    return f"Task: {cleaned(instruction)}, State: {' '.join(map(str, bins))};\nAction: "
+
+
+def oft_ids(tokenizer: Tokenizer, instruction: str, empty: int) -> Ids:
+    """OpenVLA-OFT's prompt; it ends with the token `empty`, as the release appends it."""
+    text = f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+    ids = tokenizer.encode(text)
+    return [tokenizer.bos, *ids] if ids[-1:] == [empty] else [tokenizer.bos, *ids, empty]
+
+
+def groot_text(instruction: str, images: int, tokens: int) -> str:
+    """GR00T's chat with this many images of this many tokens."""
+    places = "".join(f"<image {k}><img>{IMAGE_CONTEXT * tokens}</img>" for k in range(1, images + 1))
+    system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    return f"{system}<|im_start|>user\n{places}{instruction}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def groot_ids(tokenizer: Tokenizer, instruction: str, images: int, tokens: int, image_token: int) -> Ids:
+    """GR00T's prompt. ConfigError: the tokenizer has another id for an image's places."""
+    ids = tokenizer.encode(groot_text(instruction, images, tokens))
+    if ids.count(image_token) != images * tokens:
+        raise ConfigError(
+            f"{tokenizer.origin}: the prompt has {ids.count(image_token)} tokens {image_token} for {images * tokens} "
+            f"places of images; use the tokenizer of GR00T's Eagle, which has {IMAGE_CONTEXT}"
+        )
+    return ids
+
+
+def table(
+    rows: Sequence[Ids], tasks: Sequence[Task], *, length: int, pad: int, side: str, vocabulary: int, origin: str
+) -> PromptTable:
+    """The prompts filled up to `length` (0: the longest). side: where: "right", "left", or "inside" behind the first.
+
+    ConfigError: a prompt is too long or has ids that the network lacks, or two instructions give the same ids.
+    """
+    lengths = [len(row) for row in rows]
+    longest = lengths.index(max(lengths))
+    check_length(lengths[longest], length, tasks[longest], origin)
+    _check_distinct(rows, tasks, origin)
+    return _filled(rows, length, pad, side, vocabulary, origin)
+
+
+def _filled(rows: Sequence[Ids], length: int, pad: int, side: str, vocabulary: int, origin: str) -> PromptTable:
+    highest = max(max(row) for row in rows)
+    if highest >= vocabulary or min(min(row) for row in rows) < 0:
+        raise ConfigError(
+            f"{origin} gives token ids up to {highest}, the network has {vocabulary}; use the tokenizer of this release"
+        )
+    length = length or max(map(len, rows))
+    ids = np.full((len(rows), length), pad, np.int64)
+    present = np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        places = _places(side, len(row), length)
+        ids[i, places], present[i, places] = row, True
+    return PromptTable(ids, present)
+
+
+def _places(side: str, used: int, length: int) -> NDArray[np.int64]:
+    if side == "left":
+        return np.arange(length - used, length)
+    if side == "inside":
+        return np.concatenate(([0], np.arange(length - used + 1, length)))
+    return np.arange(used)
+
+
+def check_length(needed: int, length: int, task: Task, origin: str) -> None:
+    """ConfigError if a prompt needs more places than the network has (0: any number)."""
+    if length and needed > length:
+        raise ConfigError(
+            f"the prompt of task {task.name!r} has {needed} tokens with {origin}, the network takes {length} "
+            f"({task.instruction!r}): shorten the instruction, or set policy.prompt_length to at least {needed}"
+        )
+
+
+def _check_distinct(rows: Sequence[Ids], tasks: Sequence[Task], origin: str) -> None:
+    seen: dict[tuple[int, ...], str] = {}
+    for row, task in zip(rows, tasks, strict=True):
+        other = seen.setdefault(tuple(row), task.instruction)
+        if " ".join(other.lower().split()) != " ".join(task.instruction.lower().split()):
+            raise ConfigError(
+                f"{task.instruction!r} and {other!r} become the same tokens with {origin}: use a larger vocabulary or "
+                "other words"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StatePrompts:
+    """π0.5's prompts in parts, from which a device composes them: head of each task, the bins' numbers, tail.
+
+    heads: of each task up to "State:"; numbers: [257 bins] of " B"; tail: of ";\\nAction: ". present: which ids of the
+    two padded tables exist. entries: of the state, filled up with 0. whole: encodes a prompt in one piece, for
+    tokenizers that are not composed; else None.
+    """
+
+    heads: PromptTable
+    numbers: PromptTable
+    tail: tuple[int, ...]
+    length: int
+    entries: int
+    whole: Callable[[int, Sequence[int]], Ids] | None
+
+
+def state_prompts(
+    tokenizer: Tokenizer, tasks: Sequence[Task], entries: int, length: int, vocabulary: int
+) -> StatePrompts:
+    """The prompts for a state of this many entries.
+
+    A tokenizer may join what stands on both sides of a seam. So the composition is compared with whole prompts, with
+    every bin at some place; if one differs, prompts are encoded whole, on the CPU, at every step.
+    ConfigError: the longest prompt does not fit.
+    """
+
+    def whole(task: int, bins: Sequence[int]) -> Ids:
+        return [tokenizer.bos, *tokenizer.encode(state_text(tasks[task].instruction, bins))]
+
+    def head(task: int) -> Ids:
+        text = state_text(tasks[task].instruction, ()).removesuffix(" ;\nAction: ")
+        return [tokenizer.bos, *tokenizer.encode(text)]
+
+    heads = [head(i) for i in range(len(tasks))]
+    numbers = [_after(heads[0], [tokenizer.bos, *tokenizer.encode(_to_number(tasks[0], b))]) for b in BINS]
+    tail = _after(heads[0] + (numbers[0] or []), whole(0, [BINS[0]]))
+    parts = [row or [0] for row in numbers]
+    composed = tail is not None and all(numbers)
+    composed = composed and all(
+        whole(task, bins) == [*heads[task], *(x for b in bins for x in parts[b + 1]), *(tail or ())]
+        for task, bins in _trials(len(tasks), entries)
+    )
+    longest = max(range(len(tasks)), key=lambda i: len(heads[i]))
+    needed = len(heads[longest]) + entries * max(map(len, parts)) + len(tail or ())
+    if not composed:
+        needed = max(len(whole(longest, [b] * entries)) for b in BINS)
+    check_length(needed, length, tasks[longest], tokenizer.origin)
+    _check_distinct(heads, tasks, tokenizer.origin)
+    return StatePrompts(
+        heads=_filled(heads, 0, 0, "right", vocabulary, tokenizer.origin),
+        numbers=_filled(parts, 0, 0, "right", vocabulary, tokenizer.origin),
+        tail=tuple(tail or ()),
+        length=length or needed,
+        entries=entries,
+        whole=None if composed else whole,
+    )
+
+
+def _to_number(task: Task, number: int) -> str:
+    return state_text(task.instruction, [number]).removesuffix(";\nAction: ")
+
+
+def _after(front: Ids, row: Ids) -> Ids | None:
+    """What follows `front` in the row; None if the row begins otherwise."""
+    return row[len(front) :] if row[: len(front)] == front else None
+
+
+def _trials(tasks: int, entries: int) -> list[tuple[int, list[int]]]:
+    """Tasks and bins on which compositions are tried: every bin at some place, runs of equal ones, every task."""
+    draw = random.Random(0)
+    trials = []
+    for i in range(max(_TRIALS, tasks)):
+        bins = [draw.choice(BINS)] * entries if i % 4 == 0 else [draw.choice(BINS) for _ in range(entries)]
+        bins[i % entries] = BINS[i % len(BINS)]
+        trials.append((i % tasks, bins))
+    return trials

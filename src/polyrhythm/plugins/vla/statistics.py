@@ -1,0 +1,229 @@
+"""Reads the normalisation statistics of a released folder and chooses those of one robot.
+
+assets/ID/norm_stats.json          openpi: {"norm_stats": {"state" | "actions": {mean, std, q01, q99}}}, key ID
+dataset_statistics.json            OpenVLA: {KEY: {"action" | "proprio": {mean, std, min, max, q01, q99, mask}}};
+                                   the same may be in config.json under norm_stats
+experiment_cfg/metadata.json       GR00T: see `groot_statistics`
+policy_*processor*.safetensors     lerobot: observation.state.mean, ..., one robot without a key
+meta/stats.json, stats.json        a LeRobot dataset's, copied here: {"observation.state" | "action": {mean, std, ...}};
+                                   used where the folder has no others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.vla import scaling
+from polyrhythm.plugins.vla.checkpoint import Checkpoint, read_stored
+from polyrhythm.plugins.vla.folder_files import few, mapping_in, number_pair, read_json, value_of
+from polyrhythm.plugins.vla.folder_inputs import lerobot_steps
+from polyrhythm.plugins.vla.groot_statistics import groot_scalings
+from polyrhythm.plugins.vla.scaling import Scaling
+from polyrhythm.plugins.vla.state_parts import StatePart
+
+#: `policy.robot` that asks for no statistics: actions between the environment's bounds, the state as it is.
+BOUNDS = "bounds"
+#: OpenVLA's statistics of data sets without idle steps have this ending, which settings may leave out.
+_NO_NOOPS = "_no_noops"
+
+
+@dataclass(frozen=True, slots=True)
+class RobotStatistics:
+    """How one robot's state and actions are normalised; None where the folder does not say. origin: the file. parts: of
+    a state that is taken in another form (GR00T)."""
+
+    key: str
+    origin: str
+    state: Scaling | None
+    actions: Scaling | None
+    parts: tuple[StatePart, ...] = ()
+
+
+#: A robot's key, and what reads its statistics: those of other robots may be unknown here.
+_Keyed = tuple[str, Callable[[], RobotStatistics]]
+
+
+def robot_statistics(source: Checkpoint, kind: str, robot: str, data_config: str = "") -> RobotStatistics:
+    """The statistics of the robot with this key ("": the only one). data_config: GR00T's, "": that of its embodiment.
+    ConfigError: none, several, or another key."""
+    found = list(_all(source, kind, data_config)) or _dataset(source)
+    keys = [key for key, _ in found]
+    if not found:
+        wanted = f"policy.robot = {robot!r}: " if robot else ""
+        raise ConfigError(
+            f"{wanted}checkpoint = {source.folder} has no normalisation statistics ({_expected(kind)}); copy that file "
+            f"from the release, or set policy.robot = {BOUNDS!r} to map actions to the environment's bounds"
+        )
+    if not robot and len(found) == 1:
+        return found[0][1]()
+    matching = [read for key, read in found if _is_named(key, robot)] if robot else []
+    if len(matching) == 1:
+        return matching[0]()
+    if not robot:
+        raise ConfigError(
+            f"policy.robot is not set, and checkpoint = {source.folder} has statistics of {len(found)} robots "
+            f"({few(keys, 8)}); set policy.robot to one of them"
+        )
+    raise ConfigError(
+        f"policy.robot = {robot!r}: checkpoint = {source.folder} has statistics of {few(keys, 8) or 'one robot'}; set "
+        "policy.robot to one of them"
+    )
+
+
+def _is_named(key: str, robot: str) -> bool:
+    """Whether a setting means this key: equal, without _no_noops, or its last part (openpi's ids are paths)."""
+    return robot in (key, key.removesuffix(_NO_NOOPS), key.rsplit("/", 1)[-1])
+
+
+def _expected(kind: str) -> str:
+    files = {
+        "openvla_oft": "dataset_statistics.json",
+        "groot_n1d5": "experiment_cfg/metadata.json",
+    }
+    return files.get(kind, "assets/ID/norm_stats.json, or lerobot's policy_preprocessor files")
+
+
+def _all(source: Checkpoint, kind: str, data_config: str) -> Iterator[_Keyed]:
+    for path in source.statistics:
+        if path.name == "norm_stats.json":
+            key = openpi_key(path, source.folder)
+            yield key, partial(openpi, path, kind, key)
+        elif path.name == "dataset_statistics.json":
+            yield from openvla(read_json(path), str(path))
+        elif path.name == "metadata.json":
+            for tag, robot in read_json(path).items():
+                if isinstance(robot, Mapping) and "statistics" in robot:
+                    yield tag, partial(groot, tag, robot, data_config, str(path))
+    named = source.config.get("norm_stats")
+    if isinstance(named, Mapping) and not any(path.name == "dataset_statistics.json" for path in source.statistics):
+        yield from openvla(named, f"{source.folder}/config.json")
+    yield from _lerobot(source)
+
+
+def openpi_key(path: Path, folder: Path) -> str:
+    """The key of a norm_stats.json within a released folder: the path of its own folder below `assets`."""
+    inner = path.parent.relative_to(folder).parts
+    return "/".join(inner[1:] if inner[:1] == ("assets",) else inner)
+
+
+def openpi(path: Path, kind: str, key: str) -> RobotStatistics:
+    """A file of openpi: quantiles for π0.5, mean and deviation for π0; with epsilon, without clipping."""
+    found = value_of(read_json(path), "norm_stats", str(path))
+
+    def of(name: str) -> Scaling | None:
+        if name not in found:
+            return None
+        return _openpi_scaling(found[name], kind, f"{path}: {name}")
+
+    return RobotStatistics(key, str(path), of("state"), of("actions"))
+
+
+def _openpi_scaling(stats: Mapping[str, Any], kind: str, origin: str) -> Scaling:
+    if kind == "pi05":
+        low, high = number_pair(stats, "q01", "q99", origin)
+        return scaling.bounds(low, high, eps=1e-6)
+    mean, std = number_pair(stats, "mean", "std", origin)
+    return scaling.mean_std(mean, std, eps=1e-6)
+
+
+def openvla(found: Mapping[str, Any], origin: str) -> Iterator[_Keyed]:
+    """OpenVLA's statistics by data set: quantiles, for ALOHA extremes, of the entries that the mask has; clipped."""
+    for key, robot in found.items():
+        yield key, partial(_openvla, key, robot, origin)
+
+
+def _openvla(key: str, robot: Any, origin: str) -> RobotStatistics:
+    ends = ("min", "max") if "aloha" in key.lower() else ("q01", "q99")
+
+    def of(name: str) -> Scaling | None:
+        stats = robot.get(name) if isinstance(robot, Mapping) else None
+        if stats is None:
+            return None
+        low, high = number_pair(stats, *ends, f"{origin}: {key}.{name}")
+        method: scaling.Method = "min_max" if ends[0] == "min" else "quantile"
+        mask = stats.get("mask")
+        if mask is not None and np.shape(mask) != low.shape:
+            raise ConfigError(
+                f"{origin}: {key}.{name} has {len(low)} numbers and a mask of {np.size(mask)}; copy it again from its "
+                "release"
+            )
+        return scaling.bounds(low, high, method=method, eps=1e-8, mask=mask, clipped=True)
+
+    return RobotStatistics(key, origin, of("proprio"), of("action"))
+
+
+def groot(tag: str, robot: Mapping[str, Any], data_config: str, origin: str) -> RobotStatistics:
+    """GR00T's statistics of one embodiment."""
+    found = groot_scalings(tag, robot, data_config, origin)
+    return RobotStatistics(tag, origin, found.state, found.action, found.parts)
+
+
+def _lerobot(source: Checkpoint) -> Iterator[_Keyed]:
+    """lerobot's processors, or the buffers of its older checkpoints."""
+    arrays = {name: array for path in source.statistics if path.suffix == ".safetensors" for name, array in _read(path)}
+    for name, place in source.extra.items():  # (un)normalize_X.buffer_observation_state.mean
+        buffer, stat = name.split(".buffer_", 1)[-1].rsplit(".", 1)
+        key = "action" if buffer == "action" else buffer.replace("observation_", "observation.", 1)
+        arrays.update((f"{key}.{stat}", array) for _, array in _read(place.file, place.stored))
+    modes = _lerobot_modes(source)
+
+    def of(key: str, kind: str) -> Scaling | None:
+        stats = {name.rsplit(".", 1)[-1]: x for name, x in arrays.items() if name.rsplit(".", 1)[0] == key}
+        return _lerobot_scaling(stats, modes.get(kind, "MEAN_STD"), f"{source.folder}: {key}") if stats else None
+
+    state, actions = of("observation.state", "STATE"), of("action", "ACTION")
+    if state is not None or actions is not None:
+        yield "", partial(RobotStatistics, "", f"{source.folder} (lerobot)", state, actions)
+
+
+def _dataset(source: Checkpoint) -> list[_Keyed]:
+    """The first stats.json of a LeRobot dataset, by the modes of the policy's configuration (MEAN_STD)."""
+    for path in source.statistics:
+        if path.name != "stats.json":
+            continue
+        found, modes = read_json(path), _lerobot_modes(source)
+
+        def of(key: str, kind: str, path: Path = path, found: Any = found, modes: Any = modes) -> Scaling | None:
+            stats = mapping_in(found, key, str(path))
+            return _lerobot_scaling(stats, modes.get(kind, "MEAN_STD"), f"{path}: {key}") if stats else None
+
+        state, actions = of("observation.state", "STATE"), of("action", "ACTION")
+        if state is not None or actions is not None:
+            return [("", partial(RobotStatistics, "", str(path), state, actions))]
+    return []
+
+
+def _lerobot_modes(source: Checkpoint) -> Mapping[str, str]:
+    """Kind of array (STATE, ACTION) -> its mode, from the processor's file or the policy's."""
+    modes = dict(source.config.get("normalization_mapping") or {})
+    for settings in lerobot_steps(source).values():
+        modes |= settings.get("norm_map", {})
+    return modes
+
+
+def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) -> Scaling:
+    """lerobot's modes: epsilon 1e-8; the way back from mean and deviation is without it."""
+    if mode == "IDENTITY":
+        return scaling.identity(len(stats["mean"] if "mean" in stats else next(iter(stats.values()))))
+    if mode == "MEAN_STD":
+        return scaling.mean_std(*number_pair(stats, "mean", "std", origin), eps=1e-8, back_eps=0.0)
+    ends = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}.get(mode)
+    if ends is None:
+        raise ConfigError(f"{origin} is normalised by {mode!r}, which is not known here; use a folder with MEAN_STD")
+    low, high = number_pair(stats, *ends, origin)
+    return scaling.bounds(low, np.where(high == low, low + 1e-8, high), method="quantile")
+
+
+def _read(path: Path, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    from polyrhythm.plugins.vla.safetensors_headers import read_header
+
+    names = [name] if name else [*read_header(path).tensors]
+    for stored, tensor in read_stored(path, {one: one for one in names}):
+        yield stored, tensor.double().flatten().numpy()

@@ -1,0 +1,224 @@
+"""A channel as workers and the driver use it, and how they reach the exchange that has its items."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from polyrhythm.plugins.workflow.carrier import Carrier
+from polyrhythm.plugins.workflow.errors import ChannelClosed, WorkflowError, as_error
+from polyrhythm.plugins.workflow.protocol import Answer, Close, Denied, Get, Given, Key, Put, Request
+
+#: Puts that a process has begun and nobody has waited for.
+PUT_AHEAD = 64
+
+
+class Reply(Protocol):
+    """The answer to a request that may still be under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come."""
+        ...
+
+    def wait(self) -> Answer:
+        """The answer, once it comes: every request has a deadline at the exchange."""
+        ...
+
+
+class Pending:
+    """A put or a get under way, until its deadline. It belongs to the process that began it."""
+
+    def __init__(self, reply: Reply, finish: Callable[[Reply], Any]) -> None:
+        self._reply, self._finish = reply, finish
+        self._found: Any = None
+        self._error: Exception | None = None
+        self.waited = False
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` returns, or raises, at once."""
+        return self.waited or self._reply.done
+
+    def wait(self) -> Any:
+        """What the get was given; None for a put. The errors of `Channel.put` and `Channel.get`."""
+        if not self.waited:
+            try:
+                self._found = self._finish(self._reply)
+            except Exception as error:  # noqa: BLE001 - every call of `wait` raises it
+                self._error = error
+            self.waited = True
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+
+class PendingPuts:
+    """Puts that nobody has waited for, oldest first, at most `PUT_AHEAD`: their errors reach whoever puts next, or who
+    ends this."""
+
+    def __init__(self) -> None:
+        self._puts: deque[Pending] = deque()
+
+    def add(self, put: Pending) -> None:
+        """One more; waits for the oldest if there are too many. It is kept first, so that it is waited for although an
+        earlier one raises."""
+        self._puts.append(put)
+        while len(self._puts) > 1 and (len(self._puts) > PUT_AHEAD or self._puts[0].done):
+            self._wait_for_oldest()
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        while self._puts:
+            self._wait_for_oldest()
+
+    def clear(self) -> None:
+        """Forget them: the process has an error already."""
+        self._puts.clear()
+
+    def _wait_for_oldest(self) -> None:
+        put = self._puts.popleft()
+        if not put.waited:
+            put.wait()
+
+
+class Port(Protocol):
+    """How this process reaches the exchange. wait_s: the longest wait, where none is given; puts: begun by `put_async`
+    and `send_async`."""
+
+    wait_s: float
+    puts: PendingPuts
+
+    @property
+    def carrier(self) -> Carrier:
+        """By which values are sent and received."""
+        ...
+
+    def begin(self, request: Request) -> Reply:
+        """Send a request to the exchange."""
+        ...
+
+
+class Channel:
+    """A bounded queue of nested values between any workers and the driver. Made by `Workflow.channel`; it can be sent
+    like a value, also as an argument of a call.
+
+    Every wait ends after `timeout_s` (default: the workflow's `wait_s`) with `WaitTimeout`.
+    """
+
+    def __init__(self, name: str, port: Port) -> None:
+        self.channel_name, self._port = name, port
+
+    def __repr__(self) -> str:
+        return f"Channel({self.channel_name!r})"
+
+    def put(self, item: Any, *, key: Key = None, weight: float = 1.0, timeout_s: float | None = None) -> None:
+        """Add an item, and wait until there is room for it. key: by which consumers may ask for it; weight: what it
+        costs its consumer, for balance. ChannelClosed: the channel is closed. TypeError: it cannot be sent."""
+        begin_put(self._port, self.channel_name, item, key=key, weight=weight, timeout_s=timeout_s).wait()
+
+    def put_async(self, item: Any, *, key: Key = None, weight: float = 1.0, timeout_s: float | None = None) -> Pending:
+        """As `put`, without waiting for room. Whoever does not `wait` for it gets its error from a later `put_async`,
+        at the end of the worker's method, or when the driver leaves the `with` statement; these wait for it. A process
+        has at most 64 such puts under way, then the oldest is waited for."""
+        put = begin_put(self._port, self.channel_name, item, key=key, weight=weight, timeout_s=timeout_s)
+        self._port.puts.add(put)
+        return put
+
+    def get(self, *, key: Key = None, order: str = "", timeout_s: float | None = None) -> Any:
+        """The next item, of this key if one is given. order: the name of one of the channel's orders, by default its
+        own. ChannelClosed: it is closed, and has no more."""
+        return self.get_async(key=key, order=order, timeout_s=timeout_s).wait()
+
+    def get_async(self, *, key: Key = None, order: str = "", timeout_s: float | None = None) -> Pending:
+        """As `get`, without waiting: the item is this process's as soon as it is given, so wait for it."""
+        request = Get(self.channel_name, key, 1, None, _or_default(self._port, timeout_s), order=order)
+        return begin_get(self._port, request)
+
+    def get_batch(
+        self,
+        items: int | None = None,
+        *,
+        weight: float | None = None,
+        key: Key = None,
+        order: str = "",
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """The next `items` items, or the fewest next ones that weigh `weight` or more, whichever are fewer. There are
+        fewer only where no more can come: the channel is closed, or full. ChannelClosed: it has no more."""
+        heavy = None if weight is None else float(weight)
+        get = Get(self.channel_name, key, items, heavy, _or_default(self._port, timeout_s), order=order)
+        return receive_items(self._port, get, self._port.begin(get))
+
+    def close(self) -> None:
+        """Say that this producer has no more. Once all have (`producers`), consumers get what is left, then
+        `ChannelClosed`."""
+        answered(self._port.begin(Close(self.channel_name)).wait())
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items until the channel is closed and empty."""
+        while True:
+            try:
+                item = self.get()
+            except ChannelClosed:
+                return
+            yield item
+
+
+def begin_put(
+    port: Port,
+    channel: str,
+    item: Any,
+    *,
+    key: Key = None,
+    weight: float = 1.0,
+    timeout_s: float | None = None,
+    direct: bool = False,
+) -> Pending:
+    """Begin to put one item. TypeError: it cannot be sent."""
+    (parcel,) = port.carrier.pack(item, "the item")
+    return begin_parcel(port, Put(channel, parcel, key, float(weight), _or_default(port, timeout_s), direct))
+
+
+def begin_parcel(port: Port, put: Put) -> Pending:
+    """Begin to put a parcel; if that is denied, the parcel is dropped."""
+
+    def finish(reply: Reply) -> None:
+        try:
+            answered(reply.wait())
+        except BaseException:
+            port.carrier.drop(put.parcel)
+            raise
+
+    try:
+        return Pending(port.begin(put), finish)
+    except BaseException:
+        port.carrier.drop(put.parcel)
+        raise
+
+
+def begin_get(port: Port, get: Get) -> Pending:
+    """Begin to get one item."""
+    return Pending(port.begin(get), lambda reply: receive_items(port, get, reply)[0])
+
+
+def receive_items(port: Port, get: Get, reply: Reply) -> list[Any]:
+    """The items that a request is given. The errors of `Channel.get_batch`."""
+    answer = answered(reply.wait())
+    assert isinstance(answer, Given), f"{answer} answers a Get"
+    try:
+        return [port.carrier.unpack(parcel) for parcel, _, _ in answer.items]
+    except LookupError as error:
+        raise WorkflowError(f"an item of channel {get.channel!r} cannot be had: {error}") from error
+
+
+def answered(answer: Answer) -> Answer:
+    """The answer, unless it is that it cannot be: then the error."""
+    if isinstance(answer, Denied):
+        raise as_error(answer)
+    return answer
+
+
+def _or_default(port: Port, timeout_s: float | None) -> float:
+    return port.wait_s if timeout_s is None else float(timeout_s)

@@ -1,0 +1,216 @@
+"""The controller of a workflow: calls out, results back, and the exchange between all who wait. One thread owns it.
+
+Invariants: every call and every request of the driver is a future that is set once. The first failure, of a worker or
+of a method, ends the workflow: everybody who waits is told, with the worker, its rank and the cause.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from polyrhythm.errors import PolyrhythmError, RunHalted
+from polyrhythm.plugins.workflow import protocol as p
+from polyrhythm.plugins.workflow.carrier import Parcel
+from polyrhythm.plugins.workflow.errors import WorkerFailed, WorkflowOver
+from polyrhythm.plugins.workflow.exchange import Answers, Exchange
+from polyrhythm.runtime.messages import Event, FromWorker, Joined, Order, ToWorker
+from polyrhythm.runtime.transport.drops import DropCounter
+from polyrhythm.scheduler.records import StationLost
+
+DRIVER = "driver"
+
+
+class WorkerHosting(Protocol):
+    """What of `runtime.hosting.Hosting` a workflow uses."""
+
+    def start(self) -> list[Joined]: ...
+
+    def send(self, station: str, command: Order, slot: str = "") -> None: ...
+
+    def receive(self, timeout: float) -> Event | None: ...
+
+    def work_done(self) -> int: ...
+
+    def current_call(self, station: str) -> str: ...
+
+    def statistics(self) -> dict[str, dict[str, float]]: ...
+
+    def processes(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a call returned. seconds: by timer."""
+
+    parcel: Parcel
+    seconds: Mapping[str, float]
+
+
+class Clock:
+    """Seconds. In one process, where nothing else can happen, the wait for a deadline is skipped."""
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._skipped
+
+    def skip_to(self, at: float) -> None:
+        """It is this late now, if it is not later."""
+        self._skipped += max(0.0, at - self())
+
+
+class Controller:
+    """Joins `hosting`, which has the workers, and the exchange. workers: group and rank of each station. failure: what
+    ended the workflow, once something has."""
+
+    def __init__(self, hosting: WorkerHosting, workers: Mapping[str, tuple[str, int]], clock: Clock) -> None:
+        self.exchange, self.clock = Exchange(), clock
+        self.failure: PolyrhythmError | None = None
+        self._hosting, self._workers = hosting, workers
+        self._numbers, self._drops = itertools.count(), DropCounter("the driver")
+        self._calls: dict[tuple[str, int], Future[Result]] = {}
+        self._requests: dict[int, Future[p.Answer]] = {}
+
+    def start(self) -> None:
+        """Start all workers, and wait until each is made. WorkerFailed: one cannot be."""
+        try:
+            self._hosting.start()
+        except RunHalted as halted:
+            raise self._as_failed(halted) from halted
+
+    def _as_failed(self, halted: RunHalted) -> PolyrhythmError:
+        """The error with the worker that it is about, if it is about one."""
+        if halted.station not in self._workers:
+            return halted
+        group, rank = self._workers[halted.station]
+        own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # it said why itself
+        return WorkerFailed(group, rank, own.replace("supervision.", ""))
+
+    # ------------------------------------------------------------ what the driver does
+
+    def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]:
+        """Call a method of a worker."""
+        number, future = next(self._numbers), Future[Result]()
+        if self.failure is not None:
+            future.set_exception(self.failure)
+            return future
+        self._calls[station, number] = future
+        self._tell(station, p.Call(number, method, arguments))
+        return future
+
+    def ask(self, request: p.Request) -> Future[p.Answer]:
+        """A request of the driver's own."""
+        number, future = next(self._numbers), Future[p.Answer]()
+        self._requests[number] = future
+        self._answer(self.exchange.ask((DRIVER, number), request, self.clock()))
+        return future
+
+    def describe(self) -> str:
+        """Who is at what, and who waits for what, in words."""
+        busy: dict[str, None] = {}
+        for station, _ in self._calls:
+            call = self._hosting.current_call(station)
+            busy |= {f"{station} is {call}" if call else f"{station} is at its call": None}
+        return "; ".join([*busy, *self.exchange.waits()]) or "nobody waits"
+
+    def processes(self) -> dict[str, int]:
+        """The process id of each worker that has a process of its own on this machine."""
+        return self._hosting.processes()
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Counters of each worker."""
+        return self._hosting.statistics()
+
+    # ------------------------------------------------------------ what happens
+
+    def step(self, timeout: float) -> bool:
+        """Take one thing that happens within `timeout` seconds; whether something did.
+
+        Consumes: what workers say, the ends of their processes, deadlines. Waits for: one of them. Unblocked by: it,
+        the timeout, or the hosting's waker. Produces: answers, results.
+        """
+        now, worked = self.clock(), self._hosting.work_done()
+        late = self.exchange.expire(now)
+        self._answer(late)
+        try:
+            event = self._hosting.receive(0.0 if late else min(timeout, max(0.0, self.exchange.deadline() - now)))
+        except RunHalted as halted:
+            self._lose(halted)
+            return True
+        if event is not None:
+            self._handle(event)
+        return bool(late) or event is not None or self._hosting.work_done() != worked
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case FromWorker(station=station, content=content):
+                try:
+                    message = p.decode_from(content)
+                except (ValueError, RecursionError) as error:
+                    self._drops.drop("undecodable", f"a message of {station} cannot be decoded ({error})")
+                    return
+                self._hear(station, message)
+            case StationLost(station=station, reason=reason):
+                self.end(WorkerFailed(*self._workers[station], reason.replace("supervision.", "")))
+            case _:
+                self._drops.drop("misdirected", f"{type(event).__name__} is not for a workflow")
+
+    def _hear(self, station: str, message: p.From) -> None:
+        if isinstance(message, p.Asked):
+            self._answer(self.exchange.ask((station, message.number), message.request, self.clock()))
+            return
+        future = self._calls.pop((station, message.number), None)
+        if future is None:
+            self._drops.drop("impossible", f"{station} answers call {message.number}, which nobody has made")
+        elif isinstance(message, p.Raised):
+            failed = WorkerFailed(*self._workers[station], message.error, message.trace)
+            self.end(failed)
+            if not future.done():
+                future.set_exception(self.failure or failed)
+        else:
+            future.set_result(Result(message.result, message.seconds))
+
+    def _lose(self, halted: RunHalted) -> None:
+        """A worker is lost: hear what came before that, then end."""
+        try:
+            while self.failure is None and (event := self._hosting.receive(0.0)) is not None:
+                self._handle(event)
+        except RunHalted:
+            pass
+        self.end(self._as_failed(halted))
+
+    def _answer(self, answers: Answers) -> None:
+        for (who, number), answer in answers:
+            if who != DRIVER:
+                for part in p.in_parts(answer):
+                    self._tell(who, p.Answered(number, part))
+            elif future := self._requests.pop(number, None):
+                future.set_result(answer)
+
+    def _tell(self, station: str, message: p.To) -> None:
+        self._hosting.send(station, ToWorker(station, p.encode(message)))
+
+    # ------------------------------------------------------------ the end
+
+    def end(self, error: PolyrhythmError) -> None:
+        """The workflow is over, for this reason; the first one counts."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self._answer(self.exchange.end(f"the workflow has ended: {str(error).splitlines()[0]}"))
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            future.set_exception(error)
+
+    def close(self) -> None:
+        """End all workers; nothing of them is left."""
+        self.end(WorkflowOver("the workflow was closed"))
+        self._hosting.close()

@@ -1,0 +1,240 @@
+"""All channels of a workflow and everybody who waits at one. It decides without I/O and is told the time.
+
+    ask     a request is answered at once, or waits here until another request or its deadline answers it
+    expire  requests whose deadline has passed are answered with that
+    end     all that wait, and all that ask later, are told why the workflow is over
+
+Invariants: a request is answered once. An item that was put is given once, to one who asked for it. Whoever waits has a
+deadline. Of several consumers who wait, the one who has been given the least weight so far is served first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from polyrhythm.plugins.workflow.protocol import LONGEST_KEY, Answer, Close, Denied, Done, Get, Given, Put, Request
+from polyrhythm.plugins.workflow.queues import Orders, Queue, orders_of
+
+#: Who asks, and the number of the request.
+Asker = tuple[str, int]
+Answers = list[tuple[Asker, Answer]]
+#: Items between two workers that the receiver has not taken yet.
+SEND_AHEAD = 64
+#: Most other waits that are listed where one was too long.
+_LISTED = 6
+#: Characters of an error of the user's order, and of a channel's name that is unknown.
+_ERROR_CHARS, _NAME_CHARS = 1000, 200
+
+
+@dataclass(slots=True)
+class _Wait:
+    asker: Asker
+    request: Put | Get
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Channel:
+    """producers: how many have yet to say that they have no more; putting, getting: who waits, in the order in which
+    they came; given: weight by consumer."""
+
+    name: str
+    queue: Queue
+    producers: int
+    putting: deque[_Wait] = field(default_factory=deque)
+    getting: list[_Wait] = field(default_factory=list)
+    given: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def closed(self) -> bool:
+        return self.producers <= 0
+
+
+class Exchange:
+    """The channels of one workflow."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, _Channel] = {}
+        self._over = ""
+
+    def open(self, name: str, capacity: int, producers: int = 1, order: Orders = None) -> None:
+        """Make a channel. ValueError: there is one of this name, or no such order."""
+        if name in self._channels:
+            raise ValueError(f"channel {name!r} is there already; give this one another name")
+        self._channels[name] = _Channel(name, Queue(capacity, orders_of(order)), producers)
+
+    def ask(self, asker: Asker, request: Request, now: float) -> Answers:
+        """The answers that a request leads to, its own among them unless it has to wait."""
+        if self._over:
+            return [(asker, Denied("over", self._over))]
+        channel = self._find(request)
+        if denied := self._why_not(channel, request):
+            return [(asker, denied)]
+        assert channel is not None
+        answers: Answers = []
+        if isinstance(request, Close):
+            channel.producers -= 1
+            answers.append((asker, Done()))
+        else:
+            waiting: deque[_Wait] | list[_Wait] = channel.putting if isinstance(request, Put) else channel.getting
+            waiting.append(_Wait(asker, request, now + request.timeout_s))
+        answers += _serve(channel)
+        return answers
+
+    def _find(self, request: Request) -> _Channel | None:
+        channel = self._channels.get(request.channel)
+        if channel is None and not isinstance(request, Close) and request.direct:
+            channel = self._channels[request.channel] = _Channel(request.channel, Queue(SEND_AHEAD), 1)
+        return channel
+
+    def _why_not(self, channel: _Channel | None, request: Request) -> Denied | None:
+        """Why the request cannot be granted, whatever comes."""
+        if channel is None:
+            return Denied("refused", f"there is no channel {request.channel[:_NAME_CHARS]!r}")
+        name = channel.name
+        match request:
+            case Close() if channel.closed:
+                return Denied("refused", f"channel {name!r} is closed already; see its producers")
+            case Put() if channel.closed:
+                return Denied("closed", f"channel {name!r} is closed; nothing can be put into it")
+            case Put(key=str(key)) | Get(key=str(key)) if len(key) > LONGEST_KEY:
+                return Denied("refused", f"a key of {len(key)} characters: at most {LONGEST_KEY} are possible")
+            case Put(weight=weight) if not 0 <= weight < math.inf:
+                return Denied("refused", f"weight = {weight}: not a number of 0 or more")
+            case Get() if why := _why_no_batch(request, channel.queue):
+                return Denied("refused", f"{why} (channel {name!r})")
+            case Put(timeout_s=timeout_s) | Get(timeout_s=timeout_s) if not timeout_s >= 0:
+                return Denied("refused", f"timeout_s = {timeout_s}: not 0 or more seconds")
+        return None
+
+    # ------------------------------------------------------------ time and the end
+
+    def deadline(self) -> float:
+        """When the next request expires."""
+        return min((wait.deadline for _, wait in self._waiting()), default=math.inf)
+
+    def expire(self, now: float) -> Answers:
+        """Answer the requests whose deadline has come."""
+        answers: Answers = []
+        late = [(channel, wait) for channel, wait in self._waiting() if wait.deadline <= now]
+        others = [_words(channel, wait) for channel, wait in self._waiting() if wait.deadline > now] if late else []
+        for channel, wait in late:
+            if isinstance(wait.request, Put):
+                channel.putting.remove(wait)
+            else:
+                channel.getting.remove(wait)
+            answers.append((wait.asker, Denied("timeout", _describe_late(channel, wait.request, others))))
+        for channel, _ in late:
+            answers += _serve(channel)
+        return answers
+
+    def end(self, why: str) -> Answers:
+        """Answer everybody who waits; later requests get the same answer."""
+        self._over = why
+        answers: Answers = [(wait.asker, Denied("over", why)) for _, wait in self._waiting()]
+        self._channels.clear()
+        return answers
+
+    # ------------------------------------------------------------ for people
+
+    def sizes(self) -> dict[str, int]:
+        """Items in each channel."""
+        return {name: len(channel.queue) for name, channel in self._channels.items()}
+
+    def waits(self) -> list[str]:
+        """Who waits for what, in words."""
+        return [_words(channel, wait) for channel, wait in self._waiting()]
+
+    def _waiting(self) -> Iterator[tuple[_Channel, _Wait]]:
+        for channel in self._channels.values():
+            for wait in (*channel.putting, *channel.getting):
+                yield channel, wait
+
+
+def _why_no_batch(request: Get, queue: Queue) -> str:
+    """Why there can be no such batch; "" if there can."""
+    items, weight, capacity = request.items, request.weight, queue.capacity
+    if request.order not in queue.orders:
+        return f"order = {request.order[:_NAME_CHARS]!r}: there are {', '.join(filter(None, queue.orders))}"
+    if items is None and weight is None:
+        return "items and weight are None; give one of them"
+    if items is not None and not 0 < items <= capacity:
+        return f"items = {items}: not 1 to {capacity}, the capacity"
+    return f"weight = {weight}: not a number above 0" if weight is not None and not 0 < weight < math.inf else ""
+
+
+def _serve(channel: _Channel) -> Answers:
+    """Answer all who can be answered now."""
+    answers: Answers = []
+    while answer := _admit(channel) or _give(channel):
+        answers.append(answer)
+    return answers
+
+
+def _admit(channel: _Channel) -> tuple[Asker, Answer] | None:
+    """The next item of those that wait for room."""
+    if not channel.putting or channel.queue.full:
+        return None
+    wait = channel.putting.popleft()
+    assert isinstance(wait.request, Put)
+    try:
+        channel.queue.put(wait.request.parcel, wait.request.key, wait.request.weight)
+    except Exception as error:  # noqa: BLE001 - the order is the user's
+        return wait.asker, _refused(channel, error)
+    return wait.asker, Done()
+
+
+def _give(channel: _Channel) -> tuple[Asker, Answer] | None:
+    """Items for the next consumer who can have them; after the end of the channel, that it has ended."""
+    over, given = channel.closed and not channel.putting, channel.given
+    for wait in sorted(channel.getting, key=lambda wait: given[wait.asker[0]]):
+        request = wait.request
+        assert isinstance(request, Get)
+        rest = over or channel.queue.full
+        try:
+            items = channel.queue.take(request.key, request.items, request.weight, rest=rest, order=request.order)
+        except Exception as error:  # noqa: BLE001 - the order is the user's
+            channel.getting.remove(wait)
+            return wait.asker, _refused(channel, error)
+        if items or over:
+            channel.getting.remove(wait)
+            given[wait.asker[0]] += sum(weight for _, _, weight in items)  # type: ignore[assignment] # weights
+            why = f"channel {channel.name!r} is closed, and has no more{_of_key(request)}"
+            return wait.asker, Given(tuple(items)) if items else Denied("closed", why)
+    return None
+
+
+def _refused(channel: _Channel, error: Exception) -> Denied:
+    why = f"the order of channel {channel.name!r} raised {type(error).__name__}: {error}"
+    return Denied("refused", why[:_ERROR_CHARS])
+
+
+def _of_key(request: Put | Get) -> str:
+    return "" if request.key is None else f" of key {request.key!r}"
+
+
+def _describe(channel: _Channel, request: Put | Get) -> str:
+    """`for 2 items of channel 'samples' (it holds 1)`."""
+    if request.direct:
+        sender, _, receiver = channel.name.partition(">")
+        return f"for something from {sender}" if isinstance(request, Get) else f"until {receiver} receives something"
+    if isinstance(request, Put):
+        return f"for room in channel {channel.name!r} (it is full: {channel.queue.capacity})"
+    wanted = [] if request.items is None else [f"{request.items} item{'s' * (request.items != 1)}"]
+    wanted += [] if request.weight is None else [f"items of weight {request.weight:g}"]
+    return f"for {' or '.join(wanted)}{_of_key(request)} of channel {channel.name!r} (it holds {len(channel.queue)})"
+
+
+def _words(channel: _Channel, wait: _Wait) -> str:
+    return f"{wait.asker[0]} waits {_describe(channel, wait.request)}"
+
+
+def _describe_late(channel: _Channel, request: Put | Get, others: Sequence[str]) -> str:
+    beside = f" (meanwhile {', '.join(others[:_LISTED])})" if others else ""
+    return (
+        f"{request.timeout_s:g} s were over while it waited {_describe(channel, request)}; look at who should have "
+        f"{'given' if isinstance(request, Get) else 'taken'} something, or allow more time (timeout_s){beside}"
+    )

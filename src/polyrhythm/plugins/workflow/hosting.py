@@ -1,0 +1,102 @@
+"""Opens the hosting of a workflow's workers, for each launcher: that of the pipeline's stations.
+
+A workflow has no samples and no weights, so the arena that every process opens has one empty block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from polyrhythm.plugins.cluster.hosts.build import Places, open_hosts
+from polyrhythm.plugins.cluster.hosts.nodes import Node
+from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
+from polyrhythm.plugins.workflow.controller import WorkerHosting
+from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.inline import InlineHosting
+from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.questions import MAIN
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Transport
+from polyrhythm.specs import WeightsLayout
+
+Launcher = Literal["inline", "local", "ray"]
+LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+NO_WEIGHTS = WeightsLayout.of({})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`SupervisionLimits` of a workflow: no failure is survived, and a call may take any time as long as its process
+    lives; who waits for it has a deadline. heartbeat_s, start_s: as in the section supervision."""
+
+    heartbeat_s: float = 20.0
+    start_s: float = 300.0
+    reset_s: float = math.inf
+    step_s: float = math.inf
+    pass_s: float = math.inf
+    update_s: float = math.inf
+    score_s: float = math.inf
+    max_failures: int = 0
+    max_start_failures: int = 0
+    forgive_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """waker: makes what ends the hosting's `receive`, where it has a thread of its own; undo: closed after the
+    hosting."""
+
+    hosting: WorkerHosting
+    parcels: Parcels
+    waker: Callable[[], Callable[[], None]] | None
+    undo: ExitStack
+
+
+def open_inline(stations: StationList) -> Opened:
+    """All workers in this process, taking turns."""
+    hosting = InlineHosting(stations, in_memory(LAYOUT), cast(Any, None))
+    return Opened(hosting, hosting.parcels, None, ExitStack())
+
+
+def open_local(stations: StationList, limits: Limits, logs: Path, transport: Transport) -> Opened:
+    """Each worker in a process of this machine. StartError: it lacks something; then nothing is left."""
+    with ExitStack() as undo:
+        folder = SharedRunFolder({"arena": LAYOUT.nbytes})
+        undo.callback(folder.remove)
+        hosting = LocalHosting(stations, LAYOUT, folder.folder, NO_WEIGHTS, limits, logs, transport=transport)
+        return Opened(hosting, SharedParcels(folder.folder, "driver"), hosting.waker, undo.pop_all())
+
+
+def open_on_nodes(
+    stations: StationList,
+    limits: Limits,
+    logs: Path,
+    nodes: Mapping[str, Node],
+    address: str = LOOPBACK,
+    leave: Callable[[], None] = lambda: None,
+) -> Opened:
+    """Each worker in a process on its node. address: of this machine for them; leave: called in the end. StartError: a
+    node lacks something; then nothing is left."""
+    hosts = open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, logs, Places(address, nodes, {}, leave=leave))
+    parcels = SharedParcels(hosts.folder.folder, "driver", MAIN, hosts.memory.clients)
+    undo = ExitStack()
+    undo.callback(hosts.folder.remove)
+    undo.callback(hosts.undo.close)
+    return Opened(hosts.hosting, parcels, hosts.hosting.waker, undo)
+
+
+def open_ray(stations: StationList, limits: Limits, logs: Path, settings: Mapping[str, Any]) -> Opened:
+    """Each worker in an actor of a Ray cluster. settings: of the section `ray`. StartError: there is no such cluster,
+    or no room in it; then nothing is left."""
+    from polyrhythm.config.sections.running import RaySettings
+    from polyrhythm.plugins.cluster.ray.cluster import Cluster
+
+    names: Sequence[str] = [factory.name for factory, *_ in stations]
+    cluster = Cluster(RaySettings(**settings), dict.fromkeys(names, 1), logs)
+    return open_on_nodes(stations, limits, logs, cluster.nodes, cluster.address, cluster.close)

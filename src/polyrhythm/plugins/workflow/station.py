@@ -1,0 +1,230 @@
+"""A worker as a station (`runtime.messages.Station`): whoever hosts the pipeline's stations hosts workers too.
+
+In a process of its own the station's thread runs the methods, and hears messages while one of them waits. In the one
+process of `inline` a call that waits pauses, and the other workers have their turns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from polyrhythm.plugins.workflow import protocol as p
+from polyrhythm.plugins.workflow.carrier import Carrier, Parcel
+from polyrhythm.plugins.workflow.channel import Channel
+from polyrhythm.plugins.workflow.errors import WorkerFailed, WorkflowError
+from polyrhythm.plugins.workflow.turns import Turn
+from polyrhythm.plugins.workflow.worker import Place, Worker, WorkerPort, is_public
+from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.messages import FromWorker, Order, Station, StopWork, ToWorker, WorkerJoined
+from polyrhythm.runtime.spans import Span
+from polyrhythm.runtime.transport.drops import UnfitMessage
+
+#: Longest wait for a message at a time; nothing depends on it.
+_WAIT_S = 60.0
+#: Characters of a trace and of an error that are sent.
+_TRACE_CHARS, _ERROR_CHARS = 6000, 1000
+
+
+@dataclass(frozen=True)
+class WorkerFactory:
+    """Makes rank `rank` of a group. worker: its class, module:name; arguments: packed; sizes: ranks of every group."""
+
+    name: str
+    group: str
+    rank: int
+    worker: str
+    arguments: Parcel
+    sizes: Mapping[str, int]
+    wait_s: float
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        return [(f"{self.name}.{incarnation}.0", lambda: WorkerStation(self, context, incarnation))]
+
+    def announcements(self, incarnation: int) -> Sequence[WorkerJoined]:
+        return [WorkerJoined(self.name, incarnation)]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReply:
+    """The answer to a request of a worker."""
+
+    number: int
+    station: WorkerStation
+
+    @property
+    def done(self) -> bool:
+        return self.station.has_answer(self.number)
+
+    def wait(self) -> p.Answer:
+        return self.station.await_answer(self.number)
+
+
+class WorkerStation:
+    """One rank of a worker. WorkerFailed: it cannot be made."""
+
+    def __init__(self, factory: WorkerFactory, context: StationContext, incarnation: int) -> None:
+        assert context.parcels is not None, "who hosts a worker keeps parcels"
+        self.name, self._incarnation, self._emit = factory.name, incarnation, context.channels.emit
+        self._calls: deque[p.Call] = deque()
+        self._answers: dict[int, p.Answer] = {}
+        self._open: set[int] = set()  # requests that have no answer yet
+        self._given: list[p.Given] = []  # parts of an answer that have come
+        self._asked = self._said = self._done = 0
+        self._doing = ("", 0.0)
+        self._awaited = 0  # inline: the request for whose answer the call has paused, 0 if it has to wait for none
+        self._hear: Callable[[float], None] | None = None
+        self._turn: Turn | None = None
+        self._carrier = Carrier(context.parcels, self._channel, context.device)
+        self._port = WorkerPort(self._carrier, factory.wait_s, self._begin)
+        self._place = Place(factory.group, factory.rank, factory.sizes, context.device, self._port)
+        self._worker = self._make(factory)
+
+    def _make(self, factory: WorkerFactory) -> Worker:
+        module, _, name = factory.worker.partition(":")
+        positional, named = self._carrier.unpack(factory.arguments)
+        try:
+            kind = getattr(importlib.import_module(module), name)
+            worker: Worker = kind.__new__(kind)
+            worker._place = self._place
+            worker.__init__(*positional, **named)  # type: ignore[misc]
+        except Exception as error:
+            why = f"{factory.worker} cannot be made: {type(error).__name__}: {error}"
+            raise WorkerFailed(factory.group, factory.rank, why) from error
+        return worker
+
+    def _channel(self, name: str) -> Channel:
+        return Channel(name, self._port)
+
+    # ------------------------------------------------------------ messages
+
+    def listen_by(self, hear: Callable[[float], None]) -> None:
+        self._hear = hear
+
+    def handle(self, command: Order) -> None:
+        if not isinstance(command, ToWorker) or command.station != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
+        try:
+            message = p.decode_to(command.content)
+        except (ValueError, RecursionError) as error:
+            raise UnfitMessage("undecodable", f"what {self.name} is told cannot be decoded ({error})") from error
+        if isinstance(message, p.Call) and is_public(type(self._worker), message.method):
+            self._calls.append(message)
+        elif isinstance(message, p.Answered) and message.number in self._open:
+            self._take(message)
+        else:
+            raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
+
+    def _take(self, message: p.Answered) -> None:
+        """An answer, or a part of one that is still to come."""
+        answer = message.answer
+        if isinstance(answer, p.Given):
+            self._given.append(answer)
+            if answer.more:
+                return
+            answer = p.Given(tuple(item for part in self._given for item in part.items))
+        self._given.clear()
+        self._open.discard(message.number)
+        self._answers[message.number] = answer
+
+    def _say(self, message: p.From) -> None:
+        self._emit(FromWorker(self.name, self._incarnation, self._said, p.encode(message)))
+        self._said += 1
+
+    def _begin(self, request: p.Request) -> WorkerReply:
+        """Ask the exchange; the deadline is kept there."""
+        if not self._doing[0]:
+            raise WorkflowError("a constructor cannot wait for others; do that in a method that the driver calls")
+        self._asked += 1
+        self._open.add(self._asked)
+        self._say(p.Asked(self._asked, request))
+        return WorkerReply(self._asked, self)
+
+    def has_answer(self, number: int) -> bool:
+        """Whether the request has its answer, after a look at what has come; inline others have their turns."""
+        if number in self._open:
+            self._listen(0.0, 0)
+        return number not in self._open
+
+    def await_answer(self, number: int) -> p.Answer:
+        """The answer to the request, once it comes."""
+        while number in self._open:
+            self._listen(_WAIT_S, number)
+        return self._answers.pop(number)
+
+    def _listen(self, seconds: float, number: int) -> None:
+        if self._hear is not None:
+            self._hear(seconds)
+        else:
+            assert self._turn is not None
+            self._awaited = number
+            self._turn.pause()
+
+    # ------------------------------------------------------------ work
+
+    def work(self) -> bool:
+        """Consumes: calls. Waits for: answers, within a call. Unblocked by: them. Produces: results."""
+        if self._turn is None:
+            if not self._calls:
+                return False
+            if self._hear is not None:
+                self._call(self._calls.popleft())
+                return True
+            call = self._calls.popleft()
+            self._turn = Turn(f"{self.name}.{call.method}", lambda: self._call(call))
+        elif self._awaited in self._open:
+            return False
+        if self._turn.resume():
+            self._turn = None
+        return True
+
+    def _call(self, call: p.Call) -> None:
+        """One call, and what became of it. StopWork: the station is to leave."""
+        self._doing = (call.method, time.monotonic())
+        self._place.seconds.clear()
+        begin = time.perf_counter()
+        try:
+            positional, named = self._carrier.unpack(call.arguments)
+            found = getattr(self._worker, call.method)(*positional, **named)
+            self._port.puts.finish()
+            seconds = {**self._place.seconds, call.method: time.perf_counter() - begin}
+            (result,) = self._carrier.pack(found, f"what {call.method} returns")
+            self._say(p.Returned(call.number, result, seconds))
+        except StopWork:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the driver is told
+            text = f"{call.method} raised {type(error).__name__}: {error}"
+            self._say(p.Raised(call.number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))
+            self._port.puts.clear()
+        finally:
+            self._doing = ("", 0.0)
+            self._done += 1
+
+    # ------------------------------------------------------------ what is asked
+
+    def joined(self) -> WorkerJoined:
+        return WorkerJoined(self.name, self._incarnation)
+
+    def spans(self, begin: float, end: float) -> Iterable[Span]:  # noqa: ARG002
+        return ()
+
+    def current_call(self) -> tuple[str, float]:
+        return self._doing
+
+    def pending_work(self) -> list[str]:
+        return [f"{self.name} has {len(self._calls)} calls to do"] if self._calls else []
+
+    def statistics(self) -> dict[str, float]:
+        """Calls done, and parcels received by way."""
+        ways = dict(self._carrier.ways)
+        return {"calls": float(self._done), **{f"parcels/{way}": float(count) for way, count in ways.items()}}
+
+    def close(self) -> None:
+        if self._turn is not None:
+            self._turn.end()
+            self._turn = None
+        self._worker.close()

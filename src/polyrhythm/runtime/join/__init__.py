@@ -1,5 +1,0 @@
-"""Simulators that join a run from another machine or Python environment: the token, what both ends say, who is let in.
-
-A run waits for them at a port of its own (`stations.simulator.joined`); `polyrhythm join` comes to it
-(`stations.simulator.joiner`). docs/design/042-join.md.
-"""
