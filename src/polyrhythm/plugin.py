@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 #: What can be added; the contract of each kind is in docs/extending.md.
-Kind = Literal["env", "policy", "command"]
+Kind = Literal[
+    "env", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "observer", "check", "command",
+    "report",
+]  # fmt: skip
 
 #: Entry points of plugins in other distributions.
 GROUP = "polyrhythm.plugins"
