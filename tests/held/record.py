@@ -211,7 +211,7 @@ def faults(rng: random.Random) -> ClusterSettings:
 
 def groups(rng: random.Random) -> ClusterSettings:
     cluster = arbitrary_cluster(rng, redundant=rng.random() < 0.6)
-    low, high = rng.choice(((0.0, 0.9), (0.1, inf), (0.1, 0.9), (0.2, 3.0)))
+    low, high = rng.choice(((0.0, 0.5), (0.1, inf), (0.5, 0.9), (0.2, 3.0)))
     filtered = {} if cluster.scheduler.segments or rng.random() < 0.4 else {"min_return": low, "max_return": high}
     return varied(rng, cluster, **filtered)
 
