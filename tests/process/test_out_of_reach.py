@@ -23,6 +23,7 @@ from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosts import Changes, Departure, HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -30,7 +31,6 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import Event, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle, start_child
-from polyrhythm.runtime.questions import Changes, Departure, HostView
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout

@@ -24,6 +24,7 @@ from tests.stations.counting import ticket
 
 from polyrhythm.config.load import load_env
 from polyrhythm.errors import PolyrhythmError, StartError
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.pieces import (
     pieces_of_request,
     pieces_of_rest,
@@ -39,7 +40,6 @@ from polyrhythm.plugins.join.joined_samples import JoinedSamples
 from polyrhythm.plugins.join.joiner import Joiner
 from polyrhythm.plugins.join.joining import Session
 from polyrhythm.plugins.join.reception import Heard
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import Departed, Reply, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.lease.station import make_parts
 from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationContext, StationFactory, StationList
@@ -59,7 +58,6 @@ class InlineHosting:
         joining: Joining = NOBODY_JOINS,
     ) -> None:
         self._clock, self._arena, self._weights, self._joining = clock, arena, weights, joining
-        self.parcels = KeptParcels()
         self._stations = list(stations)
         self._awaiting: dict[str, _Part] = {}  # parts that nobody has joined yet, by station
         self._attended: list[_Part] = []  # those that somebody has
@@ -96,9 +94,7 @@ class InlineHosting:
     def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
         """Makes the parts of an incarnation of a station, one after another."""
         offload = seat.offload if seat.leases else None
-        context = StationContext(
-            self._arena, lambda: self._weights, self._channels, seat.device, offload=offload, parcels=self.parcels
-        )
+        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device, offload=offload)
         return (make() for _, make in make_parts(factory, context, incarnation, seat))
 
     # ------------------------------------------------------------ stations that are joined

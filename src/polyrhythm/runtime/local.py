@@ -27,8 +27,9 @@ from pathlib import Path
 
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.clocks import ClockOffset, HostClocks, SpanAlignment
+from polyrhythm.runtime.clocks import SAME, ClockOffset, SpanAlignment
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
+from polyrhythm.runtime.hosts import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
@@ -37,7 +38,6 @@ from polyrhythm.runtime.processes.process import Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
 from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.runtime.processes.supervision import RECONNECTING, SupervisionLimits
-from polyrhythm.runtime.questions import Hosts
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
@@ -59,7 +59,7 @@ class LocalHosting:
     """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
 
     check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
-    run, where there are several; clocks: of these; address: of this machine for them; keys: of the run, if its hosts
+    run, where there are several; address: of this machine for them; keys: of the run, if its hosts
     have them already. joining: the stations that somebody joins.
     StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
     """
@@ -77,7 +77,6 @@ class LocalHosting:
         check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
         spawn: Spawn = start_child,
         hosts: Hosts | None = None,
-        clocks: HostClocks | None = None,
         address: str = LOOPBACK,
         keys: RunKeys | None = None,
         joining: Joining = NOBODY_JOINS,
@@ -85,7 +84,7 @@ class LocalHosting:
         if keys is None and transport == "tcp":
             keys = make_keys()
         self._check_report, self._hosts = check_report, hosts
-        self._alignment = SpanAlignment(clocks)
+        self._alignment = SpanAlignment(hosts.offset_of if hosts is not None else lambda _: SAME)
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
         self._broken: set[str] = set()  # stations whose joined simulator is not heard

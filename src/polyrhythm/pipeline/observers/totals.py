@@ -10,8 +10,8 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.plugins.cluster.observers import StationPlaces
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.questions import MAIN
 from polyrhythm.scheduler import records
 
 #: How the names of stations end that serve evaluations alone.

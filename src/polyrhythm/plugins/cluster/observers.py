@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import sender_of
-from polyrhythm.runtime.questions import MAIN
 from polyrhythm.scheduler import records
 
 #: Events by which a station says where it works.
