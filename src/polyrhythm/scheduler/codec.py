@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -79,7 +79,7 @@ class Codec:
         content = {name: self.decode(item, given) for name, item in data.items() if name != "$"}
         for f in fields(cls) if is_dataclass(cls) else ():
             if f.metadata.get("unsaved") and f.init:
-                content[f.name] = given[f.name]
+                content[f.name] = given[f.name] if f.name in given or f.default is MISSING else f.default
         return cls(**content)
 
 

@@ -15,9 +15,9 @@ from typing import Any, Literal, cast
 from polyrhythm.plugins.cluster.hosts.build import Places, open_hosts
 from polyrhythm.plugins.cluster.hosts.nodes import Node
 from polyrhythm.plugins.cluster.parcels import KeptParcels, Parcels, SharedParcels
-from polyrhythm.plugins.workflow.controller import WorkerHosting
 from polyrhythm.plugins.workflow.station import WorkerBeside, WorkerFactory
 from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
@@ -53,7 +53,7 @@ class Opened:
     """waker: makes what ends the hosting's `receive`, where it has a thread of its own; undo: closed after the
     hosting."""
 
-    hosting: WorkerHosting
+    hosting: Hosting
     parcels: Parcels
     waker: Callable[[], Callable[[], None]] | None
     undo: ExitStack

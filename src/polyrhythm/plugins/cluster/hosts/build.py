@@ -130,7 +130,7 @@ def build_hosts_launcher(hosts: HostedStations) -> Launcher:
         payloads = HostedPayloads(hosts.memory.arena(), MAIN, hosts.directory)
         channel = hosts.memory.weights("cpu", None)
         undo.pop_all()
-    return Launcher(hosts.hosting, payloads, channel, folder=hosts.folder, undo=hosts.undo)
+    return Launcher(hosts.hosting, payloads, channel, shared=hosts.folder, undo=hosts.undo)
 
 
 def _find_hosts(
