@@ -6,12 +6,14 @@ import argparse
 import json
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from polyrhythm.cli.show import columns
 
 if TYPE_CHECKING:
     from polyrhythm.config.catalog import Adapter, Setting
+    from polyrhythm.envs.base import EnvTraits
     from polyrhythm.specs import EnvSpec
 
 _WIDTH = 118
@@ -25,7 +27,8 @@ def add_type(parser: argparse.ArgumentParser) -> None:
 def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     """Print all registered adapters of this kind, or the one that is named."""
     from polyrhythm.config.catalog import adapter, adapters
-    from polyrhythm.config.registry import expand
+    from polyrhythm.config.registry import expand, settings_class
+    from polyrhythm.envs.base import traits_of
     from polyrhythm.specs.plain import as_plain
 
     if not arguments.type:
@@ -35,12 +38,22 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     section = expand(arguments.type)
     one = adapter(kind, section["type"])
     spec = offered(kind, section, one)
+    traits = traits_of(settings_class("env", section["type"])) if kind == "env" else None
     if arguments.json:
-        shown = {"spec": as_plain(spec)} if not isinstance(spec, str) else {}
-        print(json.dumps([plain(one) | shown], indent=2))
+        shown = {} if traits is None else {"traits": asdict(traits)}
+        print(json.dumps([plain(one) | shown | ({} if isinstance(spec, str) else {"spec": as_plain(spec)})], indent=2))
     else:
-        print("\n".join([detailed(one), *spec_lines(spec)]))
+        print("\n".join([detailed(one), *trait_lines(traits), *spec_lines(spec)]))
     return 0
+
+
+def trait_lines(traits: EnvTraits | None) -> list[str]:
+    """The traits that an environment has, each with its meaning."""
+    if traits is None:
+        return []
+    meanings = get_type_hints(type(traits), include_extras=True)
+    lines = [f"  {name}: {meanings[name].__metadata__[0]}" for name, has in asdict(traits).items() if has]
+    return ["", "traits", *(lines or ["  none are declared"])]
 
 
 def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:

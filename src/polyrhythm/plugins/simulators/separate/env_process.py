@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from polyrhythm import errors
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
+from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.gl_choice import simulator_count
 from polyrhythm.plugins.simulators.separate import protocol as p
 
@@ -134,7 +135,7 @@ def environment() -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
     own += [*site.getsitepackages(), site.getusersitepackages()]
-    paths = keep_sources((str(Path(__file__).parents[3]), *sys.path), own)
+    paths = keep_sources((SOURCE, *sys.path), own)
     return variables | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
