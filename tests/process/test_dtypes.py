@@ -42,7 +42,7 @@ class Witness(Observer):
         version, weights = self._pipeline.weights.read()
         self.weights.setdefault(version, {name: tensor.clone() for name, tensor in weights.items()})
         if isinstance(event, records.SampleFinished):
-            self.samples.append(copy.deepcopy(self._pipeline.launcher.arena.trajectory(int(event.payload_id))))
+            self.samples.append(copy.deepcopy(self._pipeline.launcher.payloads.arena.trajectory(int(event.payload_id))))
 
 
 def logprobs(policy, sample):

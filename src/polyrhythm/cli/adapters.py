@@ -6,6 +6,7 @@ import argparse
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyrhythm.cli.show import columns
@@ -35,7 +36,7 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     section = expand(arguments.type)
     one = adapter(kind, section["type"])
     spec = offered(kind, section, one)
-    traits = declared_traits(section) if kind == "policy" else {}
+    traits = declared_traits(kind, section)
     if arguments.json:
         shown = {"spec": as_plain(spec)} if not isinstance(spec, str) else {}
         print(json.dumps([plain(one) | shown | {"traits": traits}], indent=2))
@@ -44,11 +45,14 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     return 0
 
 
-def declared_traits(section: dict[str, Any]) -> dict[str, Any]:
-    """The traits of a policy with these settings, without defaults; empty where settings are missing."""
-    from polyrhythm.config.registry import NestedRefusal, resolve
+def declared_traits(kind: Literal["env", "policy"], section: dict[str, Any]) -> dict[str, Any]:
+    """The traits of an environment or of a policy with these settings; empty where a policy's settings are missing."""
+    from polyrhythm.config.registry import NestedRefusal, resolve, settings_class
+    from polyrhythm.envs.base import traits_of
     from polyrhythm.policies.traits import plain_traits, settings_traits
 
+    if kind == "env":
+        return asdict(traits_of(settings_class("env", section["type"])))
     try:
         return plain_traits(settings_traits(resolve("policy", section)))
     except NestedRefusal:

@@ -15,7 +15,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
-from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.observe.run_folder import find_run
@@ -222,7 +222,7 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     names = station_names(config, trainer=trainer)
     processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
     actors = len(infos) - config.join.simulators + processes if on_ray else 0
-    if getattr(config.env, "python", ""):
+    if traits_of(config.env).own_process:
         processes += sum(map(len, infos))  # each env batch has one in the other Python
     check_limits([*map(len, infos), *[1] * processes], agents=int(on_ray), actors=actors)
 
