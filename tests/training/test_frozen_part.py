@@ -107,8 +107,8 @@ def test_prefixes_stay_on_the_gpu_only_up_to_the_limit(limit):
 def test_updates_with_a_shared_reference_are_those_with_a_copy(train):
     ours, theirs = small(train=train), plain(small(train=train))
     (learner, a), (other, b) = updated(ours), updated(theirs)
-    assert isinstance(learner._reference, SharedReference)
-    assert not isinstance(other._reference, SharedReference)
+    assert isinstance(learner.reference, SharedReference)
+    assert not isinstance(other.reference, SharedReference)
     close(ours, theirs)
     assert a[-1]["train/actor/reference_kl"] > 1e-6
     for first, second in zip(a, b, strict=True):

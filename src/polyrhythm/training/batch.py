@@ -6,7 +6,7 @@ observations. Observations are copied once, here; afterwards the trajectories' m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -162,3 +162,8 @@ def _newer(trajectory: Trajectory) -> NDArray[np.int32]:
 
 def _packed(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays))
+
+
+def all_of_version(samples: Iterable[Trajectory | PackedBatch], version: int | None) -> bool:
+    """Whether all chunk steps were made by the weights of this version; False where there is none."""
+    return version is not None and all(bool((x.version == version).all()) for x in samples)

@@ -57,10 +57,11 @@ class StepTable(NamedTuple):
 
 
 class StepLog:
-    """The optimizer steps of an update as they are done."""
+    """The optimizer steps of an update as they are done. last: the metrics of the newest."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
+        self.last: Mapping[str, Tensor] = {}
         self._rows: list[Tensor] = []
         self._norms: list[GradientNorm] = []
 
@@ -69,7 +70,7 @@ class StepLog:
 
     def add(self, metrics: Mapping[str, Tensor], norm: GradientNorm) -> None:
         """Scalars: this rank's part of means over entries, then NORM and STOPPED, which are the same on all ranks."""
-        self.names = tuple(metrics)
+        self.names, self.last = tuple(metrics), metrics
         self._rows.append(torch.stack(list(metrics.values())))
         self._norms.append(norm)
 
