@@ -43,7 +43,7 @@ from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher,
 from polyrhythm.plugins.cluster.hosts.nodes import Node
 from polyrhythm.plugins.cluster.places import slots_of, spread_over
 from polyrhythm.plugins.join.places import OpenPlaces, open_places
-from polyrhythm.plugins.scoring.scorer_factory import ScorerFactory
+from polyrhythm.plugins.scoring.scorer import ScorerFactory
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher

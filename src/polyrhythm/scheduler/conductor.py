@@ -35,8 +35,8 @@ from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, Tar
 from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
-from polyrhythm.scheduler.samples.fault_limit import FaultLimit
 from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.limits import FaultLimit
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.scheduler.stations import StationRegistry
 from polyrhythm.scheduler.updates import UpdateScheduler

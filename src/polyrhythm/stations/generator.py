@@ -22,7 +22,7 @@ from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, Order, Reply
 from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.padding import padded
+from polyrhythm.scheduler.inference.batching import padded
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, GeneratorJoined, Serve, WeightsApplied
 from polyrhythm.stations.batch_buffer import BatchLayout
 from polyrhythm.stations.copies import PolicyCopies
