@@ -43,7 +43,7 @@ from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher,
 from polyrhythm.plugins.cluster.hosts.nodes import Node
 from polyrhythm.plugins.cluster.places import slots_of, spread_over
 from polyrhythm.plugins.join.places import OpenPlaces, open_places
-from polyrhythm.plugins.scoring.scorer import ScorerFactory
+from polyrhythm.plugins.scoring.scorer_factory import ScorerFactory
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
@@ -55,7 +55,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated,
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
-from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory, StreamGeneratorFactory
+from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -374,7 +374,7 @@ def _generator_factory(
     """The factory of a generator of the form that `batching` asks for."""
     if isinstance(config.batching, StreamsBatching):
         resumes = config.freshness.on_update == "abort"
-        return StreamGeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
+        return GeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
     return GeneratorFactory(name, policy, evaluates, buckets, config.rollout.graphs)
 
 

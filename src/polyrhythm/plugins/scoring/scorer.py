@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
 
-from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import own_place
-from polyrhythm.plugins.scoring.reward_function import RewardFunction, WrongScore, as_score, load_reward, view_of
-from polyrhythm.runtime.factories import StationContext
+from polyrhythm.plugins.scoring.reward_function import RewardFunction, WrongScore, as_score, view_of
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Channels, Order, Station
+from polyrhythm.runtime.messages import Channels, Order
 from polyrhythm.runtime.spans import SCORE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import SampleScored, ScorerJoined, ScoreSample, ScoringFailed
@@ -167,34 +164,3 @@ class Scorer:
 
 class _SampleGone(Exception):
     """The sample does not lie where it did: its host is lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScorerFactory:
-    """function, options: `scoring`'s; env: the environment's settings as plain data; places: samples at a time."""
-
-    name: str
-    function: str
-    env: dict[str, Any]
-    spec: EnvSpec
-    places: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
-        def make() -> Station:
-            return Scorer(
-                self.name,
-                incarnation,
-                load_reward(self.function, self.options),
-                resolve("env", self.env),
-                self.spec,
-                context.arena,
-                context.channels,
-                self.places,
-                overlap=context.overlap,
-            )
-
-        return [(f"{self.name}.{incarnation}", make)]
-
-    def announcements(self, incarnation: int) -> Sequence[ScorerJoined]:
-        return [ScorerJoined(self.name, incarnation, self.places)]
