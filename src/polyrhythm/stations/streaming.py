@@ -1,43 +1,30 @@
-"""The generator station that serves by streams: it holds an engine for each copy of the policy, and decodes in steps.
+"""Engine of streams: decodes all requests together, one token of each row per step; each request ends by itself.
 
-Invariant: weights change only between two decode steps and all at once; a reply carries the oldest version that sampled
-one of its request's tokens, and by how much newer each token's is; it is sent before its `StreamDone`; commands are
-obeyed in their order.
+It holds the policy's own engine (`policies.engine`) for each copy of the policy.
+
+Invariant: a reply carries the oldest version that sampled one of its request's tokens, and by how much newer each
+token's is; it is sent before its `StreamDone`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.lease.offload import OffloadStore
-from polyrhythm.policies.base import Observations, Policy
+from polyrhythm.policies.base import Observations
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated, streaming
-from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.tensors import tensors_of
-from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import NEWER, VERSION, Channels, Order, Reply
-from polyrhythm.runtime.spans import APPLY, IN_BATCH, PASS, Span
-from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    ApplyWeights,
-    GeneratorJoined,
-    StartStream,
-    Stream,
-    StreamDone,
-    WeightsApplied,
-)
+from polyrhythm.runtime.messages import NEWER, VERSION, Reply
+from polyrhythm.runtime.spans import IN_BATCH, PASS, Span
+from polyrhythm.scheduler.records import AbortStream, ApplyWeights, StartStream, Stream, StreamDone
 from polyrhythm.stations.batch_buffer import BatchLayout, BatchMemory
-from polyrhythm.stations.copies import PolicyCopies
+from polyrhythm.stations.generator import EngineCommand, GeneratorContext, Todo
 from polyrhythm.stations.simulator.guard import IDLE
 
 #: Decode steps that follow one another within _GAP_S are one span, of up to _SPAN_S.
@@ -66,40 +53,27 @@ class _Running:
             self.tokens += len(generated.tokens)
 
 
-class StreamGenerator:
-    """Inference server of one policy copy, by streams. places: the most rows of each copy at a time. resumes: weights
-    cut what runs, which goes on from its tokens with nothing kept of the older weights (`on_update: abort`). pinned,
-    label, store: as in `Generator`."""
+class StreamingEngine:
+    """Answers by streams. places: the most rows of each copy at a time. resumes: weights cut what runs, which goes on
+    from its tokens with nothing kept of the older weights (`on_update: abort`)."""
 
-    def __init__(  # noqa: PLR0913 - its collaborators
-        self,
-        name: str,
-        incarnation: int,
-        policy: Policy,
-        arena: Arena,
-        weights: Weights,
-        channels: Channels,
-        pinned: Policy | None = None,
-        *,
-        places: int,
-        resumes: bool = False,
-    ) -> None:
-        self.name, self.incarnation = name, incarnation
-        self._copies = PolicyCopies(name, policy, pinned, weights)
-        self._arena, self._channels, self._resumes = arena, channels, resumes
-        self._capacity = max(places, *arena.layout.slots.values())
-        layout = BatchLayout.of(arena)
+    commands: ClassVar[tuple[type, ...]] = (StartStream, AbortStream)
+
+    def __init__(self, context: GeneratorContext, *, places: int, resumes: bool = False) -> None:
+        self._identity, self._label = (context.name, context.incarnation), context.label
+        self._copies, self._arena, self._channels = context.copies, context.arena, context.channels
+        self._resumes = resumes
+        self._capacity = max(places, *context.arena.layout.slots.values())
+        layout = BatchLayout.of(context.arena)
         self._gathered, self._record = BatchMemory(layout, self._capacity), BatchMemory(layout, 1).buffer(1)
-        self._todo: deque[StartStream | AbortStream | ApplyWeights] = deque()
         self._streams: dict[int, _Running] = {}
         self._owners: dict[int, _Running] = {}
         self._requests = self._steps = self._rows = self._tokens = self._cut = self._aborted = 0
-        self._doing = IDLE
+        self.depth, self.doing = 1, IDLE
         self._past: dict[str, float] = {}  # of engines that are gone
         self._decoding: Span | None = None  # steps that `spans` has not yielded yet
-        self._done: list[_Running] | ApplyWeights = []  # of the last unit of work
-        self.label = f"policy {type(policy).__name__}"
-        self.store: OffloadStore | None = None
+        self._stepped = False  # in the last unit of work
+        self._ended: list[_Running] = []  # in the last unit of work
         self._engines = self._make_engines()
 
     def _make_engines(self) -> dict[bool, Engine]:
@@ -112,57 +86,36 @@ class StreamGenerator:
                 found[pinned].weights_changed(version)
         return found
 
-    @property
-    def version(self) -> int:
-        return self._copies.version
-
-    def joined(self) -> GeneratorJoined:
-        """The event that announces this station."""
-        return GeneratorJoined(self.name, self.incarnation, self.version)
-
-    def handle(self, command: Order) -> None:
-        if not isinstance(command, StartStream | AbortStream | ApplyWeights) or command.generator != self.name:
-            raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
-        if (isinstance(command, StartStream) and not self._can_start(command.stream)) or (
-            isinstance(command, ApplyWeights) and not self._copies.can_apply(command)
-        ):
-            raise UnfitMessage("impossible", f"{self.name} cannot execute {command}")
-        self._todo.append(command)
-
-    def _can_start(self, stream: Stream) -> bool:
+    def accepts(self, command: EngineCommand, todo: Todo) -> bool:
+        if not isinstance(command, StartStream):
+            return True
+        stream = command.stream
         rows = self._arena.layout.slots.get(stream.request.slot, 0)
         new = stream.number not in self._streams and all(
-            not isinstance(other, StartStream) or other.stream.number != stream.number for other in self._todo
+            not isinstance(other, StartStream) or other.stream.number != stream.number for other in todo
         )
         return new and 0 < stream.request.rows <= rows and self._copies.can_serve(pinned=stream.pinned)
 
-    def work(self) -> bool:
-        """Obey the commands that have come, then decode one token of every row; or change weights once.
-
-        Consumes: streams to start or to abort, and weights, in command order. Waits for: nothing but the device.
-        Unblocked by: `handle`. Produces: a reply to the slot of each stream that ended, then `StreamDone`; or
-        `WeightsApplied`.
-        """
-        self._done, obeyed = [], bool(self._todo)
-        while self._todo:
-            command = self._todo.popleft()
-            if isinstance(command, ApplyWeights):
-                self._doing = ("weights", time.monotonic())
-                self._apply(command)
-                self._done, self._doing = command, IDLE
-                return True
+    def advance(self, todo: Todo) -> bool:
+        """Start and abort the streams that are to be, then decode one token of every row."""
+        self._ended, self._stepped, obeyed = [], False, False
+        while todo and not isinstance(todo[0], ApplyWeights):
+            command, obeyed = todo.popleft(), True
             if isinstance(command, StartStream):
                 self._start(command.stream)
-            else:
+            elif isinstance(command, AbortStream):
                 self._abort(command.stream)
-        if self._streams:
-            self._doing = ("pass", time.monotonic())
-            self._step()
-            self._doing = IDLE
-        elif not obeyed:
+        if todo:  # weights are changed first
             return False
-        self._copies.stage_ahead()
-        return True
+        self._stepped = bool(self._streams)
+        if self._stepped:
+            self.doing = ("pass", time.monotonic())
+            self._step()
+            self.doing = IDLE
+        return self._stepped or obeyed
+
+    def patience(self, todo: Todo) -> float:  # noqa: ARG002 - the contract of engines
+        return 0.0
 
     # ------------------------------------------------------------ streams
 
@@ -191,7 +144,7 @@ class StreamGenerator:
         try:
             self._engines[stream.pinned].add(asked)
         except ValueError as wrong:
-            raise RunHalted(f"{self.label}: its engine refused {stream.request.slot}'s request: {wrong}") from wrong
+            raise RunHalted(f"{self._label}: its engine refused {stream.request.slot}'s request: {wrong}") from wrong
 
     def _abort(self, number: int) -> None:
         """End the stream without a reply; nothing if it has ended."""
@@ -202,7 +155,7 @@ class StreamGenerator:
             del self._owners[request_id]
             run.count(self._engines[run.stream.pinned].abort(request_id))
         self._aborted += run.tokens
-        self._channels.emit(StreamDone(self.name, self.incarnation, number, run.oldest, run.tokens, aborted=True))
+        self._channels.emit(StreamDone(*self._identity, number, run.oldest, run.tokens, aborted=True))
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -222,8 +175,8 @@ class StreamGenerator:
         for run in ended:
             del self._streams[run.stream.number]
             self._rows, self._tokens = self._rows + run.stream.request.rows, self._tokens + run.tokens
-            self._channels.emit(StreamDone(self.name, self.incarnation, run.stream.number, run.oldest, run.tokens))
-        self._done = ended
+            self._channels.emit(StreamDone(*self._identity, run.stream.number, run.oldest, run.tokens))
+        self._ended = ended
 
     def _answer(self, run: _Running, generated: Generated) -> None:
         """Write the record of a row that has ended."""
@@ -232,7 +185,7 @@ class StreamGenerator:
         policy, _ = self._copies.serving(pinned=run.stream.pinned)
         act = streaming(policy).act_of(run.obs[row], generated)
         if wrong := self._record.form_error(act):
-            raise RunHalted(f"{self.label}: act_of returned {wrong}; correct act_of")
+            raise RunHalted(f"{self._label}: act_of returned {wrong}; correct act_of")
         self._record.answer(act)
         run.answers[row] = self._record.answers[0]
         newer = run.answers[NEWER][row]
@@ -251,8 +204,8 @@ class StreamGenerator:
 
     # ------------------------------------------------------------ weights
 
-    def _apply(self, command: ApplyWeights) -> None:
-        """Change the weights in place; streams go on, or are cut before and resumed from their tokens."""
+    def change_weights(self, command: ApplyWeights) -> int:
+        """In place; streams go on, or are cut before and resumed from their tokens."""
         engine = self._engines[command.pinned]
         cut: list[tuple[_Running, EngineRequest]] = []
         if self._resumes:
@@ -264,7 +217,7 @@ class StreamGenerator:
         for run, asked in cut:
             run.requests[asked.request_id] = asked
             self._add(run.stream, asked)
-        self._channels.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
+        return version
 
     def _shorten(self, engine: Engine, asked: EngineRequest) -> EngineRequest:
         """The request with what has been generated for it as its prefix; it has left the engine."""
@@ -275,49 +228,36 @@ class StreamGenerator:
     # ------------------------------------------------------------ the station
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """Of the last unit of work: decode steps, with the most requests in one, held back as long as others may follow
-        at once; and from its start to its end each request that it ended."""
-        before, changed = self._decoding, isinstance(self._done, ApplyWeights)
-        if before is not None and (changed or begin - before.end > _GAP_S or end - before.begin > _SPAN_S):
+        """Decode steps, with the most requests in one, held back as long as others may follow at once; and from its
+        start to its end each request that has ended."""
+        before = self._decoding
+        if before is not None and (not self._stepped or begin - before.end > _GAP_S or end - before.begin > _SPAN_S):
             yield before
             before = self._decoding = None
-        if isinstance(self._done, ApplyWeights):
-            yield Span(self.name, APPLY, begin, end, self._done.version)
+        if not self._stepped:
             return
-        step = Span(self.name, PASS, begin, end, len(self._streams) + len(self._done))
+        step = Span(self._identity[0], PASS, begin, end, len(self._streams) + len(self._ended))
         joined = step if before is None else before._replace(end=end, number=max(before.number, step.number))
         self._decoding = joined if self._streams else None
         if not self._streams:
             yield joined
-        for run in self._done:
+        for run in self._ended:
             yield Span(run.stream.request.slot, IN_BATCH, run.begun, end, run.stream.request.sequence)
 
-    def suspend(self) -> int:
-        """Leave the device: as `Generator`, with the engines in place of passes."""
-        assert self.store is not None, f"{self.name} leases no device"
-        assert not self._streams, f"{self.name} has streams under way"
-        self._copies.drop_staged()
+    def suspend(self) -> None:
+        assert not self._streams, f"{self._identity[0]} has streams under way"
         self._past = self._engine_counts()
         self._engines.clear()  # `resume` makes others
-        return self.store.suspend(tensor for module in self._copies.modules for tensor in tensors_of(module))
 
     def resume(self) -> None:
-        """Come back, with new engines."""
-        assert self.store is not None, f"{self.name} leases no device"
-        self.store.resume()
         self._engines = self._make_engines()
 
-    def current_call(self) -> tuple[str, float]:
-        return self._doing
-
     def pending_work(self) -> list[str]:
-        streams = [f"{self.name} answers {run.stream.request.slot}" for run in list(self._streams.values())]
-        return streams + [f"{self.name} has {type(command).__name__} to do" for command in list(self._todo)]
+        return [f"{self._identity[0]} answers {run.stream.request.slot}" for run in list(self._streams.values())]
 
     def statistics(self) -> dict[str, float]:
         """passes: decode steps; rows: answered; tokens: in their answers; aborted_tokens: of aborted streams;
-        resumed: generations that were cut by weights and went on; those of `Engine.statistics`, of all engines;
-        weights/...: what was taken."""
+        resumed: generations that were cut by weights and went on; those of `Engine.statistics`, of all engines."""
         counts = {
             "passes": self._steps,
             "rows": self._rows,
@@ -326,7 +266,7 @@ class StreamGenerator:
             "resumed": self._cut,
             **self._engine_counts(),
         }
-        return {**{name: float(count) for name, count in counts.items()}, **self._copies.statistics()}
+        return {name: float(count) for name, count in counts.items()}
 
     def _engine_counts(self) -> dict[str, float]:
         found = dict(self._past)
@@ -336,7 +276,4 @@ class StreamGenerator:
         return found
 
     def close(self) -> None:
-        self._copies.wait_for_staging()
         self._streams.clear()
-        if self.store is not None:
-            self.store.close()

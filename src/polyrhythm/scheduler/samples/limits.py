@@ -1,14 +1,23 @@
-"""The bound on samples dropped by faults, after which the run halts (`max_dropped`).
+"""Bounds on what is dropped: by faults, after which the run halts, and by the filter of returns, per update.
 
-Samples of episodes that the environment refuses are no faults. Where most samples are refused, the run halts too: it
-would come to no end.
+Faults (`max_dropped`): samples of episodes that the environment refuses are none. Where most samples are refused, the
+run halts too: it would come to no end.
 
-Invariant: samples that an earlier part of a resumed run dropped never halt it again.
+Filter: a complete group whose mean return lies outside the bounds is dropped and replaced. If all members of a group
+fail, or all succeed, GRPO's advantages are all zero and the group carries no gradient. The number of groups dropped per
+update is bounded; beyond it the run keeps them or halts, as configured, and reports it.
+
+Invariants: samples that an earlier part of a resumed run dropped never halt it again; at most `max_filtered` groups are
+dropped between two updates.
 """
 
 from __future__ import annotations
 
-from polyrhythm.scheduler.records import DropReason, Halt, SampleFailed, ScoringFailed
+from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.records import Command, DropReason, FilterExhausted, Halt, SampleFailed, ScoringFailed
+from polyrhythm.scheduler.samples.groups import Group
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -82,3 +91,35 @@ class FaultLimit:
         if scoring is not None and self._last_reason is DropReason.SCORING_FAILED:
             return f"scoring.max_attempts = {scoring.max_attempts}"
         return f"rollout.max_attempts = {settings.max_attempts}"
+
+
+@dataclass(slots=True)
+class ReturnFilter:
+    """filtered: groups dropped since an update was lent; accepted: groups out of bounds that were kept, in all;
+    exhausted: the run has been told that this update's groups are kept."""
+
+    settings: SchedulerSettings = field(metadata=UNSAVED)
+    filtered: int = 0
+    accepted: int = 0
+    exhausted: bool = False
+
+    def check(self, group: Group) -> tuple[bool, list[Command]]:
+        """Whether the complete group is kept, and the commands that report it."""
+        settings = self.settings
+        if settings.min_return <= group.returns / group.size <= settings.max_return:
+            return True, []
+        if self.filtered < settings.max_filtered:
+            self.filtered += 1
+            return False, []
+        bounds = f"[{settings.min_return:g}, {settings.max_return:g}]"
+        if settings.on_max_filtered == "stop":
+            count = f"more than max_filtered {settings.max_filtered} groups of one"
+            remedy = "widen the bounds, raise max_filtered, or make on_max_filtered accept"
+            return False, [Halt(f"{count} update had a mean return outside {bounds}; {remedy}")]
+        self.accepted += 1
+        said, self.exhausted = self.exhausted, True
+        return True, [] if said else [FilterExhausted(self.filtered)]
+
+    def next_update(self) -> None:
+        """An update starts: the count begins anew."""
+        self.filtered, self.exhausted = 0, False
