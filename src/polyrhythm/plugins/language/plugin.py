@@ -4,7 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "language",
-    needs=("vla",),
+    needs=("pretrained",),
     adds={
         "env": {
             "chains": "polyrhythm.plugins.language.text.chains:ChainsSettings",

@@ -21,24 +21,56 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import BaseModel, BeforeValidator, Field
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
-from polyrhythm.plugins.vla.building import tied_names
-from polyrhythm.plugins.vla.precision import Precision, cast
-from polyrhythm.plugins.vla.settings import LoraSettings, TrainedPart
+from polyrhythm.plugins.pretrained.building import load_into, slots_by_name, tied_names
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.precision import Precision, cast
+from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.traits import PolicyTraits
 from polyrhythm.specs.hashing import mix
 
-if TYPE_CHECKING:
-    from polyrhythm.plugins.vla.architectures import Architecture
-    from polyrhythm.plugins.vla.settings import VlaSettings
-    from polyrhythm.plugins.vla.unread import UnreadTensors
+#: What is trained of a network; see `train` of a policy's settings.
+TrainedPart = Literal["all", "expert", "lora", "head"]
+
+
+def _as_text(value: Any) -> Any:
+    """null is none, as the empty text is, which a command line cannot write without quotes."""
+    return "" if value is None else value
+
+
+def _as_tuple(value: Any) -> Any:
+    """YAML and JSON have lists where settings have tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Item = TypeVar("Item")
+Named = Annotated[str, BeforeValidator(_as_text)]
+Listed = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
+
+
+class LoraSettings(BaseModel):
+    """Low-rank adapters (Hu et al. 2021) in place of training the matrices themselves."""
+
+    model_config = SETTINGS
+
+    rank: int = Field(32, ge=1)
+    """Rank of an adapter."""
+    alpha: float = Field(32.0, gt=0.0)
+    """Scale of an adapter's output, divided by rank."""
+    targets: Listed[str] = ()
+    """Name patterns of the matrices that get adapters; empty: the architecture's choice of backbone and expert."""
+    also: Listed[str] = ()
+    """Name patterns of tensors that are trained in full beside the adapters, such as an action head; their modules have
+    no adapters."""
+
 
 #: Name of the one adapter of a layer, as peft has it by default.
 ADAPTER = "default"
@@ -125,19 +157,6 @@ class Adaptation:
     lora: LoraSettings = field(default_factory=LoraSettings)
     checkpointing: bool = False
 
-    @classmethod
-    def of(cls, settings: VlaSettings, architecture: Architecture) -> Adaptation:
-        """As the settings say, by the patterns of the architecture."""
-        dtypes = getattr(torch, settings.dtype), getattr(torch, settings.master)
-        return cls(
-            settings.train,
-            architecture.parts,
-            Precision(*dtypes, tuple(architecture.float32)),
-            tuple(architecture.dead),
-            settings.lora,
-            settings.gradient_checkpointing,
-        )
-
     def prepare(self, network: nn.Module, role: Role) -> None:
         """Set which parameters are trained and every dtype. ValueError: nothing would be trained."""
         parameters = dict(network.named_parameters(remove_duplicate=self.train != "lora"))
@@ -215,6 +234,23 @@ def set_checkpointing(module: nn.Module) -> None:
         )
     for part in able:
         part.checkpointing = True  # type: ignore[assignment]
+
+
+class UnreadTensors:
+    """What a network lacks still. found: a tensor's name without adapters -> the folder's (`fitting.fit`)."""
+
+    def __init__(self, checkpoint: Checkpoint, found: dict[str, str]) -> None:
+        self._checkpoint, self._left = checkpoint, dict(found)
+
+    def read(self, network: nn.Module, part: nn.Module, device: str) -> None:
+        """Put copies on `device` in the place of the tensors within `part` that were not read yet, in their dtypes."""
+        inside = {id(held) for module in part.modules() for held in (module._parameters, module._buffers)}
+        wanted = {}
+        for name, slots in slots_by_name(network).items():
+            released = released_name(name)
+            if released in self._left and any(id(held) in inside for held, _ in slots):
+                wanted[name] = self._left.pop(released)
+        load_into(network, self._checkpoint, wanted, device=device)
 
 
 #: Traits of a policy around a network of which a part may be trained.

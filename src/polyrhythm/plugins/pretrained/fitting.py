@@ -1,21 +1,55 @@
-"""Whether a checkpoint's folder is that of a network: its size, and its tensors by name and shape. Reads no tensor."""
+"""Declares a released architecture, and says whether a folder is of one: its size, and its tensors by name and shape.
+
+Reads no tensor. The module of a network defines one `Architecture` per released form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.architectures import Architecture, architecture
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.folder_files import few
-from polyrhythm.plugins.vla.meta_weights import weights_on_meta
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.folder_files import few
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One published architecture. All patterns are of `fnmatch` and match whole names of the network's tensors.
+
+    name: the policy's type.
+    size: (config.json, tensors of the folder by the network's names) -> the size of the network. ValueError: they do
+    not fit each other. Shapes come from the tensors wherever these tell them; config tells the rest.
+    network: size -> the network, an `nn.Module` whose state_dict has the released names; it must be constructible on
+    torch's meta device. If it has `initialise()`, that draws its parameters where there is no checkpoint.
+    aliases: name in some folders -> the name that the network has for the same tensor (tied embeddings). If a folder
+    has both, the network's own name is read, and saving writes both.
+    optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used);
+    they must be of torch's own layers.
+    unused: tensors of a folder that the network does not have and need not be told as unexpected, such as the value and
+    noise heads that RLinf's PPO leaves in its checkpoints; saving copies them.
+    parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
+    dead: tensors that no output depends on; they are never trained.
+    float32: tensors that the release keeps in float32 whatever the backbone's dtype.
+    config: size -> the content of config.json that `size` reads back, for a network that was in no folder before.
+    """
+
+    name: str
+    size: Callable[[Mapping[str, Any], Mapping[str, WeightSpec]], Any]
+    network: Callable[[Any], Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dead: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()
+    config: Callable[[Any], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +94,6 @@ def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> F
             f"policies inspect {checkpoint.folder}, and download it again or name another folder"
         )
     return found
-
-
-def check_whole(checkpoint: Checkpoint) -> None:
-    """ConfigError unless the folder has every tensor of its architecture in its shape, and no other; none is read."""
-    kind = checkpoint.architecture
-    checkpoint.require(kind)
-    of = architecture(kind)
-    with weights_on_meta():
-        network = of.network(released_size(of, checkpoint))
-    check_fit(of, checkpoint, network)
 
 
 def misfit(found: Fit, of: Architecture) -> str:

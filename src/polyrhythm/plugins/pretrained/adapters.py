@@ -21,16 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
-from polyrhythm.files import name_in_errors
-from polyrhythm.plugins.vla.adapting import whole_tensors
-from polyrhythm.plugins.vla.architectures import Architecture
-from polyrhythm.plugins.vla.building import NETWORK, load_network, untie
-from polyrhythm.plugins.vla.checkpoint import Checkpoint, read_stored, stored_specs
-from polyrhythm.plugins.vla.fitting import fit
-from polyrhythm.plugins.vla.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, read_json
-from polyrhythm.plugins.vla.safetensors_headers import read_header
-from polyrhythm.plugins.vla.saving import new_folder, save_folder, write_tensors
+from polyrhythm.files import name_in_errors, new_folder
+from polyrhythm.plugins.pretrained.adapting import whole_tensors
+from polyrhythm.plugins.pretrained.building import NETWORK, load_network, untie
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored, stored_specs
+from polyrhythm.plugins.pretrained.fitting import Architecture, fit
+from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, read_json
+from polyrhythm.plugins.pretrained.saving import save_folder
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.safetensors_files import read_header, write_tensors
 from polyrhythm.specs.weights import weight_specs
 
 _PEFT = "base_model.model."
@@ -216,6 +215,15 @@ def plain_name(name: str) -> str:
 def is_adapter(name: str) -> bool:
     """Whether a tensor of this name is an adapter's."""
     return plain_name(name).endswith((_A, _B))
+
+
+def refuse_adapters(source: Path, weights: Mapping[str, Tensor]) -> None:
+    """ConfigError for adapters on a network that no folder holds. source: the saved policy."""
+    if any(is_adapter(name) for name in weights):
+        raise ConfigError(
+            f"{source}: it has adapters on a network from a seed, which is in no folder; export a run with another "
+            "policy.train, or begin from a checkpoint"
+        )
 
 
 def save_adapters(

@@ -1,17 +1,21 @@
-"""Reads the headers of safetensors files: names, shapes, dtypes and places of tensors, without any tensor.
+"""Reads and writes files of safetensors; their headers (names, shapes, dtypes, offsets) without any tensor.
 
 The format: eight bytes with the header's length (little endian), the header as JSON, the tensors' bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import parse_json
+from polyrhythm.files import name_in_errors, parse_json
 from polyrhythm.specs import WeightSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Dtype names of the format -> those of torch.
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
@@ -70,3 +74,24 @@ def _spec(file: Path, name: str, entry: dict[str, Any]) -> WeightSpec:
     if end - begin != spec.nbytes:
         raise ConfigError(f"{file}: {name} is {spec}, {spec.nbytes:,} bytes, but has {end - begin:,}; {_AGAIN}")
     return spec
+
+
+def read_tensors(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the file by name -> stored name, each mapped from it on the CPU."""
+    from safetensors import safe_open  # an extra
+
+    with safe_open(file, framework="pt", device="cpu") as opened:
+        for name, inner in stored.items():
+            yield name, opened.get_tensor(inner)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a file of these tensors alone."""
+    from safetensors.torch import save_file
+
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with name_in_errors(file):
+        file.touch()
+        mode = file.stat().st_mode  # as for any new file; safetensors makes one that only its owner can read
+        save_file(kept, file, metadata={"format": "pt"})
+        file.chmod(mode)

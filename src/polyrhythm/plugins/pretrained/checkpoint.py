@@ -1,7 +1,7 @@
 """Opens a released checkpoint folder by its headers: which tensors it has, where each lies, and what it is.
 
-`Checkpoint.open` takes milliseconds at any size and reads no tensor; `plugins.vla.building` fills a network from it
-and `plugins.vla.saving` writes one back in the same layout. What is wrong with a folder is one ConfigError.
+`Checkpoint.open` takes milliseconds at any size and reads no tensor; `building` fills a network from it, and `saving`
+writes one back in the same layout. What is wrong with a folder is one ConfigError.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla import folder_files
-from polyrhythm.plugins.vla.architectures import ARCHITECTURES
-from polyrhythm.plugins.vla.safetensors_headers import Header, read_header
+from polyrhythm.plugins.pretrained import folder_files
+from polyrhythm.safetensors_files import Header, read_header, read_tensors
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
@@ -119,7 +118,7 @@ class Checkpoint:
             first = folder_files.few([repr(name) for name in self.tensors])
             raise ConfigError(
                 f"checkpoint = {self.folder}: its tensors ({first}) are of no architecture known here; "
-                f"use a folder of {', '.join(ARCHITECTURES)} in PyTorch's released names"
+                f"use a folder of {', '.join(sorted(name for _, name in _SIGNS))} in PyTorch's released names"
             )
         if found != kind:
             raise ConfigError(
@@ -156,11 +155,7 @@ def read_stored(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Te
         found = _torch_file(file, "cpu")
         yield from ((name, found[inner]) for name, inner in stored.items())
         return
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt", device="cpu") as opened:
-        for name, inner in stored.items():
-            yield name, opened.get_tensor(inner)
+    yield from read_tensors(file, stored)
 
 
 def _header(file: Path, expected: list[str] | None) -> Header:

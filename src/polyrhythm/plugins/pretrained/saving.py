@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import check_link, copy_inner, name_in_errors
-from polyrhythm.plugins.vla.architectures import Architecture
-from polyrhythm.plugins.vla.building import NETWORK
-from polyrhythm.plugins.vla.checkpoint import Checkpoint, read_stored
-from polyrhythm.plugins.vla.fitting import fit
-from polyrhythm.plugins.vla.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
-from polyrhythm.plugins.vla.safetensors_headers import read_header
+from polyrhythm.files import check_link, copy_inner, name_in_errors, new_folder
+from polyrhythm.plugins.pretrained.building import NETWORK
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
+from polyrhythm.plugins.pretrained.fitting import Architecture, fit
+from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
+from polyrhythm.safetensors_files import read_header, write_tensors
 from polyrhythm.specs.weights import weight_specs
 
 #: A tensor of the network by its name, or None: as the folder has it.
@@ -105,36 +103,6 @@ def tensor_files(checkpoint: Checkpoint) -> set[Path]:
     for file in (*sorted(files), checkpoint.folder / OURS):
         check_link(file, checkpoint.folder)
     return files
-
-
-def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a file of these tensors alone."""
-    from safetensors.torch import save_file  # an extra; this module is imported for every run
-
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with name_in_errors(file):
-        file.touch()
-        mode = file.stat().st_mode  # as for any new file; safetensors makes one that only its owner can read
-        save_file(kept, file, metadata={"format": "pt"})
-        file.chmod(mode)
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Yield the folder `<out>.part`, which becomes `out` when the block succeeds. ConfigError: `out` has files."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise ConfigError(f"out = {out}: it exists; name a new folder, nothing is overwritten")
-    unfinished = out.with_name(out.name + ".part")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        if out.is_dir():
-            out.rmdir()
-        unfinished.rename(out)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
