@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyrhythm.conformance import Finding, raised
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.simulators.libero.library import check_robosuite, find_assets, package_folder
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
 
 if TYPE_CHECKING:
     from polyrhythm.plugins.simulators.libero.env import LiberoSettings

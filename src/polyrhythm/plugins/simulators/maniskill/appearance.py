@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polyrhythm.plugins.simulators.appearance import Appearance
+from polyrhythm.plugins.simulators.variation import Appearance
 
 
 class Scene:

@@ -23,15 +23,6 @@ def is_about_driver(message: str) -> bool:
     return any(part in message.lower() for part in _NO_DRIVER)
 
 
-def count_gpus() -> int:
-    """NVIDIA GPUs that this process may use, counted without loading CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
-
-
 def vulkan_manifests() -> list[str]:
     """The files that tell Vulkan of its drivers: those named in the environment, else those installed."""
     if name := _variable():

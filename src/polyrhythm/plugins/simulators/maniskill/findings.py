@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from polyrhythm.conformance import Finding
+from polyrhythm.envs.mujoco import count_gpus
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.simulators.maniskill.drivers import count_gpus, how_to_get_driver, vulkan_manifests
+from polyrhythm.plugins.simulators.maniskill.drivers import how_to_get_driver, vulkan_manifests
 from polyrhythm.plugins.simulators.maniskill.probe import probe
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyrhythm.envs.placement import draw_beyond
+from polyrhythm.plugins.simulators.variation import draw_beyond
 from polyrhythm.specs.hashing import mix
 
 #: Hash domain of the draws, which are independent of the usual ones.

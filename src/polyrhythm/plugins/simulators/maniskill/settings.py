@@ -10,11 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.conformance import Finding
 from polyrhythm.envs.base import EnvBatch, EnvTraits
+from polyrhythm.envs.mujoco import count_gpus
 from polyrhythm.envs.variants import Variant
-from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
-from polyrhythm.plugins.simulators.maniskill.drivers import count_gpus
 from polyrhythm.plugins.simulators.maniskill.placement import PLACED
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, instruction_of, other_words_of
+from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.spaces import Aggregate, check_metrics
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.appearance import Appearance
 from polyrhythm.plugins.simulators.maniskill.appearance import Scene
 from polyrhythm.plugins.simulators.maniskill.construction import episode_steps, make_env
 from polyrhythm.plugins.simulators.maniskill.pictures import resized
 from polyrhythm.plugins.simulators.maniskill.placement import place_beyond
 from polyrhythm.plugins.simulators.maniskill.sentences import Sentences, own_sentences, read_sentences
+from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
 

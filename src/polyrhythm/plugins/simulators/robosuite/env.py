@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
 from polyrhythm.plugins.simulators.robosuite.instance import Instance
 from polyrhythm.plugins.simulators.robosuite.library import (
@@ -32,6 +31,7 @@ from polyrhythm.plugins.simulators.robosuite.library import (
 from polyrhythm.plugins.simulators.robosuite.placement import PLACED, place_beyond
 from polyrhythm.plugins.simulators.robosuite.sizes import Sizes, sizes_of
 from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, words_of
+from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 #: Arguments of robosuite that settings of this adapter decide.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.plugins.simulators.mujoco_stability import refuse_unstable
+from polyrhythm.envs.mujoco import refuse_unstable
 from polyrhythm.plugins.simulators.robosuite.randomness import seeded
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.placement import draw_beyond
+from polyrhythm.plugins.simulators.variation import draw_beyond
 
 #: Tasks whose objects are drawn from a range on the table, so that there is room around it; the others have bins.
 PLACED = frozenset(

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import polyrhythm
 from polyrhythm import errors
+from polyrhythm.envs.mujoco import simulator_count
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
-from polyrhythm.plugins.simulators.gl_choice import simulator_count
 from polyrhythm.plugins.simulators.separate import protocol as p
 
 _MODULE = "polyrhythm.plugins.simulators.separate.server"
