@@ -56,11 +56,11 @@ def test_a_lockstep_run_is_bit_equal(rollout: dict[str, int]) -> None:
     assert tickets(ahead) == tickets(plain)
     wanted, found = plain.weights.read()[1], ahead.weights.read()[1]
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    counters = ahead.launcher.latest().values()
+    counters = ahead.launcher.hosting.statistics().values()
     ready, waited, in_place = (sum(counts.get(name, 0) for counts in counters) for name in RESETS)
     assert ready + waited + in_place == len(tickets(ahead)[0]) == 30
     assert ready + waited > 0
-    assert not any(name in counts for counts in plain.launcher.latest().values() for name in RESETS)
+    assert not any(name in counts for counts in plain.launcher.hosting.statistics().values() for name in RESETS)
 
 
 def test_a_forecast_across_a_version_is_what_is_granted() -> None:

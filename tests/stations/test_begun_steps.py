@@ -23,7 +23,7 @@ from polyrhythm.envs.base import EnvTraits, StepResult, batch_traits
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.joiner import _EnvThread, _Kept
 from polyrhythm.plugins.join.joining import Session
-from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import CancelRow, Event, Grant, RequestArrived, SampleFailed, StartRows
@@ -355,7 +355,7 @@ def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
 
     env.instant = {1}
     for row in range(2):
-        start = StartRowsInBlocks(StartRows("s", f"e/{row}", (Grant(row, ticket(row, 5)),)), (row,))
+        start = StartRows("s", f"e/{row}", (Grant(row, ticket(row, 5), block=row),))
         session.hear(m.Told("0", row + 1, 0), memoryview(wire.encode(start)))
     assert sorted(heard(2)) == ["e/0", "e/1"]
     for row in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
@@ -13,7 +13,6 @@ from polyrhythm.cli.show import columns
 
 if TYPE_CHECKING:
     from polyrhythm.config.catalog import Adapter, Setting
-    from polyrhythm.envs.base import EnvTraits
     from polyrhythm.specs import EnvSpec
 
 _WIDTH = 118
@@ -27,8 +26,7 @@ def add_type(parser: argparse.ArgumentParser) -> None:
 def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     """Print all registered adapters of this kind, or the one that is named."""
     from polyrhythm.config.catalog import adapter, adapters
-    from polyrhythm.config.registry import expand, settings_class
-    from polyrhythm.envs.base import traits_of
+    from polyrhythm.config.registry import expand
     from polyrhythm.specs.plain import as_plain
 
     if not arguments.type:
@@ -38,22 +36,39 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     section = expand(arguments.type)
     one = adapter(kind, section["type"])
     spec = offered(kind, section, one)
-    traits = traits_of(settings_class("env", section["type"])) if kind == "env" else None
+    traits = declared_traits(kind, section)
     if arguments.json:
-        shown = {} if traits is None else {"traits": asdict(traits)}
-        print(json.dumps([plain(one) | shown | ({} if isinstance(spec, str) else {"spec": as_plain(spec)})], indent=2))
+        shown = {"spec": as_plain(spec)} if not isinstance(spec, str) else {}
+        print(json.dumps([plain(one) | shown | {"traits": traits}], indent=2))
     else:
         print("\n".join([detailed(one), *trait_lines(traits), *spec_lines(spec)]))
     return 0
 
 
-def trait_lines(traits: EnvTraits | None) -> list[str]:
-    """The traits that an environment has, each with its meaning."""
-    if traits is None:
-        return []
-    meanings = get_type_hints(type(traits), include_extras=True)
-    lines = [f"  {name}: {meanings[name].__metadata__[0]}" for name, has in asdict(traits).items() if has]
-    return ["", "traits", *(lines or ["  none are declared"])]
+def declared_traits(kind: Literal["env", "policy"], section: dict[str, Any]) -> dict[str, Any]:
+    """The traits of a policy with these settings, without defaults, empty where settings are missing; or those that an
+    environment has, each with its meaning."""
+    from polyrhythm.config.registry import NestedRefusal, resolve, settings_class
+    from polyrhythm.envs.base import EnvTraits, traits_of
+    from polyrhythm.policies.traits import plain_traits, settings_traits
+
+    if kind == "env":
+        found = asdict(traits_of(settings_class("env", section["type"])))
+        meanings = get_type_hints(EnvTraits, include_extras=True)
+        return {name: meanings[name].__metadata__[0] for name, has in found.items() if has}
+    try:
+        return plain_traits(settings_traits(resolve("policy", section)))
+    except NestedRefusal:
+        return {}
+
+
+def trait_lines(traits: Mapping[str, Any]) -> list[str]:
+    """`  policy.critic: true`, a line for each declared trait."""
+    flat: dict[str, Any] = {}
+    for name, value in traits.items():
+        flat |= {f"{name}.{inner}": x for inner, x in value.items()} if isinstance(value, dict) else {name: value}
+    lines = [f"  {name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in flat.items()]
+    return ["", "traits", *lines] if flat else []
 
 
 def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Order, Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import Order, Reply
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -18,6 +18,7 @@ from polyrhythm.scheduler.records import (
     PrepareEpisodes,
     RefuseRequest,
     SimulatorJoined,
+    StartRows,
 )
 from polyrhythm.stations.simulator.env_host import EnvHost
 from polyrhythm.stations.simulator.guard import IDLE
@@ -53,8 +54,8 @@ class Simulator:
 
     def handle(self, command: Order) -> None:
         match command:
-            case StartRowsInBlocks():
-                self._host(command.command.slot).start(command)
+            case StartRows():
+                self._host(command.slot).start(command)
             case CancelRow():
                 self._host(command.slot).cancel(command)
             case RefuseRequest():
