@@ -25,8 +25,7 @@ from polyrhythm.plugins.simulators.libero.library import (
     make,
     package_folder,
 )
-from polyrhythm.plugins.simulators.libero.other_words import in_other_words
-from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS
+from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS, in_other_words
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
 from polyrhythm.plugins.simulators.robosuite.instance import Instance
 from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
@@ -202,7 +201,7 @@ class LiberoSettings(BaseModel):
     @classmethod
     def findings(cls) -> Iterator[Finding]:
         """What this machine has of LIBERO, and a trial of it; for `polyrhythm doctor`."""
-        from polyrhythm.plugins.simulators.libero.findings import examine
+        from polyrhythm.plugins.simulators.libero.library import examine
 
         return examine(cls(tasks=(next(iter(TASKS)),)))
 

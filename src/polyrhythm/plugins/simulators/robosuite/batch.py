@@ -19,9 +19,8 @@ from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.robosuite.cameras import CameraRenderer, Quality
-from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.instance import Instance, seeded
 from polyrhythm.plugins.simulators.robosuite.library import MODEL_SEED
-from polyrhythm.plugins.simulators.robosuite.randomness import seeded
 from polyrhythm.plugins.simulators.variation import Appearance, AppearanceSettings
 from polyrhythm.specs import EnvSpec
 

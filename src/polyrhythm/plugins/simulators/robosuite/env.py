@@ -18,7 +18,7 @@ from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
-from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.instance import PLACED, Instance, place_beyond
 from polyrhythm.plugins.simulators.robosuite.library import (
     ROBOCASA,
     check_robocasa,
@@ -28,9 +28,7 @@ from polyrhythm.plugins.simulators.robosuite.library import (
     make,
     unknown_arguments,
 )
-from polyrhythm.plugins.simulators.robosuite.placement import PLACED, place_beyond
-from polyrhythm.plugins.simulators.robosuite.sizes import Sizes, sizes_of
-from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, words_of
+from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, Sizes, sizes_of, words_of
 from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 

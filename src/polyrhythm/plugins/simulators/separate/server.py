@@ -35,8 +35,8 @@ from polyrhythm.envs.base import (
     batch_traits,
     traits_of,
 )
+from polyrhythm.envs.checked_env import as_utf8
 from polyrhythm.envs.mujoco import set_simulator_count
-from polyrhythm.envs.results import as_utf8
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.plugins.simulators.separate import protocol as p
 

@@ -19,8 +19,7 @@ from polyrhythm.envs.base import EnvTraits, FullEnvSettings, traits_of
 from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.simulators.separate import protocol as p
-from polyrhythm.plugins.simulators.separate.batch import SeparateBatch
-from polyrhythm.plugins.simulators.separate.env_process import EnvProcess
+from polyrhythm.plugins.simulators.separate.batch import EnvProcess, SeparateBatch
 from polyrhythm.plugins.simulators.setup import envs_folder
 from polyrhythm.specs import EnvSpec
 
