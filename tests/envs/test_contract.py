@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from polyrhythm.envs.base import REQUIRED
+from polyrhythm.envs.base import REQUIRED, EnvBatch
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencyBatch, LatencySettings
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
