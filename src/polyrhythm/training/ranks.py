@@ -3,7 +3,7 @@
 Only what is behind this module communicates: `training.distributed`, which it loads for several ranks, with
 `replicas` and `sharding`, and `sharded_checkpoint` in its own thread. All methods with an argument
 are collective where there are several ranks: all of them call it, in the same order and from one thread
-(docs/design/031-ranks.md).
+(docs/design/training-and-objectives.md).
 """
 
 from __future__ import annotations
