@@ -1,12 +1,13 @@
-"""Changes how MuJoCo scenes look: camera, light and colours, drawn for each episode from its seed.
+"""What variants change: how MuJoCo scenes look (camera, light, colours), and places beyond a simulator's range.
 
-Physics is unchanged. The changes are made to a scene that was just updated from model and state, so that nothing has to
-be undone.
+Both are drawn for each episode from its seed. Looks leave physics unchanged: a scene is changed that
+was just updated from model and state, so that nothing has to be undone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 _DOMAIN = 7
 #: The camera moves on a sphere around the point this far ahead of it, in metres.
 _AHEAD = 1.0
+#: Width of the shell around a range of places, in shares of its extent.
+_MARGIN = 0.25
 #: Parts of names of bodies that are background.
 _BACKGROUND = ("table", "wall", "floor", "arena")
+
+Vector = NDArray[np.float64]
 
 
 class AppearanceSettings(Section):
@@ -133,3 +138,15 @@ def _rotation(axis: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
     turn: NDArray[np.float64] = np.eye(3) + math.sin(angle) * cross + (1 - math.cos(angle)) * (cross @ cross)
     return turn
+
+
+def draw_beyond(
+    uniform: Callable[[Vector, Vector], Vector], low: Vector, high: Vector, free: NDArray[np.bool_]
+) -> Vector:
+    """Coordinates from a shell around low..high: outside of it in one of the `free` ones at least, if there are any, by
+    up to a quarter of its extent; the others stay within. uniform: draws between two vectors."""
+    margin = np.where(free, _MARGIN * (high - low), 0.0)
+    while True:
+        drawn = uniform(low - margin, high + margin)
+        if not free.any() or ((drawn < low) | (drawn > high))[free].any():
+            return drawn

@@ -1,5 +1,5 @@
 """Measures what several processes draw at once with one of MuJoCo's GL backends; each of them is
-`MUJOCO_GL=egl python -m polyrhythm.plugins.simulators.gl_probe`.
+`MUJOCO_GL=egl python -m polyrhythm.envs.gl_probe`.
 
 They are processes because simulators are, because MuJoCo takes its backend at import, and because a broken driver can
 hang or crash. One process alone would tell too little: a GPU may draw the frames of several one after another.
@@ -54,7 +54,7 @@ def frames_per_s(backend: str, processes: int) -> float:
 
 def _start(backend: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "polyrhythm.plugins.simulators.gl_probe"],
+        [sys.executable, "-m", "polyrhythm.envs.gl_probe"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
