@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.config.streaming import why_whole_updates
@@ -44,12 +45,12 @@ from polyrhythm.plugins.cluster.places import slots_of, spread_over
 from polyrhythm.plugins.join.places import OpenPlaces, open_places
 from polyrhythm.plugins.scoring.scorer_factory import ScorerFactory
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
@@ -217,7 +218,7 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
         stations = _with_seats(factories, placed)
         launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)
         undo.callback(launcher.close)
-        conductor = Conductor(scheduler_settings(config, spec, buckets, placed.lease))
+        conductor = build_conductor(scheduler_settings(config, spec, buckets, placed.lease))
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:
@@ -392,7 +393,7 @@ def _trainer_factory(
         version=version,
         strategy=config.placement.trainer.strategy,
         shard=config.placement.trainer.shard.model_dump(mode="json"),
-        token_versions=config.freshness.on_update == "abort" or getattr(config.policy, "keeps_no_old_cache", False),
+        token_versions=config.freshness.on_update == "abort" or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
     )
 

@@ -63,7 +63,7 @@ class Ranks(Protocol):
         """The module whose forward pass gives a micro-batch's loss, so that its backward pass sums gradients over all
         ranks. `step.policy` is the policy, the same on every rank; with shard its parameters are replaced in place by
         their shards (DTensors) on `device`, so optimizers are made afterwards. It may be on the host, or have tensors
-        that are still to be read (`LoadsInParts`): one block after another is read, brought to the device and divided.
+        that are still to be read (`load_part`): one block after another is read, brought to the device and divided.
         ConfigError: the ranks have other weights, or a tensor cannot be sharded."""
         ...
 

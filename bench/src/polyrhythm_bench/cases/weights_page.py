@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.runtime.questions import PART_BYTES
+from polyrhythm.plugins.cluster.hosts.questions import PART_BYTES
 from polyrhythm_bench.harness.markdown import wrap_prose
 
 PAGE = "weights.md"

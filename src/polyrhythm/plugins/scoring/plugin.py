@@ -4,4 +4,5 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "scoring",
+    adds={"scheduler": {"scoring": "polyrhythm.plugins.scoring.queue:ScoringQueue"}},
 )
