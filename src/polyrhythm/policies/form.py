@@ -34,9 +34,9 @@ class PolicyForm:
     parameters, trainable: how many numbers; act_bytes, train_bytes: parameters and buffers of the module by role;
     trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece that ranks which
     divide the weights gather whole (a member of a module list, or all that is in none), 0 where it is not declared.
-    row_tokens: tokens of the longest row in training, 0 where rows do not differ (`traits.counts_tokens`); row_cache: bytes of
-    keys and values that a streaming generator keeps for each row under way. engine: of an engine that keeps something
-    else, whatever runs, purpose → bytes; None: it keeps `row_cache`. traits: what else the policy can do.
+    row_tokens: tokens of the longest row in training, 0 where rows do not differ (`traits.counts_tokens`); row_cache:
+    bytes of keys and values that a streaming generator keeps for each row under way. engine: of an engine that keeps
+    something else, whatever runs, purpose → bytes; None: it keeps `row_cache`. traits: what else the policy can do.
     """
 
     chunk: int

@@ -22,8 +22,8 @@ from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.policies.base import Policy, as_module, extended
-from polyrhythm.policies.traits import policy_traits
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 
