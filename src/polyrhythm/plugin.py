@@ -20,7 +20,7 @@ from typing import Any, Literal
 #: What can be added; the contract of each kind is in docs/extending.md.
 Kind = Literal[
     "env", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "observer", "check", "command",
-    "report",
+    "report", "placement", "demonstrations",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.

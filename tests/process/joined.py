@@ -14,6 +14,7 @@ from tests.runtime.links import free_port
 from polyrhythm import __version__
 from polyrhythm.config.load import load_env, merge
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.plugins.join.joiner import Joiner
 from polyrhythm.plugins.join.token import read_token
 from polyrhythm.scheduler import records
@@ -55,7 +56,7 @@ def opened(folder: Path, base: dict[str, Any] = ALONE, **changes: Any) -> Iterat
     """A run that has not started, and the port of its first place."""
     port = free_port()
     pipeline = build_pipeline(
-        config(base, **merge(changes, {"join": {"port": port}})), folder=folder, start=False, record=True
+        RunContext(config(base, **merge(changes, {"join": {"port": port}})), folder=folder), start=False, record=True
     )
     try:
         yield pipeline, port

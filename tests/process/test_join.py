@@ -24,6 +24,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_env, merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.standalone import without_joining
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.plugins.join.token import write_token
@@ -58,7 +59,7 @@ def run_until(pipeline: Pipeline, done: Callable[[], bool]) -> None:
 def test_a_run_learns_the_same_bit_by_bit_from_a_simulator_that_joined(tmp_path: Path) -> None:
     """Observations, actions, samples and noise are those of a simulator in the run's own process."""
     base = merge(LOCKSTEP, {"launcher": "inline"})
-    own = build_pipeline(config(base))
+    own = build_pipeline(RunContext(config(base)))
     own.loop.train_until(2)
     expected = own.weights.read()[1]
     own.close()
@@ -107,22 +108,20 @@ def test_a_simulator_joins_a_run_on_a_ray_cluster(tmp_path: Path) -> None:
 
 def test_without_a_setting_no_port_is_opened(tmp_path: Path) -> None:
     write_token(tmp_path / "join.token", make_keys())  # as a resumed run finds it after its machine went down
-    pipeline = build_pipeline(config(ASYNCHRONOUS, launcher="inline"), folder=tmp_path)
+    pipeline = build_pipeline(RunContext(config(ASYNCHRONOUS, launcher="inline"), folder=tmp_path))
     pipeline.close()
-    assert pipeline.places is None
     assert not [*tmp_path.glob("join*")]
 
 
-#: A process with the places of a run, until it is killed.
+#: A process with the token of a run, until it is killed.
 OPENS = """
 import sys, time
 from pathlib import Path
-from tests.process.joined import ALONE
-from tests.process.runs import config
-from polyrhythm.plugins.join.places import open_places
-places = open_places(config(ALONE), Path(sys.argv[1]))
-print(oct(places.token.stat().st_mode), flush=True)
-time.sleep(3600)
+from polyrhythm.plugins.join.places import open_token
+token = Path(sys.argv[1], "join.token")
+with open_token(token):
+    print(oct(token.stat().st_mode), flush=True)
+    time.sleep(3600)
 """
 
 

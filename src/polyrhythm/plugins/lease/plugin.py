@@ -4,4 +4,9 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "lease",
+    adds={
+        "placement": {
+            "lease": "polyrhythm.plugins.lease.seats:share_seats",
+        },
+    },
 )

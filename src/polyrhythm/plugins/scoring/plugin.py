@@ -4,4 +4,9 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "scoring",
+    adds={
+        "station": {
+            "scoring": "polyrhythm.plugins.scoring.scorer_factory:add_scorers",
+        },
+    },
 )
