@@ -24,6 +24,7 @@ from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_e
 from polyrhythm.pipeline.context import AddedStations, LaunchPlan, RunContext, StationPlan, launch
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
+from polyrhythm.pipeline.observers.hosts import StationHosts
 from polyrhythm.pipeline.persistence.checkpoints import STATES
 from polyrhythm.pipeline.persistence.restore import restore_run
 from polyrhythm.pipeline.placed import (
@@ -65,7 +66,8 @@ LOGS, TOKEN_FILE = "logs", "join.token"
 @dataclass(slots=True)
 class Pipeline:
     """The connected parts of a run. weights: the published ones; states: the trainer's, if there is a folder; failures:
-    of samples; spec: of the environments; placed: its stations; undo: closed by `close`, the launcher first."""
+    of samples; spec: of the environments; placed: its stations; hosts: where they
+    are; undo: closed by `close`, the launcher first."""
 
     loop: RunLoop
     launcher: Launcher
@@ -74,6 +76,7 @@ class Pipeline:
     failures: SampleFailureLog
     spec: EnvSpec
     placed: Placed
+    hosts: StationHosts
     undo: ExitStack
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
@@ -204,7 +207,8 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
         if context.saved is None and not context.trainer:
             launcher.weights.publish(context.version, _state(context.initial, settings, spec, config.seed))
         failures = _failure_log(config, spec, folder)
-        loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
+        hosts = StationHosts(launcher)
+        loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures, hosts], record=record)
         # A trainer that leases its device publishes the first weights itself, once it is on it.
         if launcher.weights.newest >= 0 or not placed.seats[TRAINER].leases:
             loop.submit(WeightsOffered(context.saved.version if context.saved else context.version))
@@ -213,7 +217,7 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
         if start:
             loop.start()
         kept = undo.pop_all()
-    return Pipeline(loop, launcher, launcher.weights, states, failures, spec, placed, kept)
+    return Pipeline(loop, launcher, launcher.weights, states, failures, spec, placed, hosts, kept)
 
 
 def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher) -> Conductor:

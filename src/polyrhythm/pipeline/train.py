@@ -34,14 +34,14 @@ from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.limit import limit_of
+from polyrhythm.pipeline.observers.base import run_hooks
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
 from polyrhythm.pipeline.observers.setbacks import SetbackWarning
-from polyrhythm.pipeline.observers.stations_now import StationsNow
 from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationsNow
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
@@ -59,7 +59,6 @@ from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
-from polyrhythm.plugins.report.write import write_report
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 
 log = logging.getLogger(__name__)
@@ -123,7 +122,7 @@ def train(
                 raise interrupts.interruption()
             raise callbacks.ended
         summary = _summarise(checked, folder, progress)
-        _write_report(folder)
+        _finish(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
         raise callbacks.ended
@@ -166,7 +165,7 @@ def _phases(session: _Session) -> None:
         if session.live:
             session.live.watch(pipeline)
         if session.endpoint:
-            pipeline.loop.add_observers(StationsNow(session.endpoint, pipeline.launcher))
+            pipeline.loop.add_observers(StationsNow(session.endpoint, pipeline.launcher, pipeline.hosts))
         pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(session, pipeline)
         pipeline.loop.stop = lambda: session.interrupts.requested() or session.callbacks.deliver()
@@ -304,6 +303,7 @@ class _Run:
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
         loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks, metrics))
+        loop.add_observers(*(observer for hooks in run_hooks() for observer in hooks.observers(pipeline)))
         if self._live is None:
             loop.add_observers(ProgressLogger(self._updates, episodes, began))
         return _TrainingObservers(episodes, lags, saver, timeline, traffic, evaluator)
@@ -368,14 +368,13 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     return summary
 
 
-def _write_report(folder: Path) -> None:
-    """Write report.html; the run is complete without it, so an error here is only logged."""
-    try:
-        write_report([folder])
-    except OSError as error:
-        log.error("%s; the run is complete; retry: polyrhythm report %s", trouble(error) or error, folder)
-    except Exception:
-        log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
+def _finish(folder: Path) -> None:
+    """Let plugins do what belongs to a run that is complete, such as its report."""
+    for hooks in run_hooks():
+        try:
+            hooks.finish(folder)
+        except Exception:
+            log.exception("%s failed after the run, which is complete", type(hooks).__name__)
 
 
 def _unused_path(path: Path) -> Path:
