@@ -28,9 +28,9 @@ from polyrhythm.plugins.vla.building import NETWORK, load_network, untie
 from polyrhythm.plugins.vla.checkpoint import Checkpoint, read_stored, stored_specs
 from polyrhythm.plugins.vla.fitting import fit
 from polyrhythm.plugins.vla.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, read_json
-from polyrhythm.plugins.vla.safetensors_headers import read_header
 from polyrhythm.plugins.vla.saving import new_folder, save_folder, write_tensors
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.safetensors_headers import read_header
 from polyrhythm.specs.weights import weight_specs
 
 _PEFT = "base_model.model."

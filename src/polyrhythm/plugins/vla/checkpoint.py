@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import folder_files
 from polyrhythm.plugins.vla.architectures import ARCHITECTURES
-from polyrhythm.plugins.vla.safetensors_headers import Header, read_header
+from polyrhythm.safetensors_headers import Header, read_header
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 

@@ -24,7 +24,7 @@ from polyrhythm.plugins.vla.building import NETWORK
 from polyrhythm.plugins.vla.checkpoint import Checkpoint, read_stored
 from polyrhythm.plugins.vla.fitting import fit
 from polyrhythm.plugins.vla.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
-from polyrhythm.plugins.vla.safetensors_headers import read_header
+from polyrhythm.safetensors_headers import read_header
 from polyrhythm.specs.weights import weight_specs
 
 #: A tensor of the network by its name, or None: as the folder has it.

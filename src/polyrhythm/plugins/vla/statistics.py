@@ -222,7 +222,7 @@ def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) ->
 
 
 def _read(path: Path, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    from polyrhythm.plugins.vla.safetensors_headers import read_header
+    from polyrhythm.safetensors_headers import read_header
 
     names = [name] if name else [*read_header(path).tensors]
     for stored, tensor in read_stored(path, {one: one for one in names}):
