@@ -198,10 +198,10 @@ def test_who_finds_all_places_taken_says_once_that_it_waits(tmp_path: Path, capl
         taken = f"tcp://127.0.0.1:{port}: the only place of the run is taken"
         waits = "gymnasium CartPole-v1 waits for one to be free, 60 s at most (--patience)"
         run_until(pipeline, lambda: f"{taken}; {waits}" in caplog.messages)
-        first.joiner.leave()
+        first.client.leave()
         run_until(pipeline, lambda: f"joined tcp://127.0.0.1:{port} as {STATION}" in caplog.text)
         assert sum("taken" in message for message in caplog.messages) == 1
-        second.joiner.leave()
+        second.client.leave()
         run_until(pipeline, lambda: second.ended is not None)
 
 
@@ -270,7 +270,7 @@ def test_a_simulator_that_leaves_takes_no_attempt_with_it_and_another_may_come(t
         next_ones: list[Joining] = []
 
         def go() -> None:
-            first.joiner.leave()
+            first.client.leave()
             next_ones.append(Joining(tmp_path, port))
 
         pipeline.loop.add_observers(On(records.RequestArrived, 20, go))
@@ -292,9 +292,9 @@ def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None
         def go() -> None:
             link.cut(stays=True)
             until = time.monotonic() + PATIENCE_S
-            while first.joiner._attached and time.monotonic() < until:  # what it sent before would be lost
+            while first.client.joiner.attached and time.monotonic() < until:  # what it sent before would be lost
                 time.sleep(0.005)
-            first.joiner.leave()
+            first.client.leave()
             threading.Timer(1.0, come_back).start()
 
         def come_back() -> None:
@@ -318,7 +318,7 @@ def test_who_leaves_while_the_link_stays_down_gives_up_quietly(tmp_path: Path) -
 
         def go() -> None:
             link.cut(stays=True)
-            first.joiner.leave()
+            first.client.leave()
 
         pipeline.loop.add_observers(
             On(records.RequestArrived, 20, go), On(records.StationLost, 1, lambda: Joining(tmp_path, port))

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -36,15 +35,15 @@ from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.joined import JoinedSimulator, JoinedSimulatorFactory
 from polyrhythm.plugins.join.joined_samples import JoinedSamples
-from polyrhythm.plugins.join.joiner import Joiner
-from polyrhythm.plugins.join.joining import Session
+from polyrhythm.plugins.join.joiner import FrameCame, Hand, Joiner
+from polyrhythm.plugins.join.joining import JoinedStation
 from polyrhythm.plugins.join.reception import Heard
 from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import Departed, Reply, StartRowsInBlocks
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
-from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records as r
 from polyrhythm.specs import ArraySpec, Task
 from polyrhythm.specs.hashing import mix_array
@@ -219,34 +218,31 @@ def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count:
     frames += [m.pack(m.Refused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
     frames += [m.pack(m.Told("0", 1, 0), [wire.encode(START)]), m.pack(m.Told("0", 1, 0), [wire.encode_reply(REPLY)])]
     frames += [m.pack(welcome)]
-    env = load_env("gymnasium:CartPole-v1")
-    joiner = Joiner("tcp://127.0.0.1:9", make_keys(), env, "1.2")  # type: ignore[arg-type]
-    joiner._env.work = lambda _: None  # type: ignore[method-assign] - frames are tried, not an environment
+    env: Any = None  # frames are tried, not an environment
     ended = 0
-    try:
-        with steady():
-            for number, frame in enumerate(mutated_frames(frames, count, 3)):
-                joiner._session = None
-                if number % 3:
-                    joiner._session = Session(welcome, joiner._env.batch, joiner.wake, DropCounter("test"))
-                joiner._ports, joiner._at = [9], 0
-                try:
-                    joiner._hear(memoryview(frame))
-                except PolyrhythmError:
-                    ended += 1
-                joiner._outcome, joiner._session, joiner._ending = "", None, None
-        assert ended > 0
-        assert joiner._drops.counts()["undecodable"] > count / 10
-    finally:
-        joiner.close()
+    with steady():
+        dropped = Counter[str]()
+        for number, frame in enumerate(mutated_frames(frames, count, 3)):
+            joiner = Joiner("tcp://127.0.0.1:9", (SPEC, "an environment"), "1.2", 0.0)
+            station = JoinedStation(welcome, lambda _: env, lambda: None, joiner.drops)
+            if number % 3:
+                joiner.handle(FrameCame(memoryview(m.pack(welcome))), 0.0)
+            try:
+                for action in joiner.handle(FrameCame(memoryview(frame)), 1.0):
+                    if isinstance(action, Hand):
+                        station.take(action)
+            except PolyrhythmError:
+                ended += 1
+            dropped.update(joiner.drops.counts())
+    assert ended > 0
+    assert dropped["undecodable"] > count / 10
 
 
 def test_a_spec_that_no_run_would_hear_is_refused_at_once() -> None:
     env = load_env("gymnasium:CartPole-v1")
     spec = dataclasses.replace(env.spec(), tasks=tuple(Task(f"task {i}", "go") for i in range(20_000)))
-    large = SimpleNamespace(spec=lambda: spec)
     with pytest.raises(StartError, match=r"its spec takes [\d,]+ bytes, a run hears at most 61,440"):
-        Joiner("tcp://127.0.0.1:9", make_keys(), large, "1.2")  # type: ignore[arg-type]
+        Joiner("tcp://127.0.0.1:9", (spec, "large"), "1.2", 0.0)
 
 
 # ---------------------------------------------------------------- hosts

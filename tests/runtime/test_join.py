@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.numbering import Numbering
 from polyrhythm.plugins.join.reception import Reception
 from polyrhythm.plugins.join.terms import Terms, difference, refusal
 from polyrhythm.plugins.join.token import read_token, write_token
@@ -309,7 +308,7 @@ def test_the_call_under_way_is_that_of_the_environment() -> None:
 @given(st.lists(st.sampled_from(["say", "arrive", "break", "know"]), max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_every_message_arrives_once_and_in_order_over_any_breaks(events: list[str]) -> None:
-    ours, theirs, said, arrived = Numbering(), Numbering(), 0, list[int]()
+    ours, theirs, said, arrived = m.Numbering(), m.Numbering(), 0, list[int]()
     line: deque[tuple[int, bytes]] = deque()
 
     def arrive() -> None:
@@ -342,7 +341,7 @@ def test_every_message_arrives_once_and_in_order_over_any_breaks(events: list[st
 
 
 def test_a_gap_and_an_acknowledgement_of_the_future_are_unfit() -> None:
-    numbering = Numbering()
+    numbering = m.Numbering()
     with pytest.raises(UnfitMessage):
         numbering.take(2)
     with pytest.raises(UnfitMessage):

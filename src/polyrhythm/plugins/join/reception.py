@@ -22,7 +22,6 @@ from typing import NamedTuple
 import msgspec
 
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.numbering import Numbering
 from polyrhythm.plugins.join.terms import Terms, known_counts, refusal
 from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.processes.supervision import RECONNECTING
@@ -50,7 +49,7 @@ class _Session:
     who: bytes
     began: float
     heard: float
-    numbering: Numbering = field(default_factory=Numbering)
+    numbering: m.Numbering = field(default_factory=m.Numbering)
     beat: m.Beat | None = None
     at: float = 0.0
 
