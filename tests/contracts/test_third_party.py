@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.pipeline.context import LaunchPlan, launch_inline
-from polyrhythm.pipeline.observers.base import Observer, RunHooks
+from polyrhythm.pipeline.hooks import RunHooks
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 

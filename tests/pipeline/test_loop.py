@@ -13,6 +13,7 @@ import torch
 from tests.oracles.replay import first_difference
 from tests.pipeline.runs import config
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
@@ -22,7 +23,6 @@ from polyrhythm.pipeline.run_loop import Interrupted, RunLoop
 from polyrhythm.pipeline.train import wind_down
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     BatchDone,
     CancelRow,
@@ -62,7 +62,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     pipeline.close()
     trace = pipeline.loop.trace
     assert sum(isinstance(decision.event, RequestArrived) for decision in trace) > 50
-    fresh = Conductor(pipeline.loop.conductor.settings)
+    fresh = build_conductor(pipeline.loop.conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.deadline() == pipeline.loop.conductor.deadline()
     assert fresh.save() == pipeline.loop.conductor.save()
@@ -82,7 +82,7 @@ def test_copies_of_the_last_episodes_change_no_result():
         tickets = [grant.ticket for start in starts for grant in start.grants]
         assert (len(tickets) > 13) == hedge
         found[hedge] = sorted((each.seed, each.episode_return, each.env_steps) for each in results)
-        assert first_difference(Conductor(pipeline.loop.conductor.settings), trace) is None
+        assert first_difference(build_conductor(pipeline.loop.conductor.settings), trace) is None
     assert len(found[True]) == 13
     assert found[True] == found[False]
 
@@ -105,7 +105,7 @@ def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is
     assert (under_way, most) == (0, 2)
     conductor = pipeline.loop.conductor
     assert (conductor.ledger.trained, conductor.ledger.imbalance) == (60, 0)
-    fresh = Conductor(conductor.settings)
+    fresh = build_conductor(conductor.settings)
     assert first_difference(fresh, pipeline.loop.trace) is None
     assert fresh.save() == conductor.save()
 
@@ -119,7 +119,7 @@ def test_the_lag_keeps_its_bound_and_nothing_is_left():
     assert 0 < max(lags) <= 2
     assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 60
     assert pipeline.loop.conductor.ledger.imbalance == 0
-    assert pipeline.launcher.pool.finished() == ()
+    assert pipeline.launcher.payloads.pool.finished() == ()
 
 
 class FlakySettings(GymnasiumSettings):
@@ -161,7 +161,7 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
     ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.running, ledger.reissuing) == (0, 0, 0)
     assert ledger.trained == 2 * settings.training.batch_size * settings.freshness.sync_interval
-    assert pipeline.launcher.pool.describe().endswith("blocks free, 0 being written, 0 finished")
+    assert pipeline.launcher.payloads.pool.describe().endswith("blocks free, 0 being written, 0 finished")
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
@@ -174,7 +174,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
 def test_a_run_that_nothing_can_move_says_who_waits_for_what():
     pipeline = build_pipeline(RunContext(config()))
     empty = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({}))
-    stuck = RunLoop(Conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
+    stuck = RunLoop(build_conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
     with pytest.raises(RunHalted, match=r"nothing has happened.*\(none\).*trained 0, published -1.*trainer: none"):
         stuck.train_until(1)
 
@@ -197,8 +197,17 @@ class Silent:
     def reports(self):
         return []
 
-    def work_done(self):
-        return 0
+    @property
+    def hosting(self):
+        return self
+
+    work_done, names = 0, ("s",)
+
+    def statistics(self, *, fresh):
+        assert fresh
+
+    def station(self, name):
+        return self
 
     def pending_work(self):
         return ["e/0 is silent"]
@@ -206,7 +215,7 @@ class Silent:
 
 def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck():
     launcher = Silent()
-    conductor = Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
+    conductor = build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
     loop = RunLoop(conductor, launcher, launcher.clock, stall_s=60.0, record=True)
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
@@ -220,7 +229,10 @@ def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck(
 def test_a_timer_later_than_the_stall_limit_is_waited_for():
     launcher = Silent()
     loop = RunLoop(
-        Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=500.0)), launcher, launcher.clock, stall_s=60.0
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=500.0)),
+        launcher,
+        launcher.clock,
+        stall_s=60.0,
     )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
@@ -247,7 +259,9 @@ class Late(Silent):
 def test_what_came_before_a_deadline_is_heard_before_it_counts():
     """A main process that was stopped, or overloaded, must not cancel what has ended meanwhile."""
     late = Late([])
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True)
+    loop = RunLoop(
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True
+    )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
     loop.submit(TrainUntil(2))
@@ -271,7 +285,9 @@ class Flood(Late):
 
 def test_a_flood_of_events_puts_a_deadline_off_but_not_for_ever():
     flood = Flood([])
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True)
+    loop = RunLoop(
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True
+    )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
     loop.submit(TrainUntil(1))
@@ -289,6 +305,7 @@ class Busy(Silent):
         super().__init__()
         self.done = 0
 
+    @property
     def work_done(self):
         return self.done
 
@@ -300,7 +317,7 @@ class Busy(Silent):
 
 def test_a_station_at_work_is_no_stall_however_long_it_is_silent():
     launcher = Busy()
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
+    loop = RunLoop(build_conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
     with pytest.raises(StopIteration):
         loop.train_until(1)
 
@@ -317,11 +334,11 @@ def interrupted(folder, stop):
 
 def test_winding_down_finishes_the_update_under_way_and_begins_nothing_new(tmp_path):
     pipeline = interrupted(tmp_path, lambda c: c.versions.updates == 1 and c.updates.in_training)
-    conductor, before = pipeline.loop.conductor, pipeline.launcher.statistics()
+    conductor, before = pipeline.loop.conductor, pipeline.launcher.hosting.statistics(fresh=True)
     assert wind_down(pipeline.loop, 60.0) == "the update under way is finished"
     assert conductor.versions.updates == 2
     assert pipeline.states.updates(pipeline.states.paths()[-1]) == 2
-    after = pipeline.launcher.statistics()
+    after = pipeline.launcher.hosting.statistics(fresh=True)
     assert after["trainer"]["updates"] == before["trainer"]["updates"] + 1
     assert after["simulator-0"]["env_steps"] == before["simulator-0"]["env_steps"], "the batch was complete"
     assert conductor.ledger.imbalance == 0
@@ -345,13 +362,13 @@ def test_winding_down_takes_no_longer_than_it_may(tmp_path):
 class Hanging(Silent):
     """Its trainer is in one call all the time."""
 
-    def current_call(self, station):
+    def current_call(self):
         return f"in one update for {self.now - 60.0:g} s"
 
 
 def test_winding_down_says_once_whom_it_waits_for_and_how_long(caplog):
     launcher = Hanging()
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock)
+    loop = RunLoop(build_conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock)
     loop.submit(TrainerJoined("trainer", 0))
     with caplog.at_level(logging.INFO):
         assert not loop.wind_down(10.0)

@@ -13,6 +13,7 @@ import pytest
 from tests.oracles.replay import first_difference
 from tests.pipeline.runs import config
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.load import validate
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
@@ -23,7 +24,6 @@ from polyrhythm.pipeline.observers.totals import StationActivity
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import ApplyWeights, SampleFinished, StartStream, StartUpdate, StreamDone
 
 LANGUAGE: dict[str, Any] = {
@@ -46,7 +46,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     pipeline = build_pipeline(RunContext(validate(changes)), record=True)
     pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
     pipeline.loop.train_until(4)
-    statistics = pipeline.launcher.statistics()
+    statistics = pipeline.launcher.hosting.statistics(fresh=True)
     trace, conductor = pipeline.loop.trace, pipeline.loop.conductor
     pipeline.close()
     commands = [command for decision in trace for command in decision.commands]
@@ -62,7 +62,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     events = [decision.event for decision in trace]
     partial = [event for event in events if isinstance(event, SampleFinished) and event.newest > event.oldest]
     assert bool(partial) == (on_update != "drain"), "one message each, with tokens of several versions"
-    fresh = Conductor(conductor.settings)
+    fresh = build_conductor(conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.save() == conductor.save()
 
@@ -84,7 +84,7 @@ def test_token_rates_are_counts_over_the_seconds_since_the_last_ones() -> None:
     stations = StationActivity(pipeline.launcher, 5.0)
     pipeline.loop.train_until(1)
     counts = Counter[str]()
-    for own in pipeline.launcher.statistics().values():
+    for own in pipeline.launcher.hosting.statistics(fresh=True).values():
         counts.update(own)
     first, at_once, again = stations.token_rates(7.0), stations.token_rates(7.5), stations.token_rates(9.0)
     pipeline.close()
@@ -100,7 +100,11 @@ def test_token_rates_are_those_of_the_reports_where_updates_are_shorter() -> Non
     class Told(SimpleNamespace):
         now = 0.0
 
-        def latest(self) -> dict[str, dict[str, float]]:
+        @property
+        def hosting(self) -> Any:
+            return self
+
+        def statistics(self) -> dict[str, dict[str, float]]:
             heard = {"generator-0": self.now // 0.5 * 0.5, "generator-1": max(0.0, (self.now - 0.2) // 0.5 * 0.5 + 0.2)}
             return {name: {"tokens": 100.0 * second, "prompt_tokens": 0.0} for name, second in heard.items()}
 

@@ -17,14 +17,15 @@ from tests.long import long
 from tests.oracles.replay import first_difference
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.plugins.lease.seats import HOST
+from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost
 
 LEASED: dict[str, Any] = {"placement": {"sharing": "lease", "lease": {"min_hold_s": 0.05}}}
@@ -40,8 +41,8 @@ def run(
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
-        assert set(pipeline.launcher.dropped()) <= {"earlier_incarnation"}
-        statistics = pipeline.launcher.statistics()
+        assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
+        statistics = pipeline.launcher.hosting.statistics(fresh=True)
         _, weights = pipeline.weights.read(versions)
     finally:
         pipeline.close()
@@ -79,7 +80,7 @@ def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without
     assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
     assert leased["statistics"]["trainer"]["switches"] == 10
     assert in_turn.loop.conductor.ledger == together.loop.conductor.ledger
-    assert first_difference(Conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
+    assert first_difference(build_conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
 
 
 @long(15, "ranks that leave a device")
@@ -127,7 +128,7 @@ def kill_at(update: int, name: str, *, holding: bool) -> Any:
             delivery = conductor.delivery
             holder = "" if delivery is None else delivery.leases.holders.get(HOST, "")
             if conductor.versions.updates >= update and holder and (holder == name) == holding:
-                os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
+                os.kill(process_ids(pipeline.launcher.hosting)[name], signal.SIGKILL)
                 return
             time.sleep(0.001)
 
@@ -197,7 +198,7 @@ def test_the_timeline_shows_every_switch_in_the_lane_of_the_device(tmp_path: Pat
         pipeline.loop.add_observers(observer)
         pipeline.loop.start()
         pipeline.loop.train_until(2)
-        pipeline.launcher.statistics()
+        pipeline.launcher.hosting.statistics(fresh=True)
         observer.finish(pipeline.loop.clock())
     bars = [event["name"] for event in json.loads(path.read_text()) if event["ph"] == "X"]
     switches = [name for name in bars if "takes it" in name or "leaves it" in name]

@@ -23,6 +23,7 @@ from tests.stations.counting import ticket
 
 from polyrhythm.config.load import load_env
 from polyrhythm.errors import PolyrhythmError, StartError
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.pieces import (
     pieces_of_request,
     pieces_of_rest,
@@ -35,12 +36,11 @@ from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.joined import JoinedSimulator, JoinedSimulatorFactory
 from polyrhythm.plugins.join.joined_samples import JoinedSamples
-from polyrhythm.plugins.join.joiner import FrameCame, Hand, Joiner
+from polyrhythm.plugins.join.joiner import FrameCame, HandOver, Joiner
 from polyrhythm.plugins.join.joining import JoinedStation
 from polyrhythm.plugins.join.reception import Heard
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.messages import Departed, Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import Departed, Reply
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -67,7 +67,7 @@ LAYOUT = ArenaLayout(
     },
     slots={"s.0/0": 2},
 )
-START = StartRowsInBlocks(r.StartRows("s", "s.0/0", (r.Grant(0, ticket(0, 3)), r.Grant(1, ticket(1, 3)))), (2, 3))
+START = r.StartRows("s", "s.0/0", (r.Grant(0, ticket(0, 3), block=2), r.Grant(1, ticket(1, 3), block=3)))
 REPLY = Reply("s.0.0", "s.0/0", 0, np.zeros(2, LAYOUT.answer_dtype))
 POSTED = r.RequestArrived("s", 0, "s.0/0", 0, 2, 0, "s.0.0")
 FINISHED = r.SampleFinished("s", 0, 0, 1, "2", r.SampleEnd.TERMINATED, 1, 1, 0, 0, True, 1.0, ())
@@ -107,7 +107,7 @@ def said(number: int, event: Any) -> bytes:
     elif isinstance(event, r.SampleFinished):
         arena.rewards[2], arena.valid[2] = 1.0, True
         pieces = bytes_of(pieces_of_rest(arena, 2))
-    return m.pack(m.Said("0", number, 0, wire.encode(event)), pieces)
+    return m.pack(m.SimulatorSaid("0", number, 0, wire.encode(event)), pieces)
 
 
 # ---------------------------------------------------------------- the run's end
@@ -116,7 +116,7 @@ def said(number: int, event: Any) -> bytes:
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_comes_to_a_port_is_dropped_or_ends_one_session(count: int) -> None:
     frames = [m.pack(message) for message in (HELLO, msgspec.structs.replace(HELLO, session="0"), m.Leave("0", "x"))]
-    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.Said("0", 1, 0, b"e"), [b"abc"])]
+    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.SimulatorSaid("0", 1, 0, b"e"), [b"abc"])]
     door, departed, kinds = Door(name_session=lambda: "0"), 0, Counter[str]()
     door.join()
     with steady():
@@ -162,7 +162,7 @@ def test_what_a_simulator_says_changes_only_its_own_blocks_or_sends_it_away(coun
                 if number % 2:
                     given = spoiled(given, number)
                 try:
-                    frame = m.pack(m.Said(session_of(station), 1, 0, content), given)
+                    frame = m.pack(m.SimulatorSaid(session_of(station), 1, 0, content), given)
                     heard = station._reception.hear(b"a", frame, station._clock())
                     assert heard is not None
                     station._take(heard)
@@ -215,7 +215,7 @@ def spoiled(pieces: list[bytes], seed: int) -> list[bytes]:
 def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count: int) -> None:
     welcome = m.Welcome("0", "s", 0, "s.0.0", INFO, m.encode_settings(StepSettings(1)), LAYOUT, 20.0)
     frames = [m.pack(message) for message in (m.Resumed("0", 0), m.Alive("0", 0), m.Over("0", "x", True))]
-    frames += [m.pack(m.Refused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
+    frames += [m.pack(m.JoinRefused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
     frames += [m.pack(m.Told("0", 1, 0), [wire.encode(START)]), m.pack(m.Told("0", 1, 0), [wire.encode_reply(REPLY)])]
     frames += [m.pack(welcome)]
     env: Any = None  # frames are tried, not an environment
@@ -229,7 +229,7 @@ def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count:
                 joiner.handle(FrameCame(memoryview(m.pack(welcome))), 0.0)
             try:
                 for action in joiner.handle(FrameCame(memoryview(frame)), 1.0):
-                    if isinstance(action, Hand):
+                    if isinstance(action, HandOver):
                         station.take(action)
             except PolyrhythmError:
                 ended += 1

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.config.streaming import why_whole_updates
@@ -41,11 +42,12 @@ from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import describe_seat
 from polyrhythm.plugin import load, table
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
@@ -220,10 +222,10 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
     return Pipeline(loop, launcher, launcher.weights, states, failures, spec, placed, hosts, kept)
 
 
-def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher) -> Conductor:
+def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher) -> AnyConductor:
     """A new conductor, or the saved run's, whose samples and weights are put into the launcher's memory."""
     if (saved := context.saved) is None:
-        return Conductor(settings)
+        return build_conductor(settings)
     conductor = restore_run(saved, settings, launcher, context.config.training.versions)
     launcher.weights.publish(saved.version, saved.policy)
     return conductor
@@ -337,7 +339,7 @@ def _trainer_factory(context: RunContext, spec: EnvSpec, states: TrainerStates |
         version=context.version,
         strategy=config.placement.trainer.strategy,
         shard=config.placement.trainer.shard.model_dump(mode="json"),
-        token_versions=config.freshness.on_update == "abort" or getattr(config.policy, "keeps_no_old_cache", False),
+        token_versions=config.freshness.on_update == "abort" or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
     )
 

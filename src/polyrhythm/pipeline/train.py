@@ -33,8 +33,8 @@ from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForward
 from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
+from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.limit import limit_of
-from polyrhythm.pipeline.observers.base import run_hooks
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
@@ -59,6 +59,7 @@ from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
+from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 
 log = logging.getLogger(__name__)
@@ -258,7 +259,7 @@ class _Run:
             "ledger": ledger.as_dict(),
             **loop.conductor.summary(),
             "failed_samples": dict(pipeline.failures.counts),
-            "dropped_messages": launcher.dropped(),
+            "dropped_messages": dropped_messages(launcher.hosting),
         }
         counts["set_aside"] = [{**one, "task": pipeline.spec.tasks[one["task"]].name} for one in counts["set_aside"]]
         progress.commit("rl", {**totals, **counts})
@@ -319,7 +320,7 @@ class _Run:
         ledger = conductor.ledger
         # A trainer restored from an older state may leave samples that are no longer needed.
         kept = {sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id}
-        leaked = sorted(set(self._pipeline.launcher.pool.finished()) - kept)
+        leaked = sorted(set(self._pipeline.launcher.payloads.pool.finished()) - kept)
         if ledger.imbalance or leaked:
             raise RunDistrusted(
                 f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "

@@ -6,16 +6,11 @@ Invariant: a decision that no observer hears costs one dictionary lookup for its
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from collections.abc import Sequence
+from typing import ClassVar, get_args
 
-from polyrhythm.plugin import load_all
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
-
-if TYPE_CHECKING:
-    from polyrhythm.pipeline.build import Pipeline
 
 #: Every type of event and command, for an observer that hears all decisions.
 ALL_RECORDS: tuple[type, ...] = (*get_args(records.Event), *get_args(records.Command))
@@ -39,34 +34,6 @@ class Observer:
 
     def on_tick(self, now: float) -> None:
         """`tick_s` seconds have passed since the last call."""
-
-
-class RunHooks:
-    """What a plugin does beside every run: kind `observer` has the address of an instance. The module is imported for
-    every run, so it imports nothing heavy itself.
-
-    files: names of files that it writes to a run's folder.
-    """
-
-    files: ClassVar[tuple[str, ...]] = ()
-
-    def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
-        """Observers of the run's training."""
-        return ()
-
-    def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:
-        """An evaluation of the run is done. result: its tally, with `version` and `conversations`."""
-
-    def rewind(self, folder: Path, version: int) -> None:
-        """The run goes on from this version: what is of later ones is done again."""
-
-    def finish(self, folder: Path) -> None:
-        """The run is complete, and its summary is written. An error is logged and changes nothing."""
-
-
-def run_hooks() -> list[RunHooks]:
-    """Those of all plugins."""
-    return load_all("observer")
 
 
 class ObserverTable:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.runtime.hosting import station_hosts
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import sender_of
-from polyrhythm.runtime.questions import MAIN
 from polyrhythm.scheduler import records
 
 #: Events by which a station says where it works.
@@ -25,12 +26,12 @@ class StationHosts(Observer):
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._host_of = dict(launcher.hosts())
+        self._host_of = dict(station_hosts(launcher.hosting))
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, JOINS):
             name, _ = sender_of(event) or ("", 0)
-            self._host_of[name] = getattr(event, "host", "") or self._launcher.hosts().get(name, MAIN)
+            self._host_of[name] = getattr(event, "host", "") or station_hosts(self._launcher.hosting).get(name, MAIN)
 
     def of(self, station: str) -> str:
         return self._host_of.get(station, MAIN)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from polyrhythm.conductors import restore_conductor
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
-def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> Conductor:
+def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> AnyConductor:
     """Restore the saved run's conductor, without stations, and put its samples into the arena. versions: the target,
     which may be lower than when the run was saved."""
     try:
-        conductor = Conductor.restore(settings, saved.conductor)
+        conductor = restore_conductor(settings, saved.conductor)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{saved.trainer.parent} cannot be resumed: it was saved by another version of polyrhythm "
@@ -24,7 +25,7 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
     conductor.detach()
     rollout = conductor.rollout
     rollout.admission.target = min(rollout.admission.target, versions)
-    blocks = _assign_blocks(saved.samples, launcher.arena.layout.blocks)
+    blocks = _assign_blocks(saved.samples, launcher.payloads.arena.layout.blocks)
     try:
         for sample in rollout.samples.values():
             sample.payload_id = blocks[sample.payload_id] if sample.payload_id else ""
@@ -35,7 +36,7 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
             f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
         ) from error
-    launcher.pool.restore(tuple(blocks.values()))
+    launcher.payloads.pool.restore(tuple(blocks.values()))
     saved.samples.clear()  # they are in the arena now
     return conductor
 

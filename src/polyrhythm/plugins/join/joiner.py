@@ -57,7 +57,7 @@ class StationStatus:
     error: BaseException | None = None
 
 
-class Turn(NamedTuple):
+class TimePassed(NamedTuple):
     """Time has passed. status: of the session's station, if there is one; ending: the station of an earlier session has
     still to end; leaving: somebody wants to leave the run, which goes on."""
 
@@ -81,44 +81,44 @@ class StationSaid(NamedTuple):
     pieces: Sequence[memoryview] = ()
 
 
-class Open(NamedTuple):
+class OpenLine(NamedTuple):
     address: str
 
 
-class Close(NamedTuple):
+class CloseLine(NamedTuple):
     pass
 
 
-class Send(NamedTuple):
+class SendFrame(NamedTuple):
     """linger_s: seconds for which a closed connection still tries to send."""
 
     frame: bytes
     linger_s: float = 0.0
 
 
-class Begin(NamedTuple):
+class MakeStation(NamedTuple):
     """Make the session's station."""
 
     welcome: m.Welcome
 
 
-class Hand(NamedTuple):
+class HandOver(NamedTuple):
     """Hand the run's command or reply to the station: the message, and how it came."""
 
     message: object
     content: memoryview
 
 
-class Stop(NamedTuple):
+class StopStation(NamedTuple):
     """End the session's station once it has finished what it is at."""
 
 
-class Finish(NamedTuple):
+class LeaveRun(NamedTuple):
     reason: str
 
 
-Event = Turn | LineIs | FrameCame | StationSaid
-Action = Open | Close | Send | Begin | Hand | Stop | Finish
+JoinEvent = TimePassed | LineIs | FrameCame | StationSaid
+JoinAction = OpenLine | CloseLine | SendFrame | MakeStation | HandOver | StopStation | LeaveRun
 
 
 @dataclass(slots=True)
@@ -168,9 +168,9 @@ class Joiner:
         self._closed_since: float | None = None  # connections have been closed at once, all of them
         self._full_since, self._said_full = float("inf"), False
         self._leave_by = float("inf")
-        self._actions: list[Action] = []
+        self._actions: list[JoinAction] = []
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: JoinEvent, now: float) -> list[JoinAction]:
         """What is to be done, in this order. StartError: the run does not let it in, or does not answer. RunHalted: the
         environment failed, or the run sent it away."""
         self._actions = []
@@ -181,19 +181,19 @@ class Joiner:
                 self._on_said(self._member, event)
             case LineIs(state):
                 self._on_line(state, now)
-            case Turn():
+            case TimePassed():
                 self._on_turn(event, now)
         return self._actions
 
-    def farewell(self, reason: str, *, blame: bool) -> list[Action]:
+    def farewell(self, reason: str, *, blame: bool) -> list[JoinAction]:
         """Tell the run that this simulator goes, if it can be told. blame: what it had counts as attempts."""
         if self._member is None or not self.attached:
             return []
-        return [Send(m.pack(m.Leave(self._member.session, reason[:300], blame)), LEAVE_S)]
+        return [SendFrame(m.pack(m.Leave(self._member.session, reason[:300], blame)), LEAVE_S)]
 
     # ------------------------------------------------------------ time passes
 
-    def _on_turn(self, turn: Turn, now: float) -> None:
+    def _on_turn(self, turn: TimePassed, now: float) -> None:
         if turn.ending:
             self._heard = now  # it waits for its own environment, not for the run
         if turn.status is not None and not self._parks(turn.status, now):
@@ -204,7 +204,7 @@ class Joiner:
                 "port (join.port) cannot be reached from here"
             )
         if turn.leaving and self._may_leave(now):
-            self._actions += [*self.farewell(INTERRUPTED, blame=False), Finish("left the run, which goes on")]
+            self._actions += [*self.farewell(INTERRUPTED, blame=False), LeaveRun("left the run, which goes on")]
         elif not self._is_open and now >= self._next and not turn.ending:
             self._connect()
 
@@ -251,12 +251,12 @@ class Joiner:
     def _connect(self) -> None:
         self._is_open, member = True, self._member
         session, received = (member.session, member.numbering.received) if member is not None else ("", 0)
-        self._actions.append(Open(self._address))
-        self._send(m.Hello(self._version, m.protocol_digest(), self._encoded, session, received))
+        self._actions.append(OpenLine(self._address))
+        self._send(m.JoinHello(self._version, m.protocol_digest(), self._encoded, session, received))
 
     def _disconnect(self, retry_s: float, now: float) -> None:
         if self._is_open:
-            self._actions.append(Close())
+            self._actions.append(CloseLine())
         self._is_open = self.attached = self._proven = False
         self._next = now + retry_s
 
@@ -282,7 +282,7 @@ class Joiner:
         self._disconnect(_RETRY_S, now)
 
     def _send(self, message: m.FromSimulator) -> None:
-        self._actions.append(Send(m.pack(message)))
+        self._actions.append(SendFrame(m.pack(message)))
 
     # ------------------------------------------------------------ what comes from the run
 
@@ -294,12 +294,12 @@ class Joiner:
             match message:
                 case m.Welcome() if self._member is None:
                     self._on_welcome(message)
-                case m.Refused():
+                case m.JoinRefused():
                     self._on_refused(message, now)
                 case m.Over() if self._member is not None and message.session == self._member.session:
                     if message.fault:
                         raise RunHalted(f"the run sends this simulator away: {message.reason}")
-                    self._actions.append(Finish(message.reason))
+                    self._actions.append(LeaveRun(message.reason))
                 case m.Resumed() | m.Told() | m.Alive() if self._member is not None:
                     self._go_on(self._member, message, pieces)
         except UnfitMessage as unfit:
@@ -310,10 +310,10 @@ class Joiner:
         self._member = _Membership(welcome.session, welcome.station, answers, welcome.reconnect_s)
         self.attached, self._beat_at = True, 0.0
         self._full_since, self._said_full = float("inf"), False
-        self._actions.append(Begin(welcome))
+        self._actions.append(MakeStation(welcome))
         log.info("joined %s as %s; building the environment", self._address, welcome.station)
 
-    def _on_refused(self, refused: m.Refused, now: float) -> None:
+    def _on_refused(self, refused: m.JoinRefused, now: float) -> None:
         """StartError: it can never join here."""
         if refused.kind == "session":
             log.warning("the run has given up this simulator's session; joining anew")
@@ -345,15 +345,15 @@ class Joiner:
             decoded = wire.decode(pieces[0], member.answers, m.LARGEST_TOLD)
         member.numbering.note(message.received)
         if isinstance(message, m.Resumed):  # what the run lacks is sent again
-            self._actions += [Send(frame) for frame in member.numbering.kept()]
+            self._actions += [SendFrame(frame) for frame in member.numbering.kept()]
             self.attached = True
             log.info("%s: the session goes on", member.station)
         elif isinstance(message, m.Told) and member.numbering.take(message.number):
-            self._actions.append(Hand(decoded, pieces[0]))
+            self._actions.append(HandOver(decoded, pieces[0]))
 
     def _give_up_session(self, now: float) -> None:
         if self._member is not None:
-            self._actions.append(Stop())
+            self._actions.append(StopStation())
         self._member = None
         self._disconnect(0.0, now)
 
@@ -361,10 +361,10 @@ class Joiner:
 
     def _on_said(self, member: _Membership, said: StationSaid) -> None:
         numbering = member.numbering
-        frame = m.pack(m.Said(member.session, numbering.next(), numbering.received, said.event), said.pieces)
+        frame = m.pack(m.SimulatorSaid(member.session, numbering.next(), numbering.received, said.event), said.pieces)
         numbering.keep(frame)
         if self.attached:
-            self._actions.append(Send(frame))
+            self._actions.append(SendFrame(frame))
 
 
 def _parse(address: str) -> tuple[str, int]:

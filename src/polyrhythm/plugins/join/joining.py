@@ -29,7 +29,7 @@ from polyrhythm.plugins.join import joiner as j
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.reception import BEAT_S
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
-from polyrhythm.runtime.messages import StartRowsInBlocks, Station
+from polyrhythm.runtime.messages import Station
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
@@ -81,7 +81,7 @@ class JoinClient:
                 if self._ending is not None and self._ending.part.over.is_set():
                     self._ending = None
                 status = self._station.status() if self._station is not None else None
-                self._handle(j.Turn(status, self._ending is not None, self._leaving))
+                self._handle(j.TimePassed(status, self._ending is not None, self._leaving))
                 if not self._outcome:
                     self._wait()
         except KeyboardInterrupt:
@@ -111,7 +111,7 @@ class JoinClient:
                 station.stop()
         self._station = self._ending = None
         self._env.close()
-        self._do([j.Close()])
+        self._do([j.CloseLine()])
         self._lines.close(j.LEAVE_S)
         for end in (self._woken, self._waking):
             if end >= 0:
@@ -135,28 +135,28 @@ class JoinClient:
         while self._station is not None and self._station.said:
             self._handle(self._station.said.popleft())
 
-    def _handle(self, event: j.Event) -> None:
+    def _handle(self, event: j.JoinEvent) -> None:
         self._do(self.joiner.handle(event, time.monotonic()))
 
-    def _do(self, actions: Iterable[j.Action]) -> None:
+    def _do(self, actions: Iterable[j.JoinAction]) -> None:
         for action in actions:
             match action:
-                case j.Open(address):
+                case j.OpenLine(address):
                     self._line = self._lines.open(address)
-                case j.Send(frame, linger_s) if self._line is not None:
+                case j.SendFrame(frame, linger_s) if self._line is not None:
                     self._line.send(frame, linger_s)
-                case j.Close() if self._line is not None:
+                case j.CloseLine() if self._line is not None:
                     self._line.close()
                     self._line = None
-                case j.Begin(welcome):
+                case j.MakeStation(welcome):
                     self._station = JoinedStation(welcome, self._env.batch, self.wake, self.joiner.drops)
                     self._env.work(self._station)
-                case j.Hand() if self._station is not None:
+                case j.HandOver() if self._station is not None:
                     self._station.take(action)
-                case j.Stop() if self._station is not None:
+                case j.StopStation() if self._station is not None:
                     self._station.stop()
                     self._ending, self._station = self._station, None
-                case j.Finish(reason):
+                case j.LeaveRun(reason):
                     self._outcome = reason
 
 
@@ -189,10 +189,10 @@ class JoinedStation:
 
         self.part = StationThread(welcome.address, make, self._queue, drops, layout, self)
 
-    def take(self, hand: j.Hand) -> None:
+    def take(self, hand: j.HandOver) -> None:
         """Hand a command or reply of the run to the station; one that cannot be the run's is dropped and counted."""
         content = hand.content
-        if isinstance(hand.message, StartRowsInBlocks):
+        if isinstance(hand.message, records.StartRows):
             try:
                 content = memoryview(wire.encode(self._with_own_blocks(hand.message)))
             except UnfitMessage as unfit:
@@ -200,18 +200,19 @@ class JoinedStation:
                 return
         self._queue.put(bytes(content))
 
-    def _with_own_blocks(self, start: StartRowsInBlocks) -> StartRowsInBlocks:
-        grants = start.command.grants
+    def _with_own_blocks(self, start: records.StartRows) -> records.StartRows:
         own = []
         with self._turn:
-            if len(grants) != len(start.blocks) or len(grants) > len(self._free):
-                raise UnfitMessage("impossible", f"{len(grants)} rows to start, {len(self._free)} blocks are free")
-            for grant, outside in zip(grants, start.blocks, strict=True):
+            if len(start.grants) > len(self._free):
+                raise UnfitMessage(
+                    "impossible", f"{len(start.grants)} rows to start, {len(self._free)} blocks are free"
+                )
+            for grant in start.grants:
                 block = heapq.heappop(self._free)
                 self._blocks[grant.ticket.number, grant.ticket.attempt] = block
-                self._outside[block] = outside
-                own.append(block)
-        return replace(start, blocks=tuple(own))
+                self._outside[block] = grant.block
+                own.append(replace(grant, block=block))
+        return replace(start, grants=tuple(own))
 
     def stop(self) -> None:
         """Have the station finish what it is at and end; what it says from now on is lost."""

@@ -27,7 +27,7 @@ from polyrhythm.specs import EnvSpec
 RefusalKind = Literal["version", "messages", "spec", "taken", "session"]
 
 
-class Hello(msgspec.Struct, frozen=True, tag=0):
+class JoinHello(msgspec.Struct, frozen=True, tag=0):
     """From who wants in. messages: `protocol_digest`; spec: of the environment, encoded. session, received: of a
     session that goes on, with the number of the last message that came."""
 
@@ -50,7 +50,7 @@ class Beat(msgspec.Struct, frozen=True, tag=1):
     statistics: Mapping[str, float]
 
 
-class Said(msgspec.Struct, frozen=True, tag=2):
+class SimulatorSaid(msgspec.Struct, frozen=True, tag=2):
     """Message `number` of a simulator: an event as `wire` encodes it. Pieces: of a request its entries, noise keys,
     greedy flags and observations; of a finished sample what requests have not brought."""
 
@@ -89,7 +89,7 @@ class Resumed(msgspec.Struct, frozen=True, tag=5):
     received: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=6):
+class JoinRefused(msgspec.Struct, frozen=True, tag=6):
     """A simulator is not let in. ports: of the run's other places, where it is taken."""
 
     kind: RefusalKind
@@ -121,8 +121,8 @@ class Over(msgspec.Struct, frozen=True, tag=9):
 
 
 #: What a simulator says, and what the run says.
-FromSimulator = Hello | Beat | Said | Leave
-FromRun = Welcome | Resumed | Refused | Told | Alive | Over
+FromSimulator = JoinHello | Beat | SimulatorSaid | Leave
+FromRun = Welcome | Resumed | JoinRefused | Told | Alive | Over
 Message = FromSimulator | FromRun
 
 Settings = TypeVar("Settings")
@@ -160,7 +160,20 @@ def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tu
 @cache
 def protocol_digest() -> str:
     """Sixteen digits that two programs have in common if their messages have the same fields and types."""
-    types = (*wire._TYPES, Hello, Beat, Said, Leave, Welcome, Resumed, Refused, Told, Alive, Over, EnvSpec)
+    types = (
+        *wire._TYPES,
+        JoinHello,
+        Beat,
+        SimulatorSaid,
+        Leave,
+        Welcome,
+        Resumed,
+        JoinRefused,
+        Told,
+        Alive,
+        Over,
+        EnvSpec,
+    )
     schemas, components = msgspec.json.schema_components(types)
     return hashlib.sha256(json.dumps([schemas, components], sort_keys=True).encode()).hexdigest()[:16]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
-from polyrhythm.pipeline.observers.base import RunHooks
+from polyrhythm.pipeline.hooks import RunHooks
 
 CONVERSATIONS_FILE = "conversations.jsonl"
 

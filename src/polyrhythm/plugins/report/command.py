@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyrhythm.files import trouble
-from polyrhythm.pipeline.observers.base import RunHooks
+from polyrhythm.pipeline.hooks import RunHooks
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from polyrhythm.plugin import Plugin
 PLUGIN = Plugin(
     "scoring",
     adds={
-        "station": {
-            "scoring": "polyrhythm.plugins.scoring.scorer_factory:add_scorers",
-        },
+        "scheduler": {"scoring": "polyrhythm.plugins.scoring.queue:ScoringQueue"},
+        "station": {"scoring": "polyrhythm.plugins.scoring.scorer_factory:add_scorers"},
     },
 )
