@@ -89,7 +89,7 @@ def steady() -> Iterator[None]:
 def finished_arena() -> Any:
     """An arena whose slot has posted the first request of `START`, with a finished sample in block 2."""
     arena = in_memory(LAYOUT)
-    noise = np.array([grant.ticket.noise for grant in START.command.grants])
+    noise = np.array([grant.ticket.noise for grant in START.grants])
     arena.post("s.0/0", RequestView(np.array([2, 3]), mix_array(noise, 0), np.zeros(2, bool)))
     arena.finish(2, steps=1, terminated=1, success=1, env_steps=1, ticket=0, group=0, task=0)
     return arena

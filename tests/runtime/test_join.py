@@ -156,8 +156,8 @@ def test_the_digest_of_messages_knows_every_type_and_field() -> None:
     """It is the same in another process, and other for other fields (msgspec's schema has them all)."""
     assert len(m.protocol_digest()) == 16
     _, components = msgspec.json.schema_components((*wire._TYPES, m.JoinHello, m.SimulatorSaid))
-    assert {"Ticket", "Grant", "StartRows", "SlotInfo", "Said"} <= components.keys()
-    assert components["Said"]["properties"].keys() == {"type", *m.SimulatorSaid.__struct_fields__}
+    assert {"Ticket", "Grant", "StartRows", "SlotInfo", "SimulatorSaid"} <= components.keys()
+    assert components["SimulatorSaid"]["properties"].keys() == {"type", *m.SimulatorSaid.__struct_fields__}
 
 
 # ---------------------------------------------------------------- who is let in

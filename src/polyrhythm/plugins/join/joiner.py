@@ -196,7 +196,9 @@ class Joiner:
     def _on_turn(self, turn: TimePassed, now: float) -> None:
         if turn.ending:
             self._heard = now  # it waits for its own environment, not for the run
-        if turn.status is not None and not self._parks(turn.status, now):
+        if turn.status is not None:
+            if self._parks(turn.status, now):
+                return  # its station is ending from now on
             self._beat(turn.status, now)
         if now >= self._heard + self._patience_s * (_BUSY if self._proven else 1):
             raise StartError(

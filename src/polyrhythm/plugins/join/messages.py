@@ -13,7 +13,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -160,20 +160,7 @@ def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tu
 @cache
 def protocol_digest() -> str:
     """Sixteen digits that two programs have in common if their messages have the same fields and types."""
-    types = (
-        *wire._TYPES,
-        JoinHello,
-        Beat,
-        SimulatorSaid,
-        Leave,
-        Welcome,
-        Resumed,
-        JoinRefused,
-        Told,
-        Alive,
-        Over,
-        EnvSpec,
-    )
+    types = (*wire._TYPES, *get_args(Message), EnvSpec)
     schemas, components = msgspec.json.schema_components(types)
     return hashlib.sha256(json.dumps([schemas, components], sort_keys=True).encode()).hexdigest()[:16]
 
