@@ -22,9 +22,6 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.driver import Deadlock
-from polyrhythm.clustersim.settings import ClusterSettings
 from tests.clustersim.test_lease import leased
 from tests.held.conductors import build_conductor, outcome, plain_record, plain_settings, restore_conductor
 from tests.held.traces import FOLDER, Trace, difference, write

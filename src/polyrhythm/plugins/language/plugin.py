@@ -15,6 +15,9 @@ PLUGIN = Plugin(
             "gem": "polyrhythm.plugins.language.text.gem_env:GemSettings",
             "reasoning_gym": "polyrhythm.plugins.language.text.reasoning_gym_tasks:ReasoningGymSettings",
         },
+        "observer": {
+            "conversations": "polyrhythm.plugins.language.conversations:HOOKS",
+        },
         "policy": {
             "causal_lm": "polyrhythm.plugins.language.causal_lm.settings:CausalLmSettings",
         },

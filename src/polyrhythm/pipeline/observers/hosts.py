@@ -1,10 +1,11 @@
-"""What a run's hosts do, where it has several: how busy their stations are, and how many of them were lost."""
+"""The hosts of a run, where it has several: how busy their stations are, and how many of them were lost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.hosting import station_hosts
 from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
@@ -17,26 +18,28 @@ JOINS: tuple[type, ...] = (
 )
 
 
-class StationPlaces:
-    """The host of each station, as it was when the station was announced; main's where the run has one host."""
+class StationHosts(Observer):
+    """The host of each station, as it was when the station was announced; main's where the run has one host. It is told
+    before the observers that read it."""
+
+    hears: ClassVar[tuple[type, ...]] = JOINS
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._hosts = dict(station_hosts(launcher.hosting))
+        self._host_of = dict(station_hosts(launcher.hosting))
 
-    def note(self, event: records.Event) -> None:
-        """A station was announced; other events say nothing of places."""
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, JOINS):
             name, _ = sender_of(event) or ("", 0)
-            self._hosts[name] = getattr(event, "host", "") or station_hosts(self._launcher.hosting).get(name, MAIN)
+            self._host_of[name] = getattr(event, "host", "") or station_hosts(self._launcher.hosting).get(name, MAIN)
 
     def of(self, station: str) -> str:
-        return self._hosts.get(station, MAIN)
+        return self._host_of.get(station, MAIN)
 
     @property
     def several(self) -> bool:
         """Whether a station is on another host than main's."""
-        return any(host != MAIN for host in self._hosts.values())
+        return any(host != MAIN for host in self._host_of.values())
 
     def mean_of(self, shares: Mapping[str, float]) -> dict[str, float]:
         """By host the mean of its stations' shares, in the order of the hosts' names."""
@@ -55,13 +58,13 @@ class HostTotals:
 
     def __init__(
         self,
-        places: StationPlaces,
+        hosts: StationHosts,
         now: float,
         statistics: Mapping[str, Mapping[str, float]],
         counts: Mapping[str, Any] | None = None,
     ) -> None:
         """statistics: of the stations now; counts: those of an earlier part of the run, as `as_dict` gave them."""
-        self._places, self._now = places, now
+        self._hosts, self._now = hosts, now
         self._busy_s: dict[str, float] = dict(counts["busy_s"]) if counts else {}
         self._station_s: dict[str, float] = dict(counts["station_s"]) if counts else {}
         self._before = {name: own.get("busy_s", 0.0) for name, own in statistics.items()}
@@ -74,7 +77,7 @@ class HostTotals:
         """Count what the stations have done since the last call."""
         elapsed, self._now = now - self._now, now
         for name, own in statistics.items():
-            host, busy = self._places.of(name), own.get("busy_s", 0.0)
+            host, busy = self._hosts.of(name), own.get("busy_s", 0.0)
             self._busy_s[host] = self._busy_s.get(host, 0.0) + busy - self._before.get(name, 0.0)
             self._station_s[host] = self._station_s.get(host, 0.0) + elapsed
             self._before[name] = busy
@@ -88,7 +91,7 @@ class HostTotals:
         names = in_order({*self._station_s, *faults})
         if all(name == MAIN for name in names):
             return {}
-        stations = {name: [s for s in self._before if self._places.of(s) == name] for name in names}
+        stations = {name: [s for s in self._before if self._hosts.of(s) == name] for name in names}
         return {
             name: {
                 "utilisation": self._busy_s.get(name, 0.0) / max(self._station_s.get(name, 0.0), 1e-9),
