@@ -10,7 +10,7 @@ from tests.oracles.replay import first_difference
 
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.autobatch.tuning import BatchTuner
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.scenario import BatchingScenario, cluster_of
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import BatchingChosen, Request, Serve, TrainUntil
@@ -21,7 +21,7 @@ AUTO = SchedulerSettings(64, max_lag=1e6, bound="mean", batching="auto", max_row
 
 def told(
     scene: BatchingScenario, scheduler: SchedulerSettings = AUTO, seconds: float = 10.0
-) -> tuple[Cluster, list[BatchingChosen]]:
+) -> tuple[VirtualCluster, list[BatchingChosen]]:
     cluster = cluster_of(scene, scheduler, seed=0, record=True)
     cluster.driver.submit(TrainUntil(10**9))
     cluster.driver.run(10**9, seconds)

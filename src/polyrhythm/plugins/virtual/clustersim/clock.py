@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 
-class Clock:
+class VirtualClock:
     """A virtual clock that jumps from one scheduled call to the next."""
 
     __slots__ = ("_count", "_heap", "now")

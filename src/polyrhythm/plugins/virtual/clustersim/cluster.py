@@ -12,7 +12,7 @@ from math import inf
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.devices import Device
-from polyrhythm.plugins.virtual.clustersim.driver import Decider, Driver
+from polyrhythm.plugins.virtual.clustersim.driver import Decider, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.network import Network
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
@@ -56,7 +56,7 @@ class Member:
     failed_at: float = 0.0
 
 
-class Cluster:
+class VirtualCluster:
     """The stations, faults and driver of one simulation.
 
     conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in
@@ -66,7 +66,7 @@ class Cluster:
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings
         self.conductor = build_conductor(settings.scheduler) if conductor is None else conductor
-        self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
+        self.driver = VirtualDriver(self.conductor, settings.seed, settings.message_delay, record)
         self._connect()
         self.driver.delivered = self._note
         self.driver.scored = bool(settings.scorers)

@@ -232,7 +232,7 @@ class EvaluationPlan(ClusterSection):
     background: bool = True
 
 
-class LeaseSection(ClusterSection):
+class LeaseCosts(ClusterSection):
     """How stations take turns on a device (`sharing: lease`).
 
     devices: numbers of those on which they do; on the others their passes slow each other down. If empty, no other.
@@ -296,7 +296,7 @@ class ClusterSettings(ClusterSection):
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
     sharing: Literal["shared", "exclusive", "lease"] = "shared"
-    lease: LeaseSection = LeaseSection()
+    lease: LeaseCosts = LeaseCosts()
     message_delay: CostText = FREE
     links: LinkSection | None = None
     conductor: ConductorSection | None = None
