@@ -1,7 +1,6 @@
 import pytest
 
-from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
-from polyrhythm.plugins.virtual.clustersim.meters import Level, Presence
+from polyrhythm.plugins.virtual.clustersim.clock import Level, Presence, VirtualClock
 
 
 def test_calls_come_by_time_and_at_one_instant_in_the_order_of_planning() -> None:

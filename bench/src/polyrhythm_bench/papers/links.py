@@ -21,7 +21,6 @@ from typing import Any
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
-from polyrhythm.plugins.virtual.clustersim.scenario import FOREVER
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, ConductorSection, LinkSection
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
@@ -30,6 +29,7 @@ from polyrhythm.specs.distributions import Constant
 from polyrhythm_bench.papers import scaling
 from polyrhythm_bench.papers.model import Costs, cluster_settings, measured
 from polyrhythm_bench.papers.published import EPISODES, PaperData, PaperRow, published
+from polyrhythm_bench.workloads.batching_scenario import FOREVER
 
 GPUS = (8, 32, 128, 256, 1024)
 GPUS_PER_HOST = 8

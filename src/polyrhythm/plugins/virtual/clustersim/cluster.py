@@ -197,7 +197,7 @@ class VirtualCluster:
 
     def _count_down(self, member: Member) -> None:
         now = self.driver.clock.now
-        down, kind = self.driver.measures.down, _kind(member.group)
+        down, kind = self.driver.measures.down, member.group.kind
         down[kind] = down.get(kind, 0.0) + now - member.failed_at
         member.failed_at = now
 
@@ -210,11 +210,3 @@ class VirtualCluster:
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
             self._checkpoint = event.updates
-
-
-def _kind(group: StationGroup) -> str:
-    if isinstance(group, SimulatorGroup):
-        return "simulator"
-    if isinstance(group, ScorerGroup):
-        return "scorer"
-    return "generator" if isinstance(group, GeneratorGroup) else "trainer"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyrhythm.plugins.virtual.clustersim.clock import Causes
 from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
-from polyrhythm.plugins.virtual.clustersim.meters import Causes
 
 
 def summarise(
