@@ -214,7 +214,7 @@ def test_a_package_imports_only_what_it_may(package: str, allowed: tuple[str, ..
 
 @pytest.mark.parametrize("package", ["stations", "runtime", "workflow"])
 def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str) -> None:
-    known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.padding"}
+    known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.inference.batching"}
     for path in sorted((PACKAGE / package).rglob("*.py")):
         used = {name for name in _imports(path) if name.startswith("polyrhythm.scheduler")}
         assert used <= known, f"{path.relative_to(PACKAGE)} imports {sorted(used - known)}"
@@ -328,7 +328,7 @@ def test_the_scheduler_pulls_in_nothing_of_ours_or_of_others() -> None:
 #: The scheduler's two halves, and what both may know.
 TICKETS = ("rollout", "samples", "updates")
 SERVING = ("inference",)
-COMMON = ("codec", "padding", "records", "settings", "user_functions", "versions")
+COMMON = ("codec", "records", "settings", "versions")
 
 
 def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from polyrhythm.pipeline.validation.tool_checks import check_calls
 from polyrhythm.plugins.scoring.reward_function import load_reward
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
-from polyrhythm.scheduler.user_functions import load_function
+from polyrhythm.scheduler.settings import load_function
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.env_host import refuse_segments
 
