@@ -90,7 +90,7 @@ def steady() -> Iterator[None]:
 def finished_arena() -> Any:
     """An arena whose slot has posted the first request of `START`, with a finished sample in block 2."""
     arena = in_memory(LAYOUT)
-    noise = np.array([grant.ticket.noise for grant in START.command.grants])
+    noise = np.array([grant.ticket.noise for grant in START.grants])
     arena.post("s.0/0", RequestView(np.array([2, 3]), mix_array(noise, 0), np.zeros(2, bool)))
     arena.finish(2, steps=1, terminated=1, success=1, env_steps=1, ticket=0, group=0, task=0)
     return arena
@@ -183,8 +183,8 @@ def join(station: JoinedSimulator) -> None:
     reception._session = None
     reception.hear(b"a", m.pack(HELLO), station._clock())
     reception.hear(b"a", m.pack(beat(session_of(station))), station._clock())
-    station._expected.join(station.joined(), ("s.0.0",))
-    station._expected.note_version(5)
+    station._in_flight.join(station.joined(), ("s.0.0",))
+    station._in_flight.on_version(5)
     station._samples = JoinedSamples(station._arena, SPEC, StepSettings(1))
     station.handle(START)
     reception.out.clear()
