@@ -39,7 +39,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.launcher_checks import check_launcher
+from polyrhythm.plugins.cluster.ray.reach import check_launcher
 from polyrhythm.runtime.memory.shared_folder import remove_orphans, shared_root
 
 RAY: dict[str, Any] = {"launcher": "ray"}

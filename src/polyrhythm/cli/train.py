@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, arguments.overrides)
     if arguments.check:
-        from polyrhythm.cli.train_check import check_recipe
+        from polyrhythm.cli.check import check_unstarted
 
-        return check_recipe(config, as_json=arguments.json)
+        return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that a wrong key is reported before torch is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.validation.check import validate_run

@@ -19,7 +19,7 @@ from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.placed import trainer_ranks
-from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
+from polyrhythm.pipeline.validation.checks import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm
