@@ -15,7 +15,7 @@ import yaml
 from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.cli import main as cli
-from polyrhythm.cli.main import COMMANDS, main
+from polyrhythm.cli.main import commands, main
 from polyrhythm.config.load import load_config, merge, save_config
 from polyrhythm.errors import RunHalted
 
@@ -44,7 +44,7 @@ def _python(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize("words", [["--help"], *([command, "--help"] for command in COMMANDS)])
+@pytest.mark.parametrize("words", [["--help"], *([command, "--help"] for command in commands())])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     done = _python("-c", PROBE, *words)
     assert done.stdout.endswith("[] 0\n"), done.stdout + done.stderr
@@ -71,7 +71,7 @@ def test_top_help_lists_every_command_and_no_words_means_help(capsys: pytest.Cap
         main([])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    assert all(command in shown for command in COMMANDS)
+    assert all(command in shown for command in commands())
 
 
 def test_train_without_a_recipe_lists_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,16 @@ from functools import cache
 import polyrhythm.scheduler
 from polyrhythm.scheduler.codec import Codec, is_named_tuple
 
+#: Modules of plugins whose states are saved with the conductor's.
+_OF_PLUGINS = [
+    f"polyrhythm.plugins.{name}"
+    for name in (
+        "lease.lease", "lease.delivery", "scoring.waiting", "scoring.rules", "autobatch.candidates",
+        "autobatch.forecast", "autobatch.rates", "autobatch.search", "autobatch.snapshot", "autobatch.timing",
+        "autobatch.tuning",
+    )
+]  # fmt: skip
+
 
 @cache
 def state_codec() -> Codec:
@@ -28,8 +38,9 @@ def state_codec() -> Codec:
 
 def _types() -> Iterator[type]:
     package = polyrhythm.scheduler
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        for kind in vars(importlib.import_module(module.name)).values():
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for name in [*names, *_OF_PLUGINS]:
+        for kind in vars(importlib.import_module(name)).values():
             known = isinstance(kind, type) and (is_dataclass(kind) or is_named_tuple(kind) or issubclass(kind, Enum))
-            if known and kind.__module__ == module.name:
+            if known and kind.__module__ == name:
                 yield kind

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+import polyrhythm
 from polyrhythm.errors import ConfigError, MissingError
 
 _LOG = logging.getLogger(__name__)
@@ -243,7 +244,7 @@ class PythonTool:
     def _launch(self) -> Any:
         """Start the server; what it says of its start."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = str(Path(__file__).parents[3])
+        source = str(Path(polyrhythm.__file__).parents[1])
         command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(source)]
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - our own program

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import polyrhythm
 from polyrhythm import errors
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
 from polyrhythm.plugins.simulators.gl_choice import simulator_count
@@ -134,7 +135,7 @@ def environment() -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
     own += [*site.getsitepackages(), site.getusersitepackages()]
-    paths = keep_sources((str(Path(__file__).parents[3]), *sys.path), own)
+    paths = keep_sources((str(Path(polyrhythm.__file__).parents[1]), *sys.path), own)
     return variables | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
