@@ -44,8 +44,8 @@ class CheckContext:
     depth: checks up to this cost run. free: gives the free bytes of a device's memory; None: they are measured.
     settings: the policy's, or stand-ins where its files are missing; sized: the form has the run's own size. rows: the
     environment's first observations. tried: the policy keeps its contract on them. failed: names of checks that failed.
-    simulates: environments are built here, not by simulators that join. What is not known yet is None: a check that
-    uses it names it in `needs`.
+    simulates: environments are built here, not by simulators that join. numbers: what checks measured, by name, for
+    JSON. What is not known yet is None: a check that uses it names it in `needs`.
     """
 
     config: RunConfig
@@ -61,6 +61,7 @@ class CheckContext:
     rows: Arrays = field(default_factory=dict)
     tried: Literal[True] | None = None
     failed: set[str] = field(default_factory=set)
+    numbers: dict[str, Any] = field(default_factory=dict)
 
 
 #: A detail, "" or None for none; or findings, of the check's own name and part unless they have others.
@@ -72,9 +73,10 @@ class Check:
     """A row of the list. name, part: as shown.
 
     cost: the least depth that runs it. until: the depth from which other rows replace it. run: takes the context; what
-    it raises of PolyrhythmError is a failure. needs: fields of the context without which it is left out. after: of a
-    plugin's row, the row of the core behind which it runs; "": before all; "episode": on an episode of a text
-    environment (`env_trial_process.Episode`); "doctor": as the last of `doctor`, whose rows take None.
+    it raises of PolyrhythmError is a failure. needs: fields of the context without which it is left out.
+    after: of a plugin's row, the row of the core behind which it runs; "": before all; "policies": of
+    `policies TYPE --recipe`; "episode": with an `Episode` of a text environment (`env_trial_process`) in place of the
+    context; "doctor": the last of `doctor`, with None.
     """
 
     name: str

@@ -16,9 +16,13 @@ def _ray(context: CheckContext) -> tuple[()]:
 CHECKS = (Check("launcher", "recipe", "settings", _ray),)
 PLUGIN = Plugin(
     "cluster",
+    needs=("join", "report"),
     adds={
         "check": {
             "launcher": "polyrhythm.plugins.cluster.plugin:CHECKS",
+        },
+        "report": {
+            "hosts": "polyrhythm.plugins.cluster.report_section:SECTION",
         },
     },
 )

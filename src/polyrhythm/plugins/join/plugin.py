@@ -4,6 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "join",
+    needs=("cluster",),
     adds={
         "command": {
             "join": "polyrhythm.plugins.join.command",

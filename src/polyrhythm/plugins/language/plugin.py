@@ -38,7 +38,7 @@ CHECKS = (
 )
 PLUGIN = Plugin(
     "language",
-    needs=("vla",),
+    needs=("report", "vla"),
     adds={
         "check": {
             "calls of the Python tool": "polyrhythm.plugins.language.plugin:CHECKS",
@@ -51,6 +51,9 @@ PLUGIN = Plugin(
             "verifiers": "polyrhythm.plugins.language.text.verifiers_tasks:VerifiersSettings",
             "gem": "polyrhythm.plugins.language.text.gem_env:GemSettings",
             "reasoning_gym": "polyrhythm.plugins.language.text.reasoning_gym_tasks:ReasoningGymSettings",
+        },
+        "report": {
+            "conversations": "polyrhythm.plugins.language.report_section:SECTION",
         },
         "policy": {
             "causal_lm": "polyrhythm.plugins.language.causal_lm.settings:CausalLmSettings",

@@ -11,6 +11,13 @@ def _certain(context: CheckContext) -> None:
     check_room(context.config, context.spec, context.form, trainer=context.trainer)
 
 
+def _numbers(context: CheckContext) -> None:
+    """Bytes by station and purpose, as numbers."""
+    from polyrhythm.plugins.memory_estimate.needs import memory_by_station
+
+    context.numbers["memory"] = memory_by_station(context.config, context.spec, context.form)
+
+
 def _by_station(context: CheckContext) -> Result:
     """What each station takes."""
     from polyrhythm.plugins.memory_estimate.room import memory_found
@@ -31,6 +38,7 @@ CHECKS = (
     Check(
         "memory by station", "machine", "machine", _by_station, needs=("form",), until="trial", after="shared memory"
     ),
+    Check("memory by station", "policy", "machine", _numbers, needs=("form",), after="policies"),
     Check(_NAME, "machine", "machine", _working, needs=("form",), until="trial", after="shared memory"),
     Check(_NAME, "training", "trial", _working, needs=("form", "policy"), after="updates"),
 )

@@ -1,12 +1,12 @@
 """Finds the files of a released checkpoint folder: tensors, side files, statistics, tokenizer. It opens only the index.
 
-    model.safetensors | weights.safetensors            all tensors
-    model.safetensors.index.json, model-*.safetensors  or in shards
-    config.json                                        the architecture's sizes
-    action_head--*.pt, proprio_projector--*.pt         OpenVLA-OFT's heads (or .safetensors), the highest step
-    polyrhythm.safetensors                             ours: critic and noise head
-    assets/ID/norm_stats.json, dataset_statistics.json, experiment_cfg/metadata.json, policy_*processor*  statistics
-    adapter_config.json, adapter_model.safetensors     peft's adapters, in a folder of their own
+model.safetensors | weights.safetensors            all tensors
+model.safetensors.index.json, model-*.safetensors  or in shards
+config.json                                        the architecture's sizes
+action_head--*.pt, proprio_projector--*.pt         OpenVLA-OFT's heads (or .safetensors), the highest step
+polyrhythm.safetensors                             ours: critic and noise head
+assets/ID/norm_stats.json, dataset_statistics.json, experiment_cfg/metadata.json, policy_*processor*  statistics
+adapter_config.json, adapter_model.safetensors     peft's adapters, in a folder of their own
 """
 
 from __future__ import annotations
