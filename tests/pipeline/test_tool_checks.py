@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from polyrhythm.checks import CheckContext
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation.checks import CheckContext
 from polyrhythm.plugins.language.plugin import check_calls
 
 

@@ -17,9 +17,9 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.readable import visible
 
 if TYPE_CHECKING:
+    from polyrhythm.checks import Examined
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.conformance import Finding
-    from polyrhythm.pipeline.validation.checks import Examined
 
 _MARKS = {"ok": "✓", "note": "!", "missing": "?", "failed": "✗"}
 _PLAIN_MARKS = {"ok": "+", "note": "!", "missing": "?", "failed": "x"}

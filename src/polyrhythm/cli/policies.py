@@ -64,12 +64,12 @@ def _refuse_misspelt(word: str) -> None:
 
 
 def _show_form(arguments: argparse.Namespace) -> int:
+    from polyrhythm.checks import CheckContext, require_added
     from polyrhythm.config.catalog import adapter
     from polyrhythm.config.load import load_config
     from polyrhythm.config.registry import expand
     from polyrhythm.pipeline.build import env_settings
     from polyrhythm.pipeline.validation.check import check_form
-    from polyrhythm.pipeline.validation.checks import CheckContext, require_added
 
     section = expand(arguments.type)
     others = [text for text in arguments.overrides if not text.startswith(("policy.", "policy="))]

@@ -15,6 +15,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyrhythm.checks import (
+    Check,
+    CheckContext,
+    Cost,
+    Examined,
+    Result,
+    errors_of,
+    examine_all,
+    examine_one,
+    failed_finding,
+    note_of,
+    size_of,
+    with_added,
+)
 from polyrhythm.config.catalog import check_installed, need
 from polyrhythm.config.objective_needs import describe_objective
 from polyrhythm.config.schema import RunConfig
@@ -37,20 +51,6 @@ from polyrhythm.pipeline.validation.check import (
     installed_env,
     refuse_swapping,
     shared_sizes,
-)
-from polyrhythm.pipeline.validation.checks import (
-    Check,
-    CheckContext,
-    Cost,
-    Examined,
-    Result,
-    errors_of,
-    examine_all,
-    examine_one,
-    failed_finding,
-    note_of,
-    size_of,
-    with_added,
 )
 from polyrhythm.pipeline.validation.custom_objective import as_shown, dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec

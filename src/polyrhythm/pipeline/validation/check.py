@@ -13,6 +13,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
+from polyrhythm.checks import CheckContext, errors_of, log_note, require_added, type_of
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
@@ -26,7 +27,6 @@ from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.validation.checks import CheckContext, errors_of, log_note, require_added, type_of
 from polyrhythm.pipeline.validation.custom_objective import try_on
 from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec
 from polyrhythm.pipeline.validation.learning_checks import check_learning

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 
+from polyrhythm.checks import Check, added
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import PolyrhythmError, install_command
-from polyrhythm.pipeline.validation.checks import Check, added
 
 RECIPE, _EXTRA = "quickstart", "metaworld"
 #: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.

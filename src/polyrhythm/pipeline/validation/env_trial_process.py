@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyrhythm.checks import added
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation, Finding
@@ -27,7 +28,6 @@ from polyrhythm.envs.checked_env import Arrays, CheckedEnv, ask_spec
 from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
 from polyrhythm.envs.trial_episode import TrialEpisode, is_text, play_episode
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.pipeline.validation.checks import added
 from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),

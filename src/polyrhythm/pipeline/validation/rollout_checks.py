@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
+from polyrhythm.checks import errors_of
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.conformance import Finding, raised
@@ -13,7 +14,6 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import bucket_sizes
 from polyrhythm.pipeline.build import scheduler_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.validation.checks import errors_of
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function

@@ -1,6 +1,6 @@
 """Registers the plugin: A run on several hosts: agents, sealed connections, Ray."""
 
-from polyrhythm.pipeline.validation.checks import Check, CheckContext
+from polyrhythm.checks import Check, CheckContext
 from polyrhythm.plugin import Plugin
 
 

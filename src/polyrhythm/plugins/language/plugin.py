@@ -2,8 +2,8 @@
 
 import math
 
+from polyrhythm.checks import Check, CheckContext
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.validation.checks import Check, CheckContext
 from polyrhythm.plugin import Plugin
 
 

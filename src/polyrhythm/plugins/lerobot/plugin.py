@@ -1,6 +1,6 @@
 """Registers the plugin: demonstrations as folders in the LeRobotDataset layout: written, read, recorded."""
 
-from polyrhythm.pipeline.validation.checks import Check, CheckContext, Result
+from polyrhythm.checks import Check, CheckContext, Result
 from polyrhythm.plugin import Plugin
 
 

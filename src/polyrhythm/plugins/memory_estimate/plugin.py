@@ -1,6 +1,6 @@
 """Registers the plugin: how much memory a run takes on each device, before it is started."""
 
-from polyrhythm.pipeline.validation.checks import Check, CheckContext, Result
+from polyrhythm.checks import Check, CheckContext, Result
 from polyrhythm.plugin import Plugin
 
 

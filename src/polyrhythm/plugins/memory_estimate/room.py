@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from polyrhythm.checks import CheckContext, size_of
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError, StartError
 from polyrhythm.pipeline.validation.check import free_memory
-from polyrhythm.pipeline.validation.checks import CheckContext, size_of
 from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_station
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polyrhythm.pipeline.validation.checks import Check, CheckContext
+from polyrhythm.checks import Check, CheckContext
 from polyrhythm.plugin import Plugin
 
 if TYPE_CHECKING:

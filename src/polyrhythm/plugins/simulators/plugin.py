@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from polyrhythm.pipeline.validation.checks import Check
+from polyrhythm.checks import Check
 from polyrhythm.plugin import Plugin
 
 if TYPE_CHECKING:
