@@ -327,7 +327,7 @@ def test_the_scheduler_pulls_in_nothing_of_ours_or_of_others() -> None:
 
 #: The scheduler's two halves, and what both may know.
 TICKETS = ("rollout", "samples", "updates")
-SERVING = ("inference", "autobatch")
+SERVING = ("inference",)
 COMMON = ("codec", "padding", "records", "settings", "user_functions", "versions")
 
 
@@ -348,8 +348,6 @@ def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:
         *((part, COMMON) for part in COMMON),
         ("samples", (*COMMON, "samples")),
         ("stations", COMMON),
-        ("lease", COMMON),
-        ("delivery", (*COMMON, "lease")),
     ],
 )
 def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tuple[str, ...]) -> None:
@@ -360,7 +358,7 @@ def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tup
 
 def test_every_part_of_the_scheduler_belongs_to_a_half_or_joins_them() -> None:
     parts = {path.stem for path in (PACKAGE / "scheduler").iterdir() if path.name[0] not in "_."}
-    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "saving", "stations", "lease", "delivery"}
+    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "stations"}
 
 
 def test_the_allow_lists_can_fail(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
@@ -18,7 +19,6 @@ from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.plugins.cluster.observers import HostTotals, StationPlaces, in_order
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import GeneratorJoined, SimulatorJoined, StationLost, TrainerJoined
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
@@ -105,7 +105,7 @@ def test_metrics_of_an_update_have_each_host(tmp_path: Path) -> None:
     stations.on_tick(0.0)
     cluster.busy |= {"simulator-1": 1.0, "generator-0": 5.0, "trainer": 4.0}
     stations.on_tick(10.0)
-    idle = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
+    idle = IdleMeter(build_conductor(SchedulerSettings(batch_size=1)), 0.0)
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         sources = (SampleLedger(), EpisodeTracker(1), totals, stations, (idle, PassMeter(())))
         UpdateMetrics(writer, *sources, began=0.0, now=0.0).on_report(10.0, Report("trainer", 0, "update", 0, {}))

@@ -13,6 +13,7 @@ import torch
 from tests.oracles.replay import first_difference
 from tests.pipeline.runs import config
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
@@ -21,7 +22,6 @@ from polyrhythm.pipeline.run_loop import Interrupted, RunLoop
 from polyrhythm.pipeline.train import wind_down
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     BatchDone,
     CancelRow,
@@ -61,7 +61,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     pipeline.close()
     trace = pipeline.loop.trace
     assert sum(isinstance(decision.event, RequestArrived) for decision in trace) > 50
-    fresh = Conductor(pipeline.loop.conductor.settings)
+    fresh = build_conductor(pipeline.loop.conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.deadline() == pipeline.loop.conductor.deadline()
     assert fresh.save() == pipeline.loop.conductor.save()
@@ -79,7 +79,7 @@ def test_copies_of_the_last_episodes_change_no_result():
         tickets = [grant.ticket for start in starts for grant in start.grants]
         assert (len(tickets) > 13) == hedge
         found[hedge] = sorted((each.seed, each.episode_return, each.env_steps) for each in results)
-        assert first_difference(Conductor(pipeline.loop.conductor.settings), trace) is None
+        assert first_difference(build_conductor(pipeline.loop.conductor.settings), trace) is None
     assert len(found[True]) == 13
     assert found[True] == found[False]
 
@@ -102,7 +102,7 @@ def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is
     assert (under_way, most) == (0, 2)
     conductor = pipeline.loop.conductor
     assert (conductor.ledger.trained, conductor.ledger.imbalance) == (60, 0)
-    fresh = Conductor(conductor.settings)
+    fresh = build_conductor(conductor.settings)
     assert first_difference(fresh, pipeline.loop.trace) is None
     assert fresh.save() == conductor.save()
 
@@ -171,7 +171,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
 def test_a_run_that_nothing_can_move_says_who_waits_for_what():
     pipeline = build_pipeline(config())
     empty = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({}))
-    stuck = RunLoop(Conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
+    stuck = RunLoop(build_conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
     with pytest.raises(RunHalted, match=r"nothing has happened.*\(none\).*trained 0, published -1.*trainer: none"):
         stuck.train_until(1)
 
@@ -203,7 +203,7 @@ class Silent:
 
 def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck():
     launcher = Silent()
-    conductor = Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
+    conductor = build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
     loop = RunLoop(conductor, launcher, launcher.clock, stall_s=60.0, record=True)
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
@@ -217,7 +217,10 @@ def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck(
 def test_a_timer_later_than_the_stall_limit_is_waited_for():
     launcher = Silent()
     loop = RunLoop(
-        Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=500.0)), launcher, launcher.clock, stall_s=60.0
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=500.0)),
+        launcher,
+        launcher.clock,
+        stall_s=60.0,
     )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
@@ -244,7 +247,9 @@ class Late(Silent):
 def test_what_came_before_a_deadline_is_heard_before_it_counts():
     """A main process that was stopped, or overloaded, must not cancel what has ended meanwhile."""
     late = Late([])
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True)
+    loop = RunLoop(
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True
+    )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
     loop.submit(TrainUntil(2))
@@ -268,7 +273,9 @@ class Flood(Late):
 
 def test_a_flood_of_events_puts_a_deadline_off_but_not_for_ever():
     flood = Flood([])
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True)
+    loop = RunLoop(
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True
+    )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
     loop.submit(TrainUntil(1))
@@ -297,7 +304,7 @@ class Busy(Silent):
 
 def test_a_station_at_work_is_no_stall_however_long_it_is_silent():
     launcher = Busy()
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
+    loop = RunLoop(build_conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
     with pytest.raises(StopIteration):
         loop.train_until(1)
 
@@ -348,7 +355,7 @@ class Hanging(Silent):
 
 def test_winding_down_says_once_whom_it_waits_for_and_how_long(caplog):
     launcher = Hanging()
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock)
+    loop = RunLoop(build_conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock)
     loop.submit(TrainerJoined("trainer", 0))
     with caplog.at_level(logging.INFO):
         assert not loop.wind_down(10.0)

@@ -9,6 +9,7 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
@@ -18,7 +19,6 @@ from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
 
 WAKE, GRANT = records.Wake(), records.StartRows("s", "e/0", ())
 SERVE = records.Serve("g", records.Batch(0, "g", ()))
@@ -154,9 +154,9 @@ def watchers(conductor):
 def test_an_observer_finds_the_same_as_if_it_were_told_everything(seed):
     """Over simulated runs with faults: `hears` leaves out nothing that matters."""
     own = arbitrary_cluster(random.Random(seed), redundant=seed % 4 == 0)
-    cluster = Cluster(own, Conductor(own.scheduler), record=True)
+    cluster = Cluster(own, build_conductor(own.scheduler), record=True)
     cluster.run()
-    conductor = Conductor(own.scheduler)
+    conductor = build_conductor(own.scheduler)
     some, others = watchers(conductor), watchers(conductor)
     table = ObserverTable(list(some))
     for step in cluster.driver.steps:

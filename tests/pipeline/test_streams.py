@@ -13,6 +13,7 @@ import pytest
 from tests.oracles.replay import first_difference
 from tests.pipeline.runs import config
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.load import validate
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
@@ -22,7 +23,6 @@ from polyrhythm.pipeline.observers.totals import StationActivity
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import ApplyWeights, SampleFinished, StartStream, StartUpdate, StreamDone
 
 LANGUAGE: dict[str, Any] = {
@@ -61,7 +61,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     events = [decision.event for decision in trace]
     partial = [event for event in events if isinstance(event, SampleFinished) and event.newest > event.oldest]
     assert bool(partial) == (on_update != "drain"), "one message each, with tokens of several versions"
-    fresh = Conductor(conductor.settings)
+    fresh = build_conductor(conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.save() == conductor.save()
 

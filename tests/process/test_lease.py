@@ -17,13 +17,13 @@ from tests.long import long
 from tests.oracles.replay import first_difference
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.plugins.lease.seats import HOST
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost
 
 LEASED: dict[str, Any] = {"placement": {"sharing": "lease", "lease": {"min_hold_s": 0.05}}}
@@ -78,7 +78,7 @@ def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without
     assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
     assert leased["statistics"]["trainer"]["switches"] == 10
     assert in_turn.loop.conductor.ledger == together.loop.conductor.ledger
-    assert first_difference(Conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
+    assert first_difference(build_conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
 
 
 @long(15, "ranks that leave a device")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.config.streaming import why_whole_updates
@@ -49,7 +50,6 @@ from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_l
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
@@ -217,7 +217,7 @@ def build_pipeline(  # noqa: PLR0913 - what every run may be told
         stations = _with_seats(factories, placed)
         launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)
         undo.callback(launcher.close)
-        conductor = Conductor(scheduler_settings(config, spec, buckets, placed.lease))
+        conductor = build_conductor(scheduler_settings(config, spec, buckets, placed.lease))
         if states is not None and trainer:
             states.reset(saved.trainer if saved else None)
         if saved is not None:

@@ -4,4 +4,5 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "lease",
+    adds={"scheduler": {"lease": "polyrhythm.plugins.lease.conductor:LeasedConductor"}},
 )

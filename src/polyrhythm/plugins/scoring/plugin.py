@@ -40,5 +40,8 @@ PLUGIN = Plugin(
         "check": {
             "reward function": "polyrhythm.plugins.scoring.plugin:CHECKS",
         },
+        "scheduler": {
+            "scoring": "polyrhythm.plugins.scoring.queue:ScoringQueue",
+        },
     },
 )

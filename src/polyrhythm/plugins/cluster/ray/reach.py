@@ -11,9 +11,12 @@ import struct
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
+
+if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
 
 #: Seconds until a cluster's port must be open, and from then on until it must have answered.
 _REACH_S = 5.0

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 from math import inf
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.devices import Device
 from polyrhythm.plugins.virtual.clustersim.driver import Decider, Driver
 from polyrhythm.plugins.virtual.clustersim.network import Network
@@ -29,7 +30,6 @@ from polyrhythm.plugins.virtual.clustersim.stations.simulator import VirtualSimu
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualLease, VirtualStation
 from polyrhythm.plugins.virtual.clustersim.stations.stream_generator import VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.stations.trainer import VirtualTrainer
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Checkpointed,
     Episode,
@@ -61,13 +61,13 @@ class Member:
 class Cluster:
     """The stations, faults and driver of one simulation.
 
-    conductor: the one to drive; by default a fresh `Conductor(settings.scheduler)`. record: keep the decisions in
+    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in
     `driver.steps`.
     """
 
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings
-        self.conductor = Conductor(settings.scheduler) if conductor is None else conductor
+        self.conductor = build_conductor(settings.scheduler) if conductor is None else conductor
         self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
         self._connect()
         self.driver.delivered = self._note

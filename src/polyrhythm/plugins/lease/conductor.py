@@ -1,8 +1,8 @@
-"""Delivery of commands to stations that lease their devices: each waits until its station is on all of them.
+"""The conductor of stations that take turns on devices: each command waits until its station is on all of its own.
 
-To the rest of the scheduler a lease is a delay between a command and its station, and everything that is decided allows
+To the conductor inside, a lease is a delay between a command and its station, and everything that is decided allows
 for any delay; so leases change when things happen, but no guarantee. Two refinements keep the delay small. Batches are
-made for generators that are on their devices (`serving` is told who is not), so requests wait in common and not behind
+made for generators that are on their devices (`GeneratorState.away`), so requests wait in common and not behind
 a generator that is away; `lockstep`, which starts all batches at once, is the exception. And a trainer that has to go
 publishes before it goes.
 
@@ -21,7 +21,9 @@ from typing import Any
 from polyrhythm.plugins.lease.lease import DeviceLeases, LeaseState
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.conductor import SERVING_EVENTS, Conductor
 from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event
+from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import LeaseSettings
 
 _FOR_SIMULATORS = (records.StartRows, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes)
@@ -39,8 +41,140 @@ _ENDS: dict[type, Callable[[Any], str]] = {
     **dict.fromkeys((records.BatchDone, records.StreamDone, records.WeightsApplied), attrgetter("generator")),
     **dict.fromkeys((records.UpdateDone, records.Published), attrgetter("trainer")),
 }
-#: Places in the data flow: consumers before their producers.
+#: Stages of the data flow: consumers before their producers.
 TRAINER, GENERATOR, SIMULATOR = range(3)
+#: Event by which a station joins → the field that names it, and its stage. (Scorers lease nothing.)
+_JOINED: dict[type, tuple[str, int]] = {
+    records.TrainerJoined: ("trainer", TRAINER),
+    records.GeneratorJoined: ("generator", GENERATOR),
+    records.SimulatorJoined: ("simulator", SIMULATOR),
+    records.ScorerJoined: ("scorer", SIMULATOR),
+}
+
+
+class LeasedConductor:
+    """A conductor around `inner`: commands for stations that are not on their devices wait in `delivery`."""
+
+    def __init__(self, inner: Conductor) -> None:
+        rules = inner.settings.lease
+        assert rules is not None, "no station leases a device"
+        self.inner, self.settings, self._rules = inner, inner.settings, rules
+        self.delivery = CommandDelivery.create(rules)
+        self._codec = inner.codec.extended((CommandDelivery, DeviceLeases, LeaseState))
+        self._share_parts()
+
+    def _share_parts(self) -> None:
+        inner = self.inner
+        self.versions, self.rollout, self.updates = inner.versions, inner.rollout, inner.updates
+        self.serving, self.stations = inner.serving, inner.stations
+
+    @property
+    def ledger(self) -> SampleLedger:
+        return self.inner.ledger
+
+    @property
+    def refused(self) -> int:
+        return self.inner.refused
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """As `Conductor.handle`; of what is decided, the commands that go out now, and which devices change hands."""
+        inner, delivery = self.inner, self.delivery
+        if self.stations.is_outdated(event):
+            return []
+        answered = self._answered_slots(event)
+        self._note_stations(event)
+        commands = inner.apply(event, now)
+        self._note_slots(answered, now)
+        if type(event) not in SERVING_EVENTS:
+            inner.settle(event, commands, now)
+            for name, live in inner.live_changes:
+                if (slot := self.serving.slots.slots.get(name)) is not None:
+                    delivery.note_slot(slot.simulator, name, working=live and slot.request is None, now=now)
+        delivery.preempt(now)
+        delivery.note(event, now)
+        sent = delivery.release(event, now)
+        self._note_away()
+        sent += delivery.deliver(commands, now)
+        released: list[Command] | None = []
+        while released is not None:  # those that may stay after all can take batches that others waited for
+            sent += [*released, *delivery.deliver(self.serving.due(now), now)]
+            delivery.note_due(self.serving.due_away(now), now)
+            released = delivery.keep(now)
+            self._note_away()
+        sent += delivery.settle()
+        self._note_away()
+        return sent
+
+    def _note_stations(self, event: Event) -> None:
+        """A station is lost, or joins: then an earlier incarnation of it, or an earlier trainer, is lost."""
+        if isinstance(event, records.StationLost):
+            self.delivery.leave(event.station)
+        elif (joined := _JOINED.get(type(event))) is not None:
+            sender, stage = joined
+            name, trainer = getattr(event, sender), self.updates.trainer
+            if name in self.stations.incarnations:
+                self.delivery.leave(name)
+            self.delivery.join(name, stage)
+            if stage == TRAINER and trainer != name:
+                self.delivery.leave(trainer)
+
+    def _answered_slots(self, event: Event) -> list[str]:
+        """The slots that ask, or are answered, by this event; where a generator is lost, all may wait again."""
+        generators = self.serving.generators
+        match event:
+            case records.RequestArrived():
+                return [event.slot]
+            case records.BatchDone():
+                generator = generators.find(event.generator)
+                batch = generator.batch if generator is not None else None
+                return [request.slot for request in batch.requests] if batch is not None else []
+            case records.StreamDone():
+                generator = generators.find(event.generator)
+                return [] if generator is None else [generator.streams[event.stream].request.slot]
+            case records.StationLost(station=lost) | records.GeneratorJoined(generator=lost):
+                return list(self.serving.slots.slots) if generators.find(lost) is not None else []
+        return []
+
+    def _note_slots(self, names: Iterable[str], now: float) -> None:
+        """A simulator has work for its device while one of its slots lives and waits for no answer."""
+        for name in names:
+            if (slot := self.serving.slots.slots.get(name)) is not None:
+                self.delivery.note_slot(slot.simulator, name, working=slot.live and slot.request is None, now=now)
+
+    def _note_away(self) -> None:
+        for name, is_open in self.delivery.take_changes():
+            self.serving.generators.note_away(name, away=not is_open)
+
+    def deadline(self) -> float:
+        due = min(self.serving.deadline(self.delivery.due), self.rollout.next_expiry())
+        return min(due, self.delivery.leases.deadline())
+
+    def summary(self) -> dict[str, Any]:
+        return self.inner.summary()
+
+    def pending(self) -> list[str]:
+        """Also who holds which device, and who waits for one."""
+        leases, held_back = self.delivery.leases, self.delivery.held_back
+        held = ", ".join(f"{device} by {name}" for device, name in sorted(leases.holders.items()))
+        waiting = [f"{name} ({len(held_back[name])} commands)" for name in sorted(leases.waiting)]
+        return [
+            *self.inner.pending(),
+            f"devices held: {held or 'none'}, waited for by {', '.join(waiting) or 'nobody'}",
+        ]
+
+    def save(self) -> dict[str, Any]:
+        return {**self.inner.save(), "delivery": self._codec.encode(self.delivery)}
+
+    def load(self, data: dict[str, Any]) -> None:
+        """As `Conductor.load`. A run that was saved without leases begins with all stations off their devices."""
+        self.inner.load(data)
+        self._share_parts()
+        if "delivery" in data:
+            self.delivery = self._codec.decode(data["delivery"], {"rules": self._rules})
+
+    def detach(self) -> None:
+        self.inner.detach()
+        self.delivery = CommandDelivery.create(self._rules)
 
 
 @dataclass(slots=True)
