@@ -10,9 +10,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from polyrhythm.scheduler.saving import state_codec
+
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import Command, Event
-from polyrhythm.scheduler.saving import state_codec
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 
 Plain = Any

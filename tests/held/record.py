@@ -22,6 +22,9 @@ from itertools import count
 from math import inf
 from typing import Any
 
+from polyrhythm.clustersim.cluster import Cluster
+from polyrhythm.clustersim.driver import Deadlock
+from polyrhythm.clustersim.settings import ClusterSettings
 from tests.clustersim.test_lease import leased
 from tests.held.conductors import build_conductor, outcome, plain_record, plain_settings, read_settings
 from tests.held.traces import FOLDER, Trace, difference, write
@@ -29,9 +32,6 @@ from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_hosts, arbitrar
 from tests.pipeline.runs import LOCKSTEP
 from tests.pipeline.test_streams import LANGUAGE
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.driver import Deadlock
-from polyrhythm.clustersim.settings import ClusterSettings
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out

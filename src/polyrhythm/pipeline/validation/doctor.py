@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from polyrhythm.checks import Check, added
-from polyrhythm.conformance import Finding
-from polyrhythm.errors import PolyrhythmError, install_command
+from polyrhythm.conformance import Finding, last_line
+from polyrhythm.errors import PolyrhythmError, as_root, install_command
 
 RECIPE, _EXTRA = "quickstart", "metaworld"
 #: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.
@@ -200,16 +200,6 @@ def _messages(_: object = None) -> Finding:
     if received == b"probe":
         return Finding("", "ok", f"ZeroMQ {zmq.zmq_version()} over ipc in {memory.folder.parent}")
     return Finding("", "missing", f"no message came through {inbox.endpoint}; set data_plane.transport=tcp")
-
-
-def as_root() -> str:
-    return "" if os.getuid() == 0 else "sudo "
-
-
-def last_line(text: str) -> str:
-    """The last line that is not empty, before Python's messages at exit."""
-    lines = [line.strip() for line in text.partition("Exception ignored")[0].splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"
 
 
 def _gigabytes(size: float) -> str:

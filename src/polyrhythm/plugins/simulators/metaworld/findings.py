@@ -10,10 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import Literal
 
-from polyrhythm.conformance import Finding
-from polyrhythm.errors import install_command
+from polyrhythm.conformance import Finding, last_line
+from polyrhythm.errors import as_root, install_command
 from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.validation.doctor import as_root, last_line
 
 #: Debian packages for rendering without a screen; tools/render_libs.sh installs the same.
 RENDER_PACKAGES = "libosmesa6 libgl1 libegl1"
