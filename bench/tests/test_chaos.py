@@ -165,7 +165,7 @@ WAKE = records.Wake()
 def watch(*faults, ledger=None, load=None):
     """A watch, without its thread, under which these faults were applied at 10 s, when 100 rows/s were usual."""
     load = load or CpuContention(alone, 2)
-    seen = FaultInjector(SimpleNamespace(processes=dict), ledger or SampleLedger(), load, lambda: 0.0, 1.0)
+    seen = FaultInjector(SimpleNamespace(names=()), ledger or SampleLedger(), load, lambda: 0.0, 1.0)
     seen.faults += [Fault(PlannedFault(kind, station, 1.0, 1.0), 10.0, 100.0) for kind, station in faults]
     return seen
 

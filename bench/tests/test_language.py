@@ -107,7 +107,7 @@ def test_a_scene_runs_live(name: str, per_station: int) -> None:
     with closing(build_pipeline(config)) as pipeline:
         pipeline.loop.train_until(3)
         ledger = pipeline.loop.conductor.ledger
-        names = set(pipeline.launcher.statistics())
+        names = set(pipeline.launcher.hosting.statistics(fresh=True))
     assert (ledger.imbalance, ledger.trained) == (0, 3 * TINY.samples)
     assert {one for one in names if one.startswith("generator-")} == {
         f"generator-{i}" for i in range(scene.generators(MODES[name]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.long import long
 
-from polyrhythm.envs.variants import HasVariants
+from polyrhythm.envs.base import traits_of
 from polyrhythm.plugins.simulators.appearance import Appearance, AppearanceSettings
 from polyrhythm.plugins.simulators.libero.env import LiberoSettings
 from polyrhythm.plugins.simulators.libero.other_words import in_other_words
@@ -97,7 +97,7 @@ def words(sentence: str) -> int:
 
 def test_only_what_a_policy_can_notice_is_a_variant() -> None:
     pixels = MetaWorldSettings(tasks=TASKS)
-    assert isinstance(pixels, HasVariants)
+    assert traits_of(pixels).variants
     assert [*pixels.variants()] == ["camera", "lighting", "texture", "position", "instruction"]
     assert [*MetaWorldSettings(tasks=TASKS, observation="state").variants()] == ["position", "instruction"]
     all_of_them = ["camera", "lighting", "texture", "position", "instruction"]

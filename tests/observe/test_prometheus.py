@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, closing, suppress
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -106,11 +107,17 @@ def test_idle_connections_are_bounded_and_end_in_time(installed, tmp_path, monke
 
 def test_a_station_is_labelled_with_its_host_and_its_faults_are_counted(endpoint):
     class Launcher:
-        def latest(self):
+        names = ("generator-0", "trainer")
+
+        @property
+        def hosting(self):
+            return self
+
+        def statistics(self):
             return {"generator-0": {"busy_s": 2.0, "passes": 3.0, "dropped/late": 1.0}, "trainer": {"busy_s": 1.0}}
 
-        def hosts(self):
-            return {"generator-0": "host-2", "trainer": "host-1"}
+        def station(self, name):
+            return SimpleNamespace(host={"generator-0": "host-2", "trainer": "host-1"}[name])
 
     observer = StationsNow(endpoint, Launcher())
     observer.on_decision(0.0, GeneratorJoined("generator-0", 0, host="host-1"), [])

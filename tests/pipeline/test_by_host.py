@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,14 +34,21 @@ class Cluster:
     def __init__(self, hosts: dict[str, str], names: tuple[str, ...] = tuple(HOSTS)) -> None:
         self.places, self.busy = hosts, dict.fromkeys(names, 0.0)
 
-    def hosts(self) -> dict[str, str]:
-        return dict(self.places)
+    @property
+    def hosting(self) -> Any:
+        return self
 
-    def latest(self) -> dict[str, dict[str, float]]:
+    @property
+    def names(self) -> list[str]:
+        return list(self.places)
+
+    def station(self, name: str) -> Any:
+        return SimpleNamespace(host=self.places[name])
+
+    def statistics(self) -> dict[str, dict[str, float]]:
         return {name: {"busy_s": busy} for name, busy in self.busy.items()}
 
-    def dropped(self) -> dict[str, int]:
-        return {}
+    drops: Mapping[str, int] = {}
 
 
 def launcher(hosts: dict[str, str] = HOSTS) -> Any:
@@ -66,7 +75,7 @@ def test_a_run_on_one_host_has_nothing_by_host() -> None:
     assert not places.several
     assert totals.faults == [{"station": "generator-0", "reason": "died", "transitions": 0}]
     hosts = HostTotals(places, 0.0, {})
-    hosts.advance(1.0, launcher({}).latest())
+    hosts.advance(1.0, launcher({}).statistics())
     assert hosts.summary(totals.faults_by_host()) == {}
 
 
@@ -77,12 +86,12 @@ def test_host_names_are_in_the_order_of_their_numbers() -> None:
 def test_utilisation_by_host_follows_a_station_that_moves_and_goes_on_after_an_interruption() -> None:
     cluster = launcher()
     places = StationPlaces(cluster)
-    first = HostTotals(places, 100.0, cluster.latest())
+    first = HostTotals(places, 100.0, cluster.statistics())
     cluster.busy |= {"simulator-0": 5.0, "simulator-1": 4.0, "trainer": 10.0}
-    first.advance(110.0, cluster.latest())
+    first.advance(110.0, cluster.statistics())
     places.note(SimulatorJoined("simulator-1", 1, (), "main"))
     cluster.busy["simulator-1"] += 9.0
-    first.advance(120.0, cluster.latest())
+    first.advance(120.0, cluster.statistics())
     found = first.summary({"host-2": 1})
     assert {host: own["utilisation"] for host, own in found.items()} == {
         "main": pytest.approx((5 + 9) / 30),

@@ -55,7 +55,7 @@ def stopped(folder, stop, changes=ASYNCHRONOUS):
 
 
 def snapshot_of(folder, pipeline):
-    memory = (pipeline.launcher.payloads, pipeline.launcher.pool, pipeline.weights)
+    memory = (pipeline.launcher.payloads, pipeline.launcher.payloads.pool, pipeline.weights)
     return take_snapshot(folder / STATES, pipeline.loop.conductor, memory, pipeline.states, COUNTS)
 
 
@@ -95,9 +95,9 @@ def test_a_saved_run_comes_back_with_samples_weights_and_counts(tmp_path):
     saved = load_run(path)
     assert saved.conductor == json.loads(json.dumps(conductor.save()))
     assert saved.counts == COUNTS
-    assert saved.samples.keys() == waiting(conductor) == set(pipeline.launcher.pool.finished())
+    assert saved.samples.keys() == waiting(conductor) == set(pipeline.launcher.payloads.pool.finished())
     for payload_id, sample in saved.samples.items():
-        assert_same_sample(sample, pipeline.launcher.arena.trajectory(int(payload_id)))
+        assert_same_sample(sample, pipeline.launcher.payloads.arena.trajectory(int(payload_id)))
     version, weights = pipeline.weights.read()
     assert saved.version == version == 1
     assert same(saved.policy, weights)
@@ -168,7 +168,7 @@ def test_a_run_goes_on_from_where_it_was_saved(every_versions, tmp_path):
         for oldest in c.oldest
     ]
     assert max(lags) <= 2
-    assert set(second.launcher.pool.finished()) == waiting(conductor)
+    assert set(second.launcher.payloads.pool.finished()) == waiting(conductor)
     second.close()
 
 
@@ -299,7 +299,7 @@ class Gate:
 
     def __init__(self, pipeline):
         self.begun, self.over, self.opened, self.written = [], [], threading.Event(), threading.Event()
-        self._arena, self.samples = pipeline.launcher.arena, {}
+        self._arena, self.samples = pipeline.launcher.payloads.arena, {}
 
     def __call__(self, snapshot, keep):
         self.begun.append(snapshot)
@@ -338,7 +338,7 @@ def test_decisions_go_on_while_a_run_is_written_and_what_is_written_is_of_one_mo
     loop.train_until(6)
     assert loop.conductor.versions.applied == 6, "versions go on, and the save is not written yet"
     assert (len(gate.begun), gate.over) == (1, [])
-    released = gate.samples.keys() - set(pipeline.launcher.pool.finished())
+    released = gate.samples.keys() - set(pipeline.launcher.payloads.pool.finished())
     assert released, "the conductor has given blocks back that are not written yet"
     assert saved_runs(tmp_path / STATES) == []
     gate.opened.set()
@@ -353,7 +353,7 @@ def test_decisions_go_on_while_a_run_is_written_and_what_is_written_is_of_one_mo
 
 def test_a_block_that_is_needed_is_copied_first(tmp_path):
     pipeline = stopped(tmp_path, in_the_second_version)
-    arena = pipeline.launcher.arena
+    arena = pipeline.launcher.payloads.arena
     payload_ids = sorted(waiting(pipeline.loop.conductor))
     wanted = {payload_id: deepcopy(arena.trajectory(int(payload_id))) for payload_id in payload_ids}
     handover = SampleHandover(pipeline.launcher.payloads, payload_ids)
@@ -525,7 +525,7 @@ def test_what_a_run_has_counted_goes_on_counting(tmp_path):
     later = RunCheckpointer(tmp_path / STATES, again, settings.checkpoint, LagHistogram(), saved, again.loop.clock())
     again.loop.add_observers(later)
     again.loop.train_until(2)
-    before, after = saved.counts, later._counts(again.launcher.statistics())
+    before, after = saved.counts, later._counts(again.launcher.hosting.statistics(fresh=True))
     assert after["totals"]["transitions"] > before["totals"]["transitions"] > 0
     assert after["wall_s"] > before["wall_s"] > 0
     assert after["busy_s"].keys() == before["busy_s"].keys() == {"simulator-0", "generator-0", "trainer"}

@@ -82,7 +82,7 @@ def test_a_run_trains_and_evaluates_on_what_a_server_samples(
             results = pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
             pipeline.loop.train_until(4)
             ledger = pipeline.loop.conductor.ledger
-            statistics = pipeline.launcher.statistics()
+            statistics = pipeline.launcher.hosting.statistics(fresh=True)
         _check_server(model, **CALLS[kind])
     assert len(results) == 7
     assert (ledger.imbalance, ledger.dropped, ledger.trained) == (0, {}, 32)

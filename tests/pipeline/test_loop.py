@@ -116,7 +116,7 @@ def test_the_lag_keeps_its_bound_and_nothing_is_left():
     assert 0 < max(lags) <= 2
     assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 60
     assert pipeline.loop.conductor.ledger.imbalance == 0
-    assert pipeline.launcher.pool.finished() == ()
+    assert pipeline.launcher.payloads.pool.finished() == ()
 
 
 class FlakySettings(GymnasiumSettings):
@@ -158,7 +158,7 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
     ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.running, ledger.reissuing) == (0, 0, 0)
     assert ledger.trained == 2 * settings.training.batch_size * settings.freshness.sync_interval
-    assert pipeline.launcher.pool.describe().endswith("blocks free, 0 being written, 0 finished")
+    assert pipeline.launcher.payloads.pool.describe().endswith("blocks free, 0 being written, 0 finished")
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
@@ -194,8 +194,17 @@ class Silent:
     def reports(self):
         return []
 
-    def work_done(self):
-        return 0
+    @property
+    def hosting(self):
+        return self
+
+    work_done, names = 0, ("s",)
+
+    def statistics(self, *, fresh):
+        assert fresh
+
+    def station(self, name):
+        return self
 
     def pending_work(self):
         return ["e/0 is silent"]
@@ -293,6 +302,7 @@ class Busy(Silent):
         super().__init__()
         self.done = 0
 
+    @property
     def work_done(self):
         return self.done
 
@@ -321,11 +331,11 @@ def interrupted(folder, stop):
 
 def test_winding_down_finishes_the_update_under_way_and_begins_nothing_new(tmp_path):
     pipeline = interrupted(tmp_path, lambda c: c.versions.updates == 1 and c.updates.in_training)
-    conductor, before = pipeline.loop.conductor, pipeline.launcher.statistics()
+    conductor, before = pipeline.loop.conductor, pipeline.launcher.hosting.statistics(fresh=True)
     assert wind_down(pipeline.loop, 60.0) == "the update under way is finished"
     assert conductor.versions.updates == 2
     assert pipeline.states.updates(pipeline.states.paths()[-1]) == 2
-    after = pipeline.launcher.statistics()
+    after = pipeline.launcher.hosting.statistics(fresh=True)
     assert after["trainer"]["updates"] == before["trainer"]["updates"] + 1
     assert after["simulator-0"]["env_steps"] == before["simulator-0"]["env_steps"], "the batch was complete"
     assert conductor.ledger.imbalance == 0
@@ -349,7 +359,7 @@ def test_winding_down_takes_no_longer_than_it_may(tmp_path):
 class Hanging(Silent):
     """Its trainer is in one call all the time."""
 
-    def current_call(self, station):
+    def current_call(self):
         return f"in one update for {self.now - 60.0:g} s"
 
 

@@ -45,7 +45,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     pipeline = build_pipeline(validate(changes), record=True)
     pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
     pipeline.loop.train_until(4)
-    statistics = pipeline.launcher.statistics()
+    statistics = pipeline.launcher.hosting.statistics(fresh=True)
     trace, conductor = pipeline.loop.trace, pipeline.loop.conductor
     pipeline.close()
     commands = [command for decision in trace for command in decision.commands]
@@ -83,7 +83,7 @@ def test_token_rates_are_counts_over_the_seconds_since_the_last_ones() -> None:
     stations = StationActivity(pipeline.launcher, 5.0)
     pipeline.loop.train_until(1)
     counts = Counter[str]()
-    for own in pipeline.launcher.statistics().values():
+    for own in pipeline.launcher.hosting.statistics(fresh=True).values():
         counts.update(own)
     first, at_once, again = stations.token_rates(7.0), stations.token_rates(7.5), stations.token_rates(9.0)
     pipeline.close()
@@ -99,7 +99,11 @@ def test_token_rates_are_those_of_the_reports_where_updates_are_shorter() -> Non
     class Told(SimpleNamespace):
         now = 0.0
 
-        def latest(self) -> dict[str, dict[str, float]]:
+        @property
+        def hosting(self) -> Any:
+            return self
+
+        def statistics(self) -> dict[str, dict[str, float]]:
             heard = {"generator-0": self.now // 0.5 * 0.5, "generator-1": max(0.0, (self.now - 0.2) // 0.5 * 0.5 + 0.2)}
             return {name: {"tokens": 100.0 * second, "prompt_tokens": 0.0} for name, second in heard.items()}
 

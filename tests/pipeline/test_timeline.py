@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,21 +37,25 @@ class Telling:
     """A launcher without stations that tells what a test gives it."""
 
     def __init__(self) -> None:
-        self.statistics = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0).statistics
+        self.statistics = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), 0).hosting.statistics
         self.said: list[Spans] = []
         self.offsets: dict[str, ClockOffset] = {}
         self.measuring: list[bool] = []
 
-    def measure_spans(self, on: bool) -> None:
+    @property
+    def hosting(self) -> Any:
+        return self
+
+    names = ("g", "s")
+
+    def set_tracing(self, on: bool) -> None:
         self.measuring.append(on)
 
-    def clocks(self) -> dict[str, ClockOffset]:
-        return self.offsets
+    def station(self, name: str) -> Any:
+        host = {"g": "host-1", "s": "main"}[name]
+        return SimpleNamespace(host=host, clock=self.offsets.get(host))
 
-    def hosts(self) -> dict[str, str]:
-        return {"g": "host-1", "s": "main"}
-
-    def take_spans(self) -> list[Spans]:
+    def spans(self) -> list[Spans]:
         said, self.said = self.said, []
         return said
 

@@ -17,7 +17,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
 from polyrhythm.pipeline.persistence.checkpoints import STATES
-from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.policies.form import load_published
 from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load_state
@@ -42,7 +42,7 @@ class Witness(Observer):
         version, weights = self._pipeline.weights.read()
         self.weights.setdefault(version, {name: tensor.clone() for name, tensor in weights.items()})
         if isinstance(event, records.SampleFinished):
-            self.samples.append(copy.deepcopy(self._pipeline.launcher.arena.trajectory(int(event.payload_id))))
+            self.samples.append(copy.deepcopy(self._pipeline.launcher.payloads.arena.trajectory(int(event.payload_id))))
 
 
 def logprobs(policy, sample):
@@ -80,7 +80,7 @@ def test_replies_are_computed_by_the_published_bfloat16_weights(launcher, tmp_pa
     for sample, (told, tried) in itertools.product(witness.samples, gaps):
         of_it = torch.from_numpy(sample.version == told)
         if bool(of_it.any()):
-            apply_state(acting, witness.weights[tried])
+            load_published(acting, witness.weights[tried])
             gap = logprobs(acting, sample) - torch.from_numpy(sample.logprob.copy())
             gaps[told, tried] += float(gap[of_it].abs().sum())
     for told in range(VERSIONS):

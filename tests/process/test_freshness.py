@@ -15,6 +15,7 @@ from polyrhythm.config.load import merge
 from polyrhythm.config.presets import PRESETS, preset
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler import records
 
 #: Who is killed together, and at which update.
@@ -38,7 +39,7 @@ def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str
             at_update(update, lambda _: None)(pipeline)
             pipeline.loop.submit_later(records.Evaluate(f"during-{update}", EPISODES, background=True))
             for station in stations:
-                os.kill(pipeline.launcher.processes()[station], signal.SIGKILL)
+                os.kill(process_ids(pipeline.launcher.hosting)[station], signal.SIGKILL)
 
     pipeline = run(
         tmp_path,

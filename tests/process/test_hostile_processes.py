@@ -15,9 +15,10 @@ from tests.runtime.test_wire import MESSAGES
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply, Report
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -71,8 +72,8 @@ def lies(layout: ArenaLayout) -> Iterator[bytes]:
         wire.Hello("trainer", 0, "?", ("t",), wire.encode(r.TrainerJoined("trainer", 0, 0))),
         *(Report("trainer", 0, "update", step, figures) for step in range(12)),
         *(Report("trainer", 0, "update", step, {}) for step in range(12)),
-        *(StartRowsInBlocks(r.StartRows("simulator-0", slot, (r.Grant(row, ticket),)), (0,)) for row in (-1, 999)),
-        StartRowsInBlocks(r.StartRows("simulator-0", slot, (r.Grant(0, ticket),)), (10**6,)),
+        *(r.StartRows("simulator-0", slot, (r.Grant(row, ticket, block=0),)) for row in (-1, 999)),
+        r.StartRows("simulator-0", slot, (r.Grant(0, ticket, block=10**6),)),
         *(r.CancelRow("simulator-0", "nowhere", 0, 1), r.RefuseRequest("simulator-0", "nowhere", 0, "")),
         r.Serve("generator-0", r.Batch(10**9, "generator-0", (request,))),
         *(r.ApplyWeights("generator-0", 10**6), r.ApplyWeights("generator-0", 0, pinned=True)),
@@ -97,7 +98,7 @@ def attack_with_keys(launcher: Launcher, keys: RunKeys, stack: ExitStack) -> Non
     contents = [content for content in mutations(FICTION, 600, 6, {}) if not _is_order(content)]
     for endpoint in inboxes(launcher).values():
         outbox = stack.enter_context(closing(sockets.outbox(endpoint)))
-        for content in (*lies(launcher.layout), *contents):
+        for content in (*lies(launcher.payloads.layout), *contents):
             outbox.send(content)
 
 
@@ -134,8 +135,8 @@ def test_a_run_over_tcp_trains_on_among_hostile_processes(act, tmp_path):
             pipeline.loop.train_until(12)
             keys, addresses = pipeline.launcher.hosting._sockets.keys, inboxes(pipeline.launcher)
             shown = "".join(part for child in children() for part in (*child.cmdline(), *child.environ().values()))
-            pipeline.launcher.statistics()  # the stations' counters, fresh
-            told, dropped = pipeline.launcher.latest(), pipeline.launcher.dropped()
+            pipeline.launcher.hosting.statistics(fresh=True)  # the stations' counters, fresh
+            told, dropped = pipeline.launcher.hosting.statistics(), dropped_messages(pipeline.launcher.hosting)
         finally:
             pipeline.close()
     assert not [d.event for d in pipeline.loop.trace if isinstance(d.event, r.StationLost)]

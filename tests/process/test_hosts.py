@@ -24,6 +24,7 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.runtime.memory.traffic import read_traffic
 from polyrhythm.scheduler import records
 
@@ -49,14 +50,14 @@ def check_complete(pipeline: Pipeline) -> None:
     ledger = pipeline.loop.conductor.ledger
     assert ledger.as_dict()["trained"] == len(lent)
     assert set(lent.values()) == {1}
-    assert (ledger.imbalance, ledger.running, pipeline.launcher.pool.finished()) == (0, 0, ())
-    assert pipeline.launcher.dropped() == {}
+    assert (ledger.imbalance, ledger.running, pipeline.launcher.payloads.pool.finished()) == (0, 0, ())
+    assert dropped_messages(pipeline.launcher.hosting) == {}
     assert pipeline.weights.read()[0] == VERSIONS == pipeline.weights.newest
 
 
 def ways(pipeline: Pipeline, generators: int = 2) -> dict[str, set[str]]:
     """By which ways weights came to each generator."""
-    statistics = pipeline.launcher.statistics()
+    statistics = pipeline.launcher.hosting.statistics(fresh=True)
     names = [f"generator-{i}" for i in range(generators)]
     return {name: set(read_traffic(statistics[name])) - {"apply"} for name in names}
 
@@ -84,7 +85,7 @@ def test_a_run_on_two_hosts_is_complete_and_leaves_nothing(tmp_path: Path) -> No
         pipeline.loop.add_observers(reader)
         pipeline.loop.train_until(VERSIONS)
         check_complete(pipeline)
-        statistics = pipeline.launcher.statistics()
+        statistics = pipeline.launcher.hosting.statistics(fresh=True)
         moved = [read_traffic(statistics[f"generator-{i}"]) for i in range(2)]
         crossed = sum(each["tcp"].versions for each in moved if "tcp" in each)
         taken = sum(each["apply"].versions for each in moved)
@@ -192,7 +193,7 @@ def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path)
     one, two = apart_by_setting(tmp_path, 2)
     with running(tmp_path / "run", [one, two, one, two, two]) as pipeline:
         pipeline.loop.train_until(1)
-        os.kill(pipeline.launcher.processes()[lost], signal.SIGKILL)
+        os.kill(process_ids(pipeline.launcher.hosting)[lost], signal.SIGKILL)
         pipeline.loop.train_until(VERSIONS)
         assert pipeline.weights.newest == VERSIONS
         assert pipeline.loop.conductor.ledger.imbalance == 0
@@ -209,7 +210,7 @@ def test_an_agent_that_is_silent_for_less_than_heartbeat_s_costs_nothing(tmp_pat
         agent.suspend()
         resume = threading.Timer(6.0, agent.resume)
         resume.start()
-        os.kill(pipeline.launcher.processes()["simulator-0"], signal.SIGKILL)
+        os.kill(process_ids(pipeline.launcher.hosting)["simulator-0"], signal.SIGKILL)
         version = 2
         while resume.is_alive():
             pipeline.loop.train_until(version)
@@ -234,7 +235,7 @@ class Killer(Observer):
         if any(isinstance(command, records.StartUpdate) for command in commands):
             return
         self.waited = event.payload_id
-        stations = [self._pipeline.launcher.processes()[name] for name in ("simulator-1", "generator-1")]
+        stations = [process_ids(self._pipeline.launcher.hosting)[name] for name in ("simulator-1", "generator-1")]
         (agent,) = [process.pid for process in children() if process.cmdline()[-2:] == [AGENT, "host-2"]]
         self.killed = [agent, *stations]
         for pid in self.killed:
@@ -252,7 +253,7 @@ def test_samples_of_a_lost_host_run_again_and_its_stations_go_elsewhere(tmp_path
         lost = [d.event for d in pipeline.loop.trace if isinstance(d.event, records.PayloadsLost)]
         assert "host-2" in {event.host for event in lost}
         assert killer.waited in {payload_id for event in lost for payload_id in event.payload_ids}
-        processes = pipeline.launcher.processes()
+        processes = process_ids(pipeline.launcher.hosting)
         assert not {processes["simulator-1"], processes["generator-1"]} & set(killer.killed)
         updates = {}  # an update whose samples were lost is refused and lent again
         for command in (command for decision in pipeline.loop.trace for command in decision.commands):

@@ -27,6 +27,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.standalone import without_joining
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.plugins.join.token import write_token
+from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.scheduler import records
 
@@ -66,8 +67,8 @@ def test_a_run_learns_the_same_bit_by_bit_from_a_simulator_that_joined(tmp_path:
     with joined(tmp_path / "joined", alone) as (pipeline, _):
         pipeline.loop.train_until(2)
         found = pipeline.weights.read()[1]
-        assert pipeline.launcher.dropped() == {}
-        statistics = pipeline.launcher.statistics()[STATION]
+        assert dropped_messages(pipeline.launcher.hosting) == {}
+        statistics = pipeline.launcher.hosting.statistics(fresh=True)[STATION]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert statistics["join_events"] > 40
 
@@ -91,7 +92,7 @@ def test_in_processes_a_run_of_its_own_simulator_takes_another_one_in(
         assert {event.simulator for event in finished} == {"simulator-0", STATION}
         assert f"a simulator has joined as {STATION}" in caplog.messages
         ledger = pipeline.loop.conductor.ledger
-        assert (ledger.imbalance, ledger.running, pipeline.launcher.dropped()) == (0, 0, {})
+        assert (ledger.imbalance, ledger.running, dropped_messages(pipeline.launcher.hosting)) == (0, 0, {})
 
 
 @long(20, "with a Ray of its own")
@@ -101,8 +102,8 @@ def test_a_simulator_joins_a_run_on_a_ray_cluster(tmp_path: Path) -> None:
     base = merge(ASYNCHRONOUS, {"launcher": "ray", "rollout": {"simulators": 1, "env_batches": 1}})
     with joined(tmp_path, base, join={"simulators": 1, "min_simulators": 2}) as (pipeline, _):
         pipeline.loop.train_until(4)
-        assert pipeline.launcher.statistics()[STATION]["join_events"] > 0
-        assert pipeline.launcher.dropped() == {}
+        assert pipeline.launcher.hosting.statistics(fresh=True)[STATION]["join_events"] > 0
+        assert dropped_messages(pipeline.launcher.hosting) == {}
 
 
 def test_without_a_setting_no_port_is_opened(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_who_does_not_fit_is_told_why_and_counted(wrong: str, says: str, counted
         run_until(pipeline, lambda: stranger.ended is not None)
         assert isinstance(stranger.ended, StartError)
         assert says in str(stranger.ended)
-        assert pipeline.launcher.dropped()[counted] >= 1
+        assert dropped_messages(pipeline.launcher.hosting)[counted] >= 1
         assert not lost(pipeline)
 
 
@@ -232,7 +233,7 @@ def test_a_broken_link_comes_back_and_no_ticket_is_lost(tmp_path: Path, caplog: 
             pipeline.loop.add_observers(On(records.RequestArrived, count, link.cut))
         pipeline.loop.train_until(4)
         assert link.connections == 4
-        assert pipeline.launcher.statistics()[STATION]["join_reconnects"] == 3
+        assert pipeline.launcher.hosting.statistics(fresh=True)[STATION]["join_reconnects"] == 3
         assert not lost(pipeline)
         assert set(attempts(pipeline)) == {1}
         assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 32
@@ -256,7 +257,8 @@ def test_a_link_that_stays_broken_loses_the_simulator_and_it_joins_again(tmp_pat
         assert "was not heard for 1 s (join.reconnect_s)" in lost(pipeline)[0].reason
         assert {1, 2} == set(attempts(pipeline)), "what it held ran again"
         ledger = pipeline.loop.conductor.ledger
-        assert (ledger.as_dict()["trained"], ledger.imbalance, pipeline.launcher.pool.finished()) == (32, 0, ())
+        assert (ledger.as_dict()["trained"], ledger.imbalance) == (32, 0)
+        assert pipeline.launcher.payloads.pool.finished() == ()
         pipeline.close()  # before the link
         assert joining.wait() == "the run is over"
 

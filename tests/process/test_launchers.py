@@ -19,6 +19,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import dropped_messages, pending_work, process_ids
 from polyrhythm.runtime.launcher import build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
@@ -42,9 +43,9 @@ def asynchronous(request, tmp_path_factory):
     try:
         pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
         pipeline.loop.train_until(4)
-        statistics = pipeline.launcher.statistics()
-        finished = pipeline.launcher.pool.finished()
-        assert pipeline.launcher.dropped() == {}, "what stations say is expected"
+        statistics = pipeline.launcher.hosting.statistics(fresh=True)
+        finished = pipeline.launcher.payloads.pool.finished()
+        assert dropped_messages(pipeline.launcher.hosting) == {}, "what stations say is expected"
         version, weights = pipeline.weights.read()
     finally:
         pipeline.close()
@@ -210,7 +211,7 @@ def test_the_process_of_a_station_has_the_environment_of_its_seat(tmp_path):
     launcher = build_local_launcher(jobs, layout, WeightsLayout.of({}), config().supervision, tmp_path)
     with closing(launcher):
         launcher.start()
-        found = {name: psutil.Process(pid).environ() for name, pid in launcher.processes().items()}
+        found = {name: psutil.Process(pid).environ() for name, pid in process_ids(launcher.hosting).items()}
     assert (found["t"]["CUDA_VISIBLE_DEVICES"], found["t"]["OMP_NUM_THREADS"]) == ("1", "3")
     assert found["u"].get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
@@ -222,10 +223,10 @@ def test_what_is_not_finished_is_asked_for_by_a_stall_report_alone(tmp_path):
     with closing(launcher):
         launcher.start()
         for _ in range(3):
-            statistics = launcher.statistics()  # each asks for a heartbeat
+            statistics = launcher.hosting.statistics(fresh=True)  # each asks for a heartbeat
         assert [counts.get("asked", 0.0) for counts in statistics.values()] == [0.0, 0.0]
-        assert launcher.pending_work() == ["t sits", "u sits"]
-        statistics = launcher.statistics()
+        assert pending_work(launcher.hosting) == ["t sits", "u sits"]
+        statistics = launcher.hosting.statistics(fresh=True)
         assert [counts["asked"] for counts in statistics.values()] == [1.0, 1.0]
 
 

@@ -23,6 +23,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.plugins.lease.seats import HOST
+from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost
 
@@ -39,8 +40,8 @@ def run(
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
-        assert set(pipeline.launcher.dropped()) <= {"earlier_incarnation"}
-        statistics = pipeline.launcher.statistics()
+        assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
+        statistics = pipeline.launcher.hosting.statistics(fresh=True)
         _, weights = pipeline.weights.read(versions)
     finally:
         pipeline.close()
@@ -126,7 +127,7 @@ def kill_at(update: int, name: str, *, holding: bool) -> Any:
             delivery = conductor.delivery
             holder = "" if delivery is None else delivery.leases.holders.get(HOST, "")
             if conductor.versions.updates >= update and holder and (holder == name) == holding:
-                os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
+                os.kill(process_ids(pipeline.launcher.hosting)[name], signal.SIGKILL)
                 return
             time.sleep(0.001)
 
@@ -192,7 +193,7 @@ def test_the_timeline_shows_every_switch_in_the_lane_of_the_device(tmp_path: Pat
         pipeline.loop.add_observers(observer)
         pipeline.loop.start()
         pipeline.loop.train_until(2)
-        pipeline.launcher.statistics()
+        pipeline.launcher.hosting.statistics(fresh=True)
         observer.finish(pipeline.loop.clock())
     bars = [event["name"] for event in json.loads(path.read_text()) if event["ph"] == "X"]
     switches = [name for name in bars if "takes it" in name or "leaves it" in name]

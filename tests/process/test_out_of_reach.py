@@ -23,6 +23,8 @@ from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import dropped_messages, process_ids
+from polyrhythm.runtime.hosts import Changes, Departure, HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -30,7 +32,6 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import Event, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle, start_child
-from polyrhythm.runtime.questions import Changes, Departure, HostView
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
@@ -93,7 +94,7 @@ def running(folder: Path, near: LocalNode, far: FarNode) -> Iterator[tuple[Launc
     places = Places(near.address, {"a": near, "b": far}, {})
     with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, folder, places))) as launcher:
         launcher.hosting.start()
-        yield launcher, psutil.Process(launcher.hosting.processes()["b"])
+        yield launcher, psutil.Process(process_ids(launcher.hosting)["b"])
     for process in far.started:
         process.reap()
     assert not children()
@@ -127,7 +128,7 @@ def test_one_that_speaks_again_is_refused_and_told_to_leave(tmp_path: Path) -> N
         assert not gone(process)
         process.resume()
         assert hear(launcher, lambda _: gone(process)) == [], "what it said is not passed on"
-        assert launcher.hosting.dropped()["earlier_incarnation"] >= 1
+        assert dropped_messages(launcher.hosting)["earlier_incarnation"] >= 1
         launcher.hosting.send("b", PublishWeights("b", 1))
         assert hear(launcher, bool) == [Published("b", 1, 1)]
 
@@ -181,7 +182,7 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(moves: 
             events += [event] if event is not None else []
         assert gone(process), "it is told to leave"
         assert events == [Published("b", 0, 1), StationLost("b", 0, "a reason", blame=False, moves=moves)]
-        assert hosting.dropped()["earlier_incarnation"] >= 1
+        assert dropped_messages(hosting)["earlier_incarnation"] >= 1
     started[0].reap()
     memory.remove()
 

@@ -16,6 +16,7 @@ from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, wait_until
 from tests.process.test_supervision import lost, run
 
 from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler.records import Event, Published, TrainerJoined, UpdateDone
 
 
@@ -45,7 +46,7 @@ def test_the_update_behind_a_version_may_end_first_and_its_loss_is_made_good(
     ranks: int, killed: bool, tmp_path: Path
 ) -> None:
     def during(pipeline: Pipeline) -> None:
-        trainer = pipeline.launcher.processes()["trainer"]
+        trainer = process_ids(pipeline.launcher.hosting)["trainer"]
         ahead_of_its_publication(pipeline, lambda: os.kill(trainer, signal.SIGKILL) if killed else None)
 
     pipeline = run(

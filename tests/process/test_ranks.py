@@ -21,6 +21,7 @@ from tests.process.test_supervision import at_update, balanced, lost, run
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, newest_run
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler.records import DropReason
 from polyrhythm.stations.trainer_states import TrainerStates
 
@@ -93,7 +94,7 @@ def _same(whole: Path, parts: Path, version: int) -> None:
 def test_a_rank_that_fails_is_one_loss_of_the_trainer(
     strategy: str, number: signal.Signals, reason: str, tmp_path: Path
 ) -> None:
-    fail = at_update(3, lambda pipeline: os.kill(pipeline.launcher.processes()["trainer-rank1"], number))
+    fail = at_update(3, lambda pipeline: os.kill(process_ids(pipeline.launcher.hosting)["trainer-rank1"], number))
     pipeline = run(
         tmp_path,
         versions=12,

@@ -40,6 +40,7 @@ from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.cluster.ray.reach import check_launcher
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.memory.shared_folder import remove_orphans, shared_root
 
 RAY: dict[str, Any] = {"launcher": "ray"}
@@ -88,7 +89,7 @@ def test_a_run_on_a_cluster_of_its_own_is_complete_and_leaves_nothing(ray: Any, 
         pipeline.loop.train_until(VERSIONS)
         check_complete(pipeline)
         assert ways(pipeline) == {"generator-0": {"host"}, "generator-1": {"host"}}
-        nice = {psutil.Process(pid).nice() for pid in pipeline.launcher.processes().values()}
+        nice = {psutil.Process(pid).nice() for pid in process_ids(pipeline.launcher.hosting).values()}
         assert nice == {psutil.Process().nice()}, "Ray's workers have 15 more"
     assert not ray.is_initialized()
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
@@ -161,9 +162,9 @@ def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_no
     try:
         pipeline.loop.train_until(version := 1)
         assert "tcp" in set.union(*ways(pipeline).values())
-        killed = pipeline.launcher.processes()["simulator-0"]
+        killed = process_ids(pipeline.launcher.hosting)["simulator-0"]
         os.kill(killed, signal.SIGKILL)
-        while version < VERSIONS or pipeline.launcher.processes().get("simulator-0", killed) == killed:
+        while version < VERSIONS or process_ids(pipeline.launcher.hosting).get("simulator-0", killed) == killed:
             pipeline.loop.train_until(version := version + 1)
         assert pipeline.weights.newest == version
         assert pipeline.loop.conductor.ledger.imbalance == 0
@@ -187,7 +188,7 @@ def test_a_lost_node_is_survived(three_nodes: Any, tmp_path: Path) -> None:
     pipeline = build_pipeline(config(**changes, training={"versions": 500}), folder=tmp_path / "run", record=True)
     try:
         pipeline.loop.train_until(1)
-        raylets = {name: raylet_of(pid) for name, pid in pipeline.launcher.processes().items()}
+        raylets = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
         lost = next(
             node
             for node in three_nodes.worker_nodes
@@ -211,7 +212,7 @@ def test_a_lost_node_is_survived(three_nodes: Any, tmp_path: Path) -> None:
 
 def worker_without_trainer(cluster: Any, pipeline: Pipeline) -> Any:
     """A node with stations that is neither the head nor the trainer's."""
-    raylets = {name: raylet_of(pid) for name, pid in pipeline.launcher.processes().items()}
+    raylets = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
     return next(
         node
         for node in cluster.worker_nodes
@@ -302,7 +303,8 @@ def node_of_trainer(cluster: Any) -> Any:
 
 def working(pipeline: Pipeline) -> list[str]:
     """The stations that the conductor can tell something."""
-    return [name for name in pipeline.launcher.processes() if pipeline.launcher.hosting.reaches(name)]
+    hosting = pipeline.launcher.hosting
+    return [name for name in hosting.names if hosting.station(name).reachable]
 
 
 def train_until(pipeline: Pipeline, version: int, condition: Callable[[], bool]) -> int:
@@ -319,7 +321,7 @@ def train_until(pipeline: Pipeline, version: int, condition: Callable[[], bool])
 def places_of(pipeline: Pipeline, before: dict[str, int]) -> set[int]:
     """The nodes of the stations now; one whose process has ended, or is being started, is where it was."""
     found = set()
-    for name, pid in pipeline.launcher.processes().items():
+    for name, pid in process_ids(pipeline.launcher.hosting).items():
         try:
             found.add(raylet_of(pid))
         except (psutil.NoSuchProcess, StopIteration):
@@ -446,7 +448,7 @@ def test_a_killed_rank_on_a_cluster_is_one_loss_of_the_trainer(ray: Any, tmp_pat
     placement = {"trainer": {"ranks": 2, "strategy": "shard"}}
     with running(tmp_path / "run", base=SEVERAL_STEPS, launcher="ray", placement=placement) as pipeline:
         pipeline.loop.train_until(1)
-        os.kill(pipeline.launcher.processes()["trainer-rank1"], signal.SIGKILL)
+        os.kill(process_ids(pipeline.launcher.hosting)["trainer-rank1"], signal.SIGKILL)
         pipeline.loop.train_until(VERSIONS)
         reasons = [event.reason for event in lost(pipeline) if event.station == "trainer"]
         assert reasons == ["rank 1: was ended by SIGKILL"]

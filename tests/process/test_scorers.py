@@ -11,6 +11,7 @@ from tests.process.runs import ASYNCHRONOUS
 from tests.process.test_supervision import at_update, balanced, lost, run
 
 from polyrhythm.config.load import merge
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import DropReason
 
@@ -72,7 +73,7 @@ def test_a_scorer_that_hangs_or_ends_is_replaced(fault, why, tmp_path):
 def test_a_scorer_and_the_trainer_that_are_killed_cost_nothing(tmp_path):
     def kill(pipeline):
         for name in ("scorer-0", "trainer"):
-            os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
+            os.kill(process_ids(pipeline.launcher.hosting)[name], signal.SIGKILL)
 
     scoring = {"processes": 2, "function": "tests.process.rewards:slow"}
     pipeline = run(tmp_path, base=SCORED, during=at_update(1, kill), scoring=scoring)

@@ -21,6 +21,7 @@ from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.pipeline.persistence.checkpoints import load_run
 from polyrhythm.pipeline.persistence.snapshot import write_snapshot
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler import records
 
 STREAMED = merge(
@@ -110,7 +111,7 @@ def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(sta
             while not (conductor.updates.in_training and not conductor.updates.is_complete):
                 if conductor.versions.updates > 5:
                     return
-            os.kill(pipeline.launcher.processes()[station], signal.SIGKILL)
+            os.kill(process_ids(pipeline.launcher.hosting)[station], signal.SIGKILL)
 
     objective = {"proximal": "behavior" if divided else "recompute"}
     changes = {"training": {"versions": 6, **divided}, "algorithm": objective}

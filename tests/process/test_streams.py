@@ -16,6 +16,7 @@ from tests.process.runs import children, orphaned_folders
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler.records import (
     AbortStream,
     Decision,
@@ -100,7 +101,7 @@ class Fault(threading.Thread):
 
     def _hit(self) -> set[tuple[str, int]]:
         """Stop it in mid-answer: what it was answering when the run stood still, as it does while that is missing."""
-        process = psutil.Process(self._pipeline.launcher.processes()[HIT])
+        process = psutil.Process(process_ids(self._pipeline.launcher.hosting)[HIT])
         trace, found = self._pipeline.loop.trace, set[tuple[str, int]]()
         while not self.over.is_set():
             process.suspend()

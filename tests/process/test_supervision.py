@@ -28,6 +28,7 @@ from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.runtime.launcher import build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.scheduler import records
@@ -46,8 +47,8 @@ def run(folder, versions=4, base=SINGLE, during=None, **changes):
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
-        assert pipeline.launcher.pool.finished() == ()
-        assert set(pipeline.launcher.dropped()) <= {"earlier_incarnation"}
+        assert pipeline.launcher.payloads.pool.finished() == ()
+        assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
     finally:
         pipeline.close()
     assert not children()
@@ -96,7 +97,8 @@ def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_pa
 def test_a_stop_names_the_station_that_it_waits_for_and_another_signal_ends_it_at_once(tmp_path, caplog):
     env = {**ENV, "fault": "hang", "at": 4, "marker": str(tmp_path / "hung")}
     pipeline = build_pipeline(config(SINGLE, env=env), folder=tmp_path)
-    pipeline.loop.stop = lambda: pipeline.launcher.current_call("simulator-0").startswith("in one step for 2")
+    station = pipeline.launcher.hosting.station("simulator-0")
+    pipeline.loop.stop = lambda: station.current_call().startswith("in one step for 2")
     with pytest.raises(Interrupted):
         pipeline.loop.train_until(4)
 
@@ -138,7 +140,7 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
     def kill(pipeline):
         for number, name in enumerate(names):
             at_update(2 + 4 * number, lambda _: None)(pipeline)
-            os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
+            os.kill(process_ids(pipeline.launcher.hosting)[name], signal.SIGKILL)
 
     pipeline = run(tmp_path, versions=20, during=kill, training={"versions": 20})
     assert [(event.station, event.reason) for event in lost(pipeline)] == [(n, "was ended by SIGKILL") for n in names]
@@ -155,7 +157,7 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
 def test_stations_that_die_at_once_are_all_replaced(names, tmp_path):
     def kill(pipeline):
         for name in names:
-            os.kill(pipeline.launcher.processes()[name], signal.SIGKILL)
+            os.kill(process_ids(pipeline.launcher.hosting)[name], signal.SIGKILL)
 
     pipeline = run(tmp_path, 12, ASYNCHRONOUS, at_update(2, kill), training={"versions": 12})
     assert sorted(event.station for event in lost(pipeline)) == sorted(names)
@@ -175,7 +177,7 @@ def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path)
         def on_decision(self, now, event, commands):
             if isinstance(event, records.BatchDone) and len(killed) < 2 and event.batch in (20, 60):
                 killed.append(event.batch)
-                os.kill(pipeline.launcher.processes()["generator-0"], signal.SIGKILL)
+                os.kill(process_ids(pipeline.launcher.hosting)["generator-0"], signal.SIGKILL)
 
     pipeline.loop.add_observers(Killer())
     try:
@@ -187,7 +189,7 @@ def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path)
 
 
 def test_a_stopped_station_is_found_and_replaced_and_what_it_would_say_is_refused(tmp_path):
-    stop = at_update(2, lambda pipeline: os.kill(pipeline.launcher.processes()["simulator-0"], signal.SIGSTOP))
+    stop = at_update(2, lambda pipeline: os.kill(process_ids(pipeline.launcher.hosting)["simulator-0"], signal.SIGSTOP))
     pipeline = run(tmp_path, versions=20, during=stop, supervision={"heartbeat_s": 5.0}, training={"versions": 20})
     reasons = {event.station: event.reason for event in lost(pipeline)}  # others may be late on a busy machine
     assert "sent no heartbeat for 5 s" in reasons["simulator-0"]
@@ -196,7 +198,7 @@ def test_a_stopped_station_is_found_and_replaced_and_what_it_would_say_is_refuse
 
 def test_a_station_that_is_slow_for_a_while_is_not_replaced(tmp_path):
     def pause(pipeline):
-        pid = pipeline.launcher.processes()["generator-0"]
+        pid = process_ids(pipeline.launcher.hosting)["generator-0"]
         os.kill(pid, signal.SIGSTOP)
         time.sleep(1.0)
         os.kill(pid, signal.SIGCONT)
@@ -209,7 +211,7 @@ def test_a_station_that_is_slow_for_a_while_is_not_replaced(tmp_path):
 
 
 def test_a_trainer_that_goes_back_to_an_older_state_rolls_back_what_it_had_trained_since(tmp_path):
-    kill = at_update(5, lambda pipeline: os.kill(pipeline.launcher.processes()["trainer"], signal.SIGKILL))
+    kill = at_update(5, lambda pipeline: os.kill(process_ids(pipeline.launcher.hosting)["trainer"], signal.SIGKILL))
     pipeline = run(
         tmp_path,
         versions=12,
@@ -349,7 +351,7 @@ def test_threads_are_set_for_each_station(tmp_path):
     seen = {}
 
     def look(pipeline):
-        for name, pid in pipeline.launcher.processes().items():
+        for name, pid in process_ids(pipeline.launcher.hosting).items():
             seen[name] = psutil.Process(pid).environ()["OMP_NUM_THREADS"]
 
     placement = {"trainer": {"threads": 2}}

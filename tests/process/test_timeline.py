@@ -33,9 +33,9 @@ def traced(request, tmp_path_factory):
             timeline = TraceObserver(writer, launcher, loop.clock())
             loop.add_observers(timeline)
             loop.train_until(3)
-            before, statistics = None, launcher.statistics()
+            before, statistics = None, launcher.hosting.statistics(fresh=True)
             while statistics != before:  # nobody gives them anything to do any more
-                before, statistics = statistics, launcher.statistics()
+                before, statistics = statistics, launcher.hosting.statistics(fresh=True)
             timeline.finish(loop.clock())
     finally:
         pipeline.close()

@@ -6,9 +6,9 @@ import threading
 import weakref
 from pathlib import Path
 
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import Connection, DataClient, client_of
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.transport.authentication import make_keys

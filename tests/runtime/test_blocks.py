@@ -34,6 +34,11 @@ from polyrhythm.scheduler.records import (
 )
 
 
+def blocks_of(pool: BlockPool, command: StartRows) -> list[int]:
+    """The blocks that the command's grants get, in order."""
+    return [grant.block for grant in pool.assign(command).grants]
+
+
 def start(*numbers: int, simulator: str = "s", attempt: int = 1) -> StartRows:
     tickets = [Ticket(number, number, 0, 0, 0, 0, 0, attempt) for number in numbers]
     return StartRows(simulator, f"{simulator}/0", tuple(Grant(0, ticket) for ticket in tickets))
@@ -49,7 +54,7 @@ def failed(number: int, *, attempt: int = 1) -> SampleFailed:
 
 def test_a_block_goes_from_the_simulator_to_the_conductor_and_is_free_again() -> None:
     pool = BlockPool(3)
-    first, second = pool.assign(start(0, 1))
+    first, second = blocks_of(pool, start(0, 1))
     assert first != second
     pool.hear(finished(1, str(second)))
     assert pool.finished() == (str(second),)
@@ -76,54 +81,54 @@ class Reader:
 
 def test_a_released_block_is_given_out_only_after_its_reader_has_copied_it() -> None:
     pool = BlockPool(3)
-    for number, block in enumerate(pool.assign(start(0, 1, 2))):
+    for number, block in enumerate(blocks_of(pool, start(0, 1, 2))):
         pool.hear(finished(number, str(block)))
     reader = Reader(0, 1, 2)
     pool.hand_over(reader)
     reader.pending.discard(0)
     pool.release(("0", "1", "2"))
     assert pool.describe() == "3 blocks free, 0 being written, 0 finished"
-    assert pool.assign(start(3)) == [0], "the one that is copied goes first"
+    assert blocks_of(pool, start(3)) == [0], "the one that is copied goes first"
     assert reader.copied_now == []
     reader.pending.discard(1)
-    assert sorted(pool.assign(start(4, 5))) == [1, 2]
+    assert sorted(blocks_of(pool, start(4, 5))) == [1, 2]
     assert reader.copied_now == [2], "1 had been copied meanwhile"
     assert not reader.pending
 
 
 def test_what_an_earlier_reader_holds_is_free_when_the_next_one_comes() -> None:
     pool = BlockPool(2)
-    for number, block in enumerate(pool.assign(start(0, 1))):
+    for number, block in enumerate(blocks_of(pool, start(0, 1))):
         pool.hear(finished(number, str(block)))
     first = Reader(0)
     pool.hand_over(first)
     pool.release(("0",))
     pool.hand_over(Reader(1))
     assert first.copied_now == [0]
-    assert pool.assign(start(2)) == [0]
+    assert blocks_of(pool, start(2)) == [0]
 
 
 def test_an_evaluations_block_is_free_when_its_episode_ends() -> None:
     pool = BlockPool(1)
-    pool.assign(start(-1))
+    blocks_of(pool, start(-1))
     pool.hear(finished(-1, ""))
-    assert pool.assign(start(4)) == [0]
+    assert blocks_of(pool, start(4)) == [0]
 
 
 def test_attempts_of_a_ticket_are_told_apart() -> None:
     pool = BlockPool(2)
-    (old,) = pool.assign(start(5))
-    (new,) = pool.assign(start(5, attempt=2))  # the first was cancelled, and its simulator has not answered yet
+    (old,) = blocks_of(pool, start(5))
+    (new,) = blocks_of(pool, start(5, attempt=2))  # the first was cancelled, and its simulator has not answered yet
     pool.hear(failed(5))
     pool.hear(finished(5, str(new), attempt=2))
     assert pool.finished() == (str(new),)
-    assert pool.assign(start(6)) == [old]
+    assert blocks_of(pool, start(6)) == [old]
 
 
 def test_what_a_lost_simulator_wrote_is_free_and_what_it_finished_is_not() -> None:
     pool = BlockPool(4)
-    kept, _ = pool.assign(start(0, 1))
-    (other,) = pool.assign(start(2, simulator="t"))
+    kept, _ = blocks_of(pool, start(0, 1))
+    (other,) = blocks_of(pool, start(2, simulator="t"))
     pool.hear(finished(0, str(kept)))
     pool.lose("s")
     assert pool.describe() == "2 blocks free, 1 being written, 1 finished"
@@ -135,16 +140,16 @@ def test_a_resumed_run_begins_with_the_blocks_that_hold_samples() -> None:
     pool = BlockPool(4)
     pool.restore(("2", "0"))
     assert pool.finished() == ("0", "2")
-    assert sorted(pool.assign(start(7, 8))) == [1, 3]
+    assert sorted(blocks_of(pool, start(7, 8))) == [1, 3]
     pool.release(("0", "2"))
     assert pool.describe() == "2 blocks free, 2 being written, 0 finished"
 
 
 def test_mistakes_of_ours_are_noticed() -> None:
     pool = BlockPool(1)
-    (block,) = pool.assign(start(0))
+    (block,) = blocks_of(pool, start(0))
     with pytest.raises(AssertionError, match="no free block: 0 blocks free, 1 being written, 0 finished"):
-        pool.assign(start(1))
+        blocks_of(pool, start(1))
     with pytest.raises(KeyError):
         pool.release((str(block),))
     with pytest.raises(AssertionError, match=f"sample 0 should lie in {block}, not in 7"):
@@ -166,7 +171,7 @@ class Ownership(RuleBasedStateMachine):
     @rule(target=running, simulator=st.sampled_from("st"))
     def begin(self, simulator: str) -> tuple[int, str, int]:
         self.number += 1
-        (block,) = self.pool.assign(start(self.number, simulator=simulator))
+        (block,) = blocks_of(self.pool, start(self.number, simulator=simulator))
         return self.number, simulator, block
 
     @rule(target=samples, running=consumes(running))
@@ -228,7 +233,7 @@ class Listening:
         for command in commands:
             if isinstance(command, StartRows):
                 tickets = [(grant.ticket.number, grant.ticket.attempt) for grant in command.grants]
-                self._blocks |= dict(zip(tickets, self.pool.assign(command), strict=True))
+                self._blocks |= dict(zip(tickets, blocks_of(self.pool, command), strict=True))
             elif isinstance(command, ReleasePayloads):
                 self.pool.release([self._handles.pop(payload_id) for payload_id in command.payload_ids])
         self.most = max(self.most, self.count - len(self.pool._free))

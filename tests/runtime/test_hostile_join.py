@@ -24,6 +24,7 @@ from tests.stations.counting import ticket
 
 from polyrhythm.config.load import load_env
 from polyrhythm.errors import PolyrhythmError, StartError
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.pieces import (
     pieces_of_request,
     pieces_of_rest,
@@ -39,9 +40,8 @@ from polyrhythm.plugins.join.joined_samples import JoinedSamples
 from polyrhythm.plugins.join.joiner import Joiner
 from polyrhythm.plugins.join.joining import Session
 from polyrhythm.plugins.join.reception import Heard
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.messages import Departed, Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import Departed, Reply
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
@@ -68,7 +68,7 @@ LAYOUT = ArenaLayout(
     },
     slots={"s.0/0": 2},
 )
-START = StartRowsInBlocks(r.StartRows("s", "s.0/0", (r.Grant(0, ticket(0, 3)), r.Grant(1, ticket(1, 3)))), (2, 3))
+START = r.StartRows("s", "s.0/0", (r.Grant(0, ticket(0, 3), block=2), r.Grant(1, ticket(1, 3), block=3)))
 REPLY = Reply("s.0.0", "s.0/0", 0, np.zeros(2, LAYOUT.answer_dtype))
 POSTED = r.RequestArrived("s", 0, "s.0/0", 0, 2, 0, "s.0.0")
 FINISHED = r.SampleFinished("s", 0, 0, 1, "2", r.SampleEnd.TERMINATED, 1, 1, 0, 0, True, 1.0, ())

@@ -18,7 +18,7 @@ from tests.stations.test_trainer import Stand as TrainerStand
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply, Report
 from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
@@ -155,7 +155,7 @@ def standing() -> tuple[ExpectedEvents, BlockPool]:
     expected.join(r.ScorerJoined("c", 0, 2), ["c.0"])
     tickets = [ticket(number, 9, version=2, evaluation="x" if number == 3 else "") for number in range(4)]
     rows = r.StartRows("s", "e/0", tuple(r.Grant(row, ticket) for row, ticket in enumerate(tickets)))
-    expected.note(StartRowsInBlocks(rows, tuple(pool.assign(rows))))
+    expected.note(pool.assign(rows))
     for command in (
         *(r.ApplyWeights("g", 2), r.ApplyWeights("g", 3, pinned=True), r.Serve("g", r.Batch(8, "g", ()))),
         *(r.StartUpdate("t", 4, 2, (7,), ("8",)), r.PublishWeights("t", 3)),

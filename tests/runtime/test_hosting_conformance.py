@@ -29,7 +29,7 @@ from tests.runtime.scripted import (
 from polyrhythm.config.sections.running import RaySettings, SupervisionSettings
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.hosting import Hosting
+from polyrhythm.runtime.hosting import Hosting, dropped_messages, pending_work, process_ids
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -159,21 +159,21 @@ def test_nothing_comes_from_stations_that_have_nothing_to_do_and_a_wait_ends(hos
 
 @every
 def test_reports_counters_and_progress_are_known(hosting: Hosting) -> None:
-    before = hosting.work_done()
+    before = hosting.work_done
     hosting.send("a", StartUpdate("a", 0, 0, (0,), ("0",)))
     assert received(hosting, 1) == [UpdateDone("a", 0, 0)]
     assert [(report.station, report.step) for report in hosting.reports()] == [("a", 0)]
     assert hosting.reports() == []
     until = time.monotonic() + PATIENCE_S
-    while "busy_s" not in (statistics := hosting.statistics())["a"] or hosting.pending_work():
+    while "busy_s" not in (statistics := hosting.statistics(fresh=True))["a"] or pending_work(hosting):
         # The unit's event is sent just before its end is counted.
-        assert time.monotonic() < until, (statistics, hosting.pending_work())
+        assert time.monotonic() < until, (statistics, pending_work(hosting))
     assert list(statistics) == list(STATIONS)
     assert (statistics["a"]["units"], statistics["b"].get("units", 0.0)) == (1.0, 0.0)
     assert statistics["a"]["busy_s"] > 0.0 == statistics["b"].get("busy_s", 0.0)
-    assert hosting.latest().keys() == statistics.keys()
-    assert hosting.work_done() > before
-    assert (hosting.pending_work(), hosting.current_call("a"), hosting.dropped()) == ([], "", {})
+    assert hosting.statistics().keys() == statistics.keys()
+    assert hosting.work_done > before
+    assert (pending_work(hosting), hosting.station("a").current_call(), dropped_messages(hosting)) == ([], "", {})
 
 
 @every
@@ -198,7 +198,7 @@ def lost_and_back(hosting: Hosting, heard_versions: list[int], name: str = "a") 
     assert isinstance(lost, StationLost)
     assert (lost.station, lost.incarnation) == (name, 0)
     assert joined == TrainerJoined(name, 1, 0)
-    assert all(map(hosting.reaches, STATIONS))
+    assert all(hosting.station(name).reachable for name in STATIONS)
     for station in STATIONS:
         hosting.send(station, PublishWeights(station, 7))
     assert {(e.trainer, e.incarnation, e.version) for e in received(hosting, 2)} == {("a", 1, 7), ("b", 0, 7)}  # type: ignore[union-attr]
@@ -236,10 +236,10 @@ def test_a_station_that_fails_is_replaced_and_what_it_had_said_is_heard(
 
 @isolated
 def test_a_killed_station_gets_no_command_until_its_successor_has_joined(hosting: Hosting) -> None:
-    os.kill(hosting.processes()["a"], signal.SIGKILL)
+    os.kill(process_ids(hosting)["a"], signal.SIGKILL)
     (lost,) = received(hosting, 1)
     assert isinstance(lost, StationLost)
-    assert not hosting.reaches("a")
+    assert not hosting.station("a").reachable
     hosting.send("a", PublishWeights("a", 5))
     assert received(hosting, 1) == [TrainerJoined("a", 1, 0)]
     hosting.send("a", PublishWeights("a", 6))
@@ -251,7 +251,7 @@ of_ranks = pytest.mark.parametrize("launcher", ["local-ranks"], indirect=True)
 
 @of_ranks
 def test_each_rank_has_a_process_and_a_log_of_its_own(hosting: Hosting, tmp_path: Path) -> None:
-    processes = hosting.processes()
+    processes = process_ids(hosting)
     assert list(processes) == ["a", "a-rank1", "b"]
     assert len(set(processes.values())) == 3
     assert {path.name for path in tmp_path.glob("*.log")} == {"a.0.log", "a-rank1.0.log", "b.0.log"}
@@ -266,18 +266,18 @@ def test_each_rank_has_a_process_and_a_log_of_its_own(hosting: Hosting, tmp_path
 def test_a_rank_that_fails_is_one_loss_of_its_station_whatever_the_others_notice(
     version: int, reason: str, hosting: Hosting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = hosting.processes()
+    before = process_ids(hosting)
     hosting.send("a", PublishWeights("a", 1))
     hosting.send("a", PublishWeights("a", version))
     assert lost_and_back(hosting, [1]) == reason
     assert "starting it again (failure 1 of " in caplog.text
     assert "failure 2" not in caplog.text
-    after = hosting.processes()
+    after = process_ids(hosting)
     assert [name for name in before if before[name] != after[name]] == ["a", "a-rank1"]
     assert not any(psutil.pid_exists(before[name]) for name in ("a", "a-rank1"))
 
 
 @pytest.mark.parametrize("launcher", ["watchful-ranks"], indirect=True)
 def test_a_rank_that_is_stopped_is_found_by_its_heartbeat(hosting: Hosting) -> None:
-    os.kill(hosting.processes()["a-rank1"], signal.SIGSTOP)
+    os.kill(process_ids(hosting)["a-rank1"], signal.SIGSTOP)
     assert lost_and_back(hosting, []) == "rank 1: sent no heartbeat for 5 s (supervision.heartbeat_s)"

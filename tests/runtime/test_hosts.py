@@ -20,6 +20,7 @@ from tests.process.runs import wait_until
 from tests.runtime.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts import agent, server
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, client_of
 from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
@@ -31,7 +32,7 @@ from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.hosts.weights import OtherHost
 from polyrhythm.plugins.cluster.transport.sealed import SealedConnection
 from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
-from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
 from polyrhythm.runtime.memory.weights import Publication
@@ -290,7 +291,7 @@ def test_an_agent_ends_at_once_and_its_connections_with_it(tmp_path: Path, monke
 def test_a_process_waits_for_another_host_as_long_as_it_was_told(tmp_path: Path) -> None:
     with closing(Sockets("tcp", str(tmp_path), make_keys(), lambda: None, q.LARGEST_QUESTION)) as sockets:
         end = sockets.answering(q.LARGEST_QUESTION)  # nobody answers there
-        view = q.HostView("here", str(tmp_path), LOOPBACK, {"far": end.endpoint}, answer_s=0.2)
+        view = HostView("here", str(tmp_path), LOOPBACK, {"far": end.endpoint}, answer_s=0.2)
         memory = HostMemory(LAYOUT, WeightsLayout.of({}), tmp_path, view, sockets)
         memory.note_host("new", end.endpoint)
         for client in memory.clients.values():

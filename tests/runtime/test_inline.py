@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import pending_work
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply, Report
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
@@ -111,7 +112,7 @@ def test_stations_take_turns_until_one_says_something():
     assert diary == [("a", 2), ("b", 1), ("c", 0), ("a", 1), ("b", 0)]
     assert launcher.receive(0.01) is None
     assert diary[5:] == [("a", 0)]
-    assert launcher.work_done() == 6
+    assert launcher.hosting.work_done == 6
 
 
 def test_without_work_it_waits_no_longer_than_told():
@@ -133,8 +134,8 @@ def test_all_parts_of_a_station_announce_themselves_as_one_in_the_order_of_the_s
     launcher, _, workers, joined = hosted(a=(0, ()), slots=("s.0/0", "s.1/0"))
     infos = tuple(EnvBatchInfo(slot, (SlotInfo(slot, 0, 2),)) for slot in ("s.0/0", "s.1/0"))
     assert joined == [GeneratorJoined("a", 0), SimulatorJoined("s", 0, infos)]
-    launcher.arena.obs["x"][0] = 7
-    assert all(np.shares_memory(worker.context.arena.obs["x"], launcher.arena.obs["x"]) for worker in workers)
+    launcher.payloads.arena.obs["x"][0] = 7
+    assert all(np.shares_memory(worker.context.arena.obs["x"], launcher.payloads.arena.obs["x"]) for worker in workers)
     assert all(worker.context.weights() is launcher.weights for worker in workers)
 
 
@@ -157,21 +158,21 @@ def test_a_grant_comes_with_a_block_that_is_the_rows_until_its_attempt_ends():
     command = StartRows("s", "s.0/0", grants)
     launcher.send(command)
     (start,) = first.heard
-    assert isinstance(start, StartRowsInBlocks)
-    assert start.command == command
-    assert len(set(start.blocks)) == 2
-    assert launcher.pool.describe() == "2 blocks free, 2 being written, 0 finished"
+    assert isinstance(start, StartRows)
+    assert [replace(grant, block=-1) for grant in start.grants] == [*grants]
+    assert len({grant.block for grant in start.grants}) == 2
+    assert launcher.payloads.pool.describe() == "2 blocks free, 2 being written, 0 finished"
     failed = SampleFailed("s", 0, 0, 1, DropReason.ENVIRONMENT_RAISED, "fell over")
     first.context.channels.emit(failed)
     assert launcher.receive(1.0) == failed
-    assert launcher.pool.describe() == "3 blocks free, 1 being written, 0 finished"
+    assert launcher.payloads.pool.describe() == "3 blocks free, 1 being written, 0 finished"
 
 
 def test_released_payloads_are_free():
     launcher, *_ = hosted(a=(0, ()))
-    launcher.pool.restore(("0", "3"))
+    launcher.payloads.pool.restore(("0", "3"))
     launcher.send(ReleasePayloads(("3", "")))
-    assert launcher.pool.finished() == ("0",)
+    assert launcher.payloads.pool.finished() == ("0",)
     with pytest.raises(KeyError):
         launcher.send(ReleasePayloads(("3",)))
 
@@ -182,14 +183,14 @@ def test_replies_reports_and_counters():
     a.context.channels.reply([reply])
     assert (first.heard, second.heard) == ([], [reply])
     a.context.channels.report(Report("a", 0, "update", 1, {"x": 1.0}))
-    assert [report.step for report in launcher.reports()] == [1]
-    assert launcher.reports() == []
+    assert [report.step for report in launcher.hosting.reports()] == [1]
+    assert launcher.hosting.reports() == []
     launcher.receive(0.01)
-    statistics = launcher.statistics()
+    statistics = launcher.hosting.statistics(fresh=True)
     assert statistics["a"]["busy_s"] > 0
     assert statistics["a"]["units"] == 0
     assert statistics["s"]["env_steps"] == 6.0, "of both parts"
-    assert launcher.pending_work() == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
+    assert pending_work(launcher.hosting) == ["a has 0 units left", "s.0/0 has 0 units left", "s.1/0 has 0 units left"]
     launcher.close()
     assert all(worker.closed for worker in (a, first, second))
 

@@ -14,13 +14,13 @@ from tests.runtime.served import blank_arena
 from tests.runtime.test_hosting_conformance import LAYOUT, NO_WEIGHTS, STATIONS, limits_of
 
 from polyrhythm.errors import StartError
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.hosts.identity import Known, find_shared, write_identity
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.plugins.cluster.hosts.opening import HostOpener, in_rounds, next_number
 from polyrhythm.plugins.cluster.hosts.server import DataServer
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK

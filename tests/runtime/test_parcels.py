@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.plugins.cluster.parcels import SharedParcels
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 
 LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})

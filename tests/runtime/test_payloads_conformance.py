@@ -60,6 +60,11 @@ def start(count: int, first: int = 0) -> r.StartRows:
     return r.StartRows("s", "slot", tuple(r.Grant(row, ticket(first + row, 9)) for row in range(count)))
 
 
+def blocks_of(payloads: Payloads, command: r.StartRows) -> list[int]:
+    """The blocks that the command's grants get, in order."""
+    return [grant.block for grant in payloads.assign(command).grants]
+
+
 def finished(number: int, block: int) -> r.SampleFinished:
     return r.SampleFinished("s", 0, number, 1, str(block), r.SampleEnd.TERMINATED, 3, 3, 0, 0, True, 1.0)
 
@@ -87,24 +92,24 @@ def test_a_sample_is_read_where_it_was_written(both: tuple[Payloads, Arena]) -> 
 
 def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]) -> None:
     payloads, _ = both
-    first = list(payloads.assign(start(3)))
+    first = blocks_of(payloads, start(3))
     assert len(set(first)) == 3
     payloads.hear(finished(0, first[0]))
     payloads.hear(r.SampleFailed("s", 0, 1, 1, r.DropReason.ENVIRONMENT_RAISED, "fell over"))
-    second = list(payloads.assign(start(2, first=10)))
+    second = blocks_of(payloads, start(2, first=10))
     assert not set(second) & {first[0], first[2]}, "finished and written blocks are not given out"
     payloads.release([str(first[0])])
-    assert list(payloads.assign(start(1, first=20))) == [first[0]]
+    assert blocks_of(payloads, start(1, first=20)) == [first[0]]
     with pytest.raises(KeyError):
         payloads.release([str(first[0])])
 
 
 def test_blocks_of_a_lost_station_are_free_and_its_finished_samples_stay(both: tuple[Payloads, Arena]) -> None:
     payloads, _ = both
-    blocks = list(payloads.assign(start(4)))
+    blocks = blocks_of(payloads, start(4))
     payloads.hear(finished(0, blocks[0]))
     payloads.hear(r.StationLost("s", 0, "killed"))
-    assert set(payloads.assign(start(3, first=10))) == set(blocks[1:])
+    assert set(blocks_of(payloads, start(3, first=10))) == set(blocks[1:])
     assert payloads.pool.finished() == (str(blocks[0]),)
 
 

@@ -10,14 +10,14 @@ import pytest
 from tests.process.runs import wait_until
 
 from polyrhythm.errors import HostLost, RunHalted, StartError
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import Found
 from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Place, Sight, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
-from polyrhythm.runtime import questions as q
-from polyrhythm.runtime.questions import Changes, Departure
+from polyrhythm.runtime.hosts import Changes, Departure
 
 NOW = 100.0
 
@@ -323,7 +323,7 @@ class Client:
         self.may.acquire()
         if not self.answers:
             raise HostSilent("no")
-        return []
+        return [memoryview(q.encode((time.monotonic_ns(), time.time_ns())))]
 
     def close(self) -> None: ...
 

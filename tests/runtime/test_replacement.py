@@ -16,6 +16,7 @@ from tests.runtime.test_rank_group import LIMITS, group
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
@@ -269,8 +270,8 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
                 assert next_event(hosting) == Published("b", 0, answered), "the other station is heard all the time"
                 if handles["a"].killed:
                     answered += 1
-                    assert not hosting.reaches("a")
-                    assert hosting.latest()["a"]["units"] == 1.0, "what it has done counts once"
+                    assert not hosting.station("a").reachable
+                    assert hosting.statistics()["a"]["units"] == 1.0, "what it has done counts once"
             handles["a"].may_end = True
             lost = next_event(hosting)
             assert isinstance(lost, StationLost)
@@ -289,7 +290,7 @@ def test_what_a_station_said_before_it_ended_is_heard_however_slowly_main_reads(
             hosting.start()
             for version in (*range(30), RAISES):
                 hosting.send("a", PublishWeights("a", version))
-            process = psutil.Process(hosting.processes()["a"])
+            process = psutil.Process(process_ids(hosting)["a"])
             while process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
             heard: list[Any] = []
@@ -309,7 +310,7 @@ def test_a_main_that_others_keep_busy_replaces_all_the_same(tmp_path: Path) -> N
             hosting.start()
             for version in range(50):
                 hosting.send("b", PublishWeights("b", version))
-            psutil.Process(hosting.processes()["a"]).kill()
+            psutil.Process(process_ids(hosting)["a"]).kill()
             for _ in range(2000):
                 event = next_event(hosting)
                 if isinstance(event, StationLost):

@@ -18,6 +18,7 @@ from tests.runtime.scripted import DIES
 from tests.runtime.telling import LATE, LATE_S, TellingFactory
 
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.launcher import Launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes import template as template_module
@@ -55,7 +56,7 @@ def test_forks_are_children_with_their_own_names_sessions_and_random_numbers(
 ) -> None:
     monkeypatch.setenv("A_SETTING", "before")
     with started(tmp_path, monkeypatch, Resources(), Resources()) as (launcher, told):
-        pids = launcher.processes()
+        pids = process_ids(launcher.hosting)
         first, second = told("s0.0"), told("s1.0")
         assert [first["session"], second["session"]] == [pids["s0"], pids["s1"]]
         assert first["argv"] == ["s0"]
@@ -115,5 +116,5 @@ def test_a_fork_that_comes_late_does_not_work_beside_the_process_in_its_place(
 
 def test_one_station_alone_needs_no_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started(tmp_path, monkeypatch, Resources()) as (launcher, told):
-        assert [child.pid for child in children()] == list(launcher.processes().values())
+        assert [child.pid for child in children()] == list(process_ids(launcher.hosting).values())
         assert not told("s0.0")["forked"]

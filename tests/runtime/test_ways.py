@@ -8,9 +8,9 @@ import pytest
 from tests.conformance.weights import Module, layout_of
 
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
-from polyrhythm.runtime.memory import channel
-from polyrhythm.runtime.memory.channel import open_weights
+from polyrhythm.runtime.memory import device_handles
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Traffic, read_traffic
 from polyrhythm.runtime.memory.ways import Choice, Ends, choose_way, keeps_copy
@@ -82,8 +82,8 @@ class Elsewhere:
     ],
 )
 def test_a_process_opens_its_end_for_the_way(device, ends, way, tmp_path, monkeypatch):
-    monkeypatch.setattr(channel, "CudaHandles", Elsewhere)
-    monkeypatch.setattr(channel, "can_reach", ALL)
+    monkeypatch.setattr(device_handles, "CudaHandles", Elsewhere)
+    monkeypatch.setattr(device_handles, "can_reach", ALL)
     layout = layout_of(Module())
     found = open_weights(layout, memoryview(bytearray(shared_nbytes(layout))), tmp_path, device, ends)
     if way:
@@ -117,10 +117,12 @@ class Counters:
             traffic.add(kind, 4_000_000, 0.002)
         self.now[station] = {"busy_s": 1.0, **traffic.statistics()}
 
-    def latest(self):
-        return self.now
+    @property
+    def hosting(self):
+        return self
 
-    statistics = latest
+    def statistics(self, *, fresh=False):
+        return self.now
 
 
 def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):

@@ -18,7 +18,6 @@ from polyrhythm.runtime.messages import (
     Reply,
     Report,
     Spans,
-    StartRowsInBlocks,
     ToWorker,
     WorkerJoined,
 )
@@ -45,7 +44,7 @@ MESSAGES = [
     *(r.CancelRow("s", "e/0", 7, 1), r.RefuseRequest("s", "e/0", 9, "cancelled")),
     *(r.Serve("g", r.Batch(8, "g", (REQUEST, REQUEST))), r.ApplyWeights("g", 3)),
     *(r.StartUpdate("t", 4, 2, (7, 8), ("5", "0"), (1, 2)), r.PublishWeights("t", 3)),
-    StartRowsInBlocks(r.StartRows("s", "e/0", (r.Grant(0, TICKET), r.Grant(3, TICKET, resume=True))), (5, 1)),
+    r.StartRows("s", "e/0", (r.Grant(0, TICKET, block=5), r.Grant(3, TICKET, resume=True, block=1))),
     *(r.SaveTrainer("t"), Report("t", 1, "update", 4, {"train/loss": 0.5, "x": float("inf")})),
     *(wire.Hello("s", 1, "ipc:///x/y", ("s.1.0",), b"\x00\xff"), wire.Connect("s.1", ""), wire.Stop()),
     *(wire.Ping(), wire.Ping(pending_work=True)),

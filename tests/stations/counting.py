@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from polyrhythm.envs.base import StepResult
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.blocks import BlockPool
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.rollout.sharding import shard
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task, Trajectory
@@ -146,7 +146,7 @@ class Bench:
 
     def start(self, *grants: tuple[int, records.Ticket], slot: str = "e/0", resume: bool = False) -> None:
         command = records.StartRows("s", slot, tuple(records.Grant(row, t, resume) for row, t in grants))
-        self.simulator.handle(StartRowsInBlocks(command, tuple(self.pool.assign(command))))
+        self.simulator.handle(self.pool.assign(command))
 
     def run(self) -> list[records.Event]:
         """Work until there is none; the events of it."""

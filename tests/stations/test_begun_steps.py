@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import select
 import sys
@@ -20,11 +19,11 @@ from numpy.typing import NDArray
 from tests.stations.counting import Bench, Counting, ticket
 from tests.stations.test_reset_ahead import settle
 
-from polyrhythm.envs.base import BeginsSteps, StepResult
+from polyrhythm.envs.base import EnvTraits, StepResult, batch_traits
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.joiner import _EnvThread, _Kept
 from polyrhythm.plugins.join.joining import Session
-from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import CancelRow, Event, Grant, RequestArrived, SampleFailed, StartRows
@@ -314,7 +313,7 @@ def test_what_a_failed_step_has_begun_ends_before_its_row_is_a_spare() -> None:
     env.broken.add(7)
     for _ in range(2):
         assert env.dropped == []
-        assert isinstance(ahead, BeginsSteps)
+        assert ahead.traits.async_steps
         ahead.begin_step([0], action)
         if env.state[0, 1]:
             with pytest.raises(RuntimeError, match="fell over"):
@@ -330,7 +329,7 @@ def test_what_a_failed_step_has_begun_ends_before_its_row_is_a_spare() -> None:
 
 def test_spare_rows_begin_no_steps_that_the_environment_does_not_begin() -> None:
     with contextlib.closing(ResetAhead(Counting(2), 1)) as ahead:
-        assert not isinstance(ahead, BeginsSteps)
+        assert not ahead.traits.async_steps
 
 
 def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
@@ -356,7 +355,7 @@ def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
 
     env.instant = {1}
     for row in range(2):
-        start = StartRowsInBlocks(StartRows("s", f"e/{row}", (Grant(row, ticket(row, 5)),)), (row,))
+        start = StartRows("s", f"e/{row}", (Grant(row, ticket(row, 5), block=row),))
         session.hear(m.Told("0", row + 1, 0), memoryview(wire.encode(start)))
     assert sorted(heard(2)) == ["e/0", "e/1"]
     for row in range(2):
@@ -381,12 +380,10 @@ def _no_descriptor_is_left() -> Any:
     assert psutil.Process().num_fds() <= before
 
 
-def test_what_a_joined_environment_can_do_is_seen_without_asking_it() -> None:
-    """As `isinstance` looks from Python 3.12 on."""
+def test_a_joined_environment_keeps_its_traits() -> None:
     env = Calling(2)
     kept = _Kept(env)
-    for name in ("begin_step", "drop_step", "waits", "fileno"):
-        assert inspect.getattr_static(kept, name) == getattr(env, name)
+    assert batch_traits(kept) == batch_traits(env) == EnvTraits(async_steps=True, expert=True)
     kept.close()
     assert env.fileno() >= 0, "it outlasts the session"
     env.close()

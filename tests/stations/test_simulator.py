@@ -152,7 +152,7 @@ class InOrder(BlockPool):
         self._left = list(blocks)
 
     def assign(self, command):
-        return [self._left.pop(0) for _ in command.grants]
+        return replace(command, grants=tuple(replace(grant, block=self._left.pop(0)) for grant in command.grants))
 
     def hear(self, event):
         """Blocks are not taken back."""

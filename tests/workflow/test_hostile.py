@@ -37,11 +37,11 @@ COUNT = 4000
 
 def test_a_worker_survives_hostile_messages() -> None:
     said: list[Any] = []
-    context = StationContext(None, None, Channels(said.append, None, None), parcels=KeptParcels())  # type: ignore[arg-type]
+    context = StationContext(None, None, Channels(said.append, None, None))  # type: ignore[arg-type]
     factory = WorkerFactory(
         "echo-0", "echo", 0, "tests.workflow.workers:Echo", pack_whole(((), {}), "x"), {"echo": 1}, 9.0
     )
-    station = WorkerStation(factory, context, 0)
+    station = WorkerStation(factory, context, 0, KeptParcels())
     kinds = set()
     for content in mutations(TO, COUNT, 1, NAMES):
         try:
@@ -67,10 +67,8 @@ class Hosting:
 
     def receive(self, timeout: float) -> None: ...
 
-    def work_done(self) -> int:
-        return 0
-
-    start = current_call = statistics = processes = close = receive
+    names, work_done = (), 0
+    start = station = statistics = close = receive
 
 
 def test_the_controller_survives_hostile_messages() -> None:

@@ -27,10 +27,10 @@ def test_a_batch_of_many_small_items_comes_in_several_messages(tmp_path: Any) ->
     hosting, said = Hosting(), list[Any]()
     controller = Controller(hosting, {"echo-0": ("echo", 0)}, Clock())  # type: ignore[arg-type]
     controller.exchange.open("c", count)
-    context = StationContext(None, None, Channels(said.append, None, None), parcels=KeptParcels())  # type: ignore[arg-type]
+    context = StationContext(None, None, Channels(said.append, None, None))  # type: ignore[arg-type]
     echo = f"{Echo.__module__}:{Echo.__name__}"
     factory = WorkerFactory("echo-0", "echo", 0, echo, pack_whole(((), {}), "x"), {"echo": 1}, 9.0)
-    station = WorkerStation(factory, context, 0)
+    station = WorkerStation(factory, context, 0, KeptParcels())
     messages = list[int]()
 
     def hear(seconds: float) -> None:

@@ -100,10 +100,13 @@ def plain_form(form: PolicyForm) -> dict[str, Any]:
 
 def form_lines(form: PolicyForm) -> list[str]:
     """The form in words: a line per array and per published tensor."""
+    from polyrhythm.policies.traits import plain_traits
+
     size = sum(spec.nbytes for spec in form.published.values())
     lines = [
         f"chunk of {form.chunk} actions of {form.action_dim} entries, one value per {form.value}",
         f"{form.parameters:,} parameters, {form.trainable:,} of them trainable",
+        f"traits: {', '.join(plain_traits(form.traits)) or 'none'}",
         "forward_inputs of one row",
         *(f"  {name}  {array.dtype} {list(array.shape)}" for name, array in form.answers.items()),
         f"published weights, {size_text(size)} in {len(form.published)} tensors",

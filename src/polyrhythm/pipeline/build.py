@@ -45,6 +45,7 @@ from polyrhythm.plugins.cluster.places import slots_of, spread_over
 from polyrhythm.plugins.join.places import OpenPlaces, open_places
 from polyrhythm.plugins.scoring.scorer_factory import ScorerFactory
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -392,7 +393,7 @@ def _trainer_factory(
         version=version,
         strategy=config.placement.trainer.strategy,
         shard=config.placement.trainer.shard.model_dump(mode="json"),
-        token_versions=config.freshness.on_update == "abort" or getattr(config.policy, "keeps_no_old_cache", False),
+        token_versions=config.freshness.on_update == "abort" or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
     )
 

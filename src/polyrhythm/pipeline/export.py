@@ -114,14 +114,14 @@ def _write_new(path: Path, out: Path, saved: SavedPolicy) -> None:
     from polyrhythm.plugins.vla.statistics import BOUNDS
     from polyrhythm.plugins.vla.tokenizers import WORDS
     from polyrhythm.policies.base import as_module, as_settings
-    from polyrhythm.runtime.memory.tensors import apply_state
+    from polyrhythm.policies.form import load_published
 
     _refuse_adapters(path, saved)
     if saved.spec is None:
         raise ConfigError(f"{path}: the file lacks the environment's form; resume the run once, which writes it again")
     config = validate(saved.config, origin=str(saved.file))
     policy = as_module(as_settings(config.policy).build(saved.spec, seed=config.seed, device="cpu", role="train"))
-    apply_state(policy, saved.weights)
+    load_published(policy, saved.weights)
     network = policy.get_submodule("network")
     inputs = policy.get_submodule("inputs")
     assert isinstance(inputs, VlaInputs)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.envs.base import traits_of
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.seats import (
     Kind,
@@ -62,7 +63,7 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
     devices = count_devices() if devices is None else devices
     placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
     seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline", row=config.devices)
-    leaves = getattr(config.env, "leaves_device", False)
+    leaves = traits_of(config.env).leaves_device
     joined = {name: Resources("cpu", 1) for name in joined_names(config)}  # they only pass on what comes
     own = {name: seat for name, seat in seats.items() if name not in joined}
     seats |= joined | lease_devices(placement, own, simulators_leave=leaves, offload=str(folder or ""))

@@ -22,6 +22,7 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.files import NO_DESCRIPTORS, trouble
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.stall_report import describe_stall
+from polyrhythm.runtime.hosting import pending_work
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import AnyConductor
@@ -169,7 +170,7 @@ class RunLoop:
         """What a run that winds down waits for."""
         updates = self.conductor.updates
         what = "the update under way" if updates.is_complete else "the trainer's state to be saved"
-        call = self.launcher.current_call(updates.trainer) if updates.trainer else "being started"
+        call = self.launcher.hosting.station(updates.trainer).current_call() if updates.trainer else "being started"
         return f"{what} (trainer: {call})" if call else what
 
     def _run(self, done: Callable[[records.Command], bool], reached: Callable[[], bool] = lambda: False) -> None:
@@ -191,7 +192,7 @@ class RunLoop:
             raise OrderlyHalt(f"the run cannot go on: {trouble(error)}") from error
 
     def _drive(self, done: Callable[[records.Command], bool], reached: Callable[[], bool]) -> None:
-        quiet_since, worked, late = self.clock(), self.launcher.work_done(), 0
+        quiet_since, worked, late = self.clock(), self.launcher.hosting.work_done, 0
         while not (reached() or self._finished(done)):
             if self.stop():
                 raise Interrupted
@@ -212,10 +213,10 @@ class RunLoop:
                 self._decide(event)
             if self._pass_reports() or event is not None:
                 quiet_since = self.clock()
-            elif self.launcher.work_done() != worked:
-                quiet_since, worked = self.clock(), self.launcher.work_done()
+            elif self.launcher.hosting.work_done != worked:
+                quiet_since, worked = self.clock(), self.launcher.hosting.work_done
             elif not timer and self.clock() >= quiet_since + self._stall_s:
-                raise RunHalted(describe_stall(self.conductor, self._stall_s, self.launcher.pending_work()))
+                raise RunHalted(describe_stall(self.conductor, self._stall_s, pending_work(self.launcher.hosting)))
 
     def _finished(self, done: Callable[[records.Command], bool]) -> bool:
         if not self._inbox:
@@ -249,7 +250,7 @@ class RunLoop:
         return bool(commands)
 
     def _pass_reports(self) -> bool:
-        reports = self.launcher.reports()
+        reports = self.launcher.hosting.reports()
         now = self.clock()
         for report in reports:
             self._observers.report(now, report)

@@ -60,6 +60,7 @@ from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.plugins.cluster.hosts.nodes import Node
 from polyrhythm.plugins.report.write import write_report
+from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.specs import EnvSpec
 
@@ -247,7 +248,7 @@ class _Run:
             "ledger": ledger.as_dict(),
             **loop.conductor.summary(),
             "failed_samples": dict(pipeline.failures.counts),
-            "dropped_messages": launcher.dropped(),
+            "dropped_messages": dropped_messages(launcher.hosting),
         }
         counts["set_aside"] = [{**one, "task": pipeline.spec.tasks[one["task"]].name} for one in counts["set_aside"]]
         progress.commit("rl", {**totals, **counts})
@@ -306,7 +307,7 @@ class _Run:
         ledger = conductor.ledger
         # A trainer restored from an older state may leave samples that are no longer needed.
         kept = {sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id}
-        leaked = sorted(set(self._pipeline.launcher.pool.finished()) - kept)
+        leaked = sorted(set(self._pipeline.launcher.payloads.pool.finished()) - kept)
         if ledger.imbalance or leaked:
             raise RunDistrusted(
                 f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "

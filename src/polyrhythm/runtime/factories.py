@@ -19,7 +19,7 @@ from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.cluster.parcels import Parcels
+    from polyrhythm.runtime.memory.process_memory import ProcessMemory
     from polyrhythm.runtime.memory.weights import Weights
 
 
@@ -47,7 +47,7 @@ class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
     station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet.
-    parcels: where values for other workers are kept, and theirs taken.
+    memory: this process's memory of the run, None where all stations share one process.
     offload: where to put what is on a leased device while the station is off it, a folder ("": the system's temporary
     one); None: it leases none."""
 
@@ -60,7 +60,7 @@ class StationContext:
     ranks: int = 1
     rendezvous: Path | None = None
     offload: str | None = None
-    parcels: Parcels | None = None
+    memory: ProcessMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

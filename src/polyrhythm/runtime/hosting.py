@@ -1,21 +1,56 @@
-"""The contract of whoever hosts stations: starts them, watches them, carries messages to and from them, ends them.
+"""Interface that starts, watches and stops stations, and carries messages to and from them.
 
-`runtime.inline` hosts them in this thread, `runtime.local` in processes of this machine. Another way, such as Ray
-actors or processes that somebody else has started, needs an implementation of `Hosting` and nothing else: it has to
-pass `tests/runtime/test_hosting_conformance.py`.
+`runtime.inline` hosts them in this thread, `runtime.local` in processes of this machine. Another hosting, such as Ray
+actors, needs an implementation of `Hosting` and nothing else: it has to pass
+`tests/runtime/test_hosting_conformance.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.messages import Event, Joined, Order, Report, Spans
+from polyrhythm.runtime.transport.drops import DROPPED
+
+
+class StationView(Protocol):
+    """A station as it is at the moment of each question; it may be asked by other threads."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a command sent now would reach the station: it is not being replaced."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """The host where it works; "" if the run has one host."""
+        ...
+
+    @property
+    def clock(self) -> ClockOffset | None:
+        """The offset by which its last spans were shifted, if its host is another."""
+        ...
+
+    @property
+    def processes(self) -> Mapping[str, int]:
+        """The id of each of its processes on this machine, by `rank_name`; empty if it has none of its own."""
+        ...
+
+    def current_call(self) -> str:
+        """The call under way and its duration, in words; "" between two units of work."""
+        ...
+
+    def pending_work(self) -> Sequence[str]:
+        """Unfinished work in words, as of the last fresh `statistics`."""
+        ...
 
 
 class Hosting(Protocol):
-    """Hosts the stations of one run, in the order in which it was given their factories.
+    """Hosts the stations of one run, in the order in which it was given their factories. names: of the stations, in
+    this order; work_done: rises while a station works or is being started; drops: messages dropped here, by kind.
 
     Invariants: commands reach a station in the order in which they were sent, and its events come in the order in which
     it emitted them. A command reaches only the incarnation whose announcement `receive` has returned. After
@@ -23,17 +58,24 @@ class Hosting(Protocol):
     then, what it had sent before is still received. The next incarnation's announcement comes after `StationLost`.
     """
 
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def work_done(self) -> int: ...
+
+    @property
+    def drops(self) -> Mapping[str, int]: ...
+
     def start(self) -> list[Joined]:
         """Start all stations and wait until each is ready; their announcements, in order. RunHalted: one cannot be."""
         ...
 
-    def reaches(self, station: str) -> bool:
-        """Whether a command sent now would reach the station: it is not being replaced."""
-        ...
+    def station(self, name: str) -> StationView: ...
 
     def send(self, station: str, command: Order, slot: str = "") -> None:
-        """Send a command to the station, or to its part that has the slot. Where the station is being replaced nothing
-        is sent: what it was to do comes back with its `StationLost`."""
+        """Send a command to the station, or to its part that has the slot. Nothing is sent to a station that is being
+        replaced: its work comes back with its `StationLost`."""
         ...
 
     def receive(self, timeout: float) -> Event | None:
@@ -47,50 +89,44 @@ class Hosting(Protocol):
         """The reports since the last call, oldest first."""
         ...
 
-    def measure_spans(self, on: bool) -> None:
-        """Whether stations, later ones included, measure what they do."""
+    def set_tracing(self, on: bool) -> None:
+        """Whether stations, later ones included, measure spans."""
         ...
 
-    def take_spans(self) -> list[Spans]:
-        """What they measured since the last call; all until now if `statistics` was called before."""
+    def spans(self) -> list[Spans]:
+        """The spans measured since the last call; all until now after a fresh `statistics`."""
         ...
 
-    def clocks(self) -> Mapping[str, ClockOffset]:
-        """How far the clock of each other host is ahead, by which the spans of its stations were shifted."""
-        ...
-
-    def hosts(self) -> Mapping[str, str]:
-        """The host where each station works; empty if the run has one host."""
-        ...
-
-    def work_done(self) -> int:
-        """Rises while a station does its work or is being started."""
-        ...
-
-    def pending_work(self) -> list[str]:
-        """What stations have not finished, in words, for a stall report."""
-        ...
-
-    def current_call(self, station: str) -> str:
-        """What the station is doing, and for how long, in words; "" between two units of work."""
-        ...
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """Each station's counters with `busy_s`, over all its incarnations, as fresh as possible: may ask and wait."""
-        ...
-
-    def latest(self) -> dict[str, dict[str, float]]:
-        """The same as last heard: cheap, asks nobody."""
-        ...
-
-    def dropped(self) -> dict[str, int]:
-        """Messages that were dropped so far, by kind, here and in all stations as last heard."""
-        ...
-
-    def processes(self) -> dict[str, int]:
-        """The process id of each station that has a process of its own on this machine."""
+    def statistics(self, *, fresh: bool = False) -> dict[str, dict[str, float]]:
+        """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks all stations for
+        them and for their pending work, and waits for the answers, for a few seconds at most."""
         ...
 
     def close(self) -> None:
         """End all stations; nothing of them is left. A second call does nothing."""
         ...
+
+
+def process_ids(hosting: Hosting) -> dict[str, int]:
+    """The process id of each station, and of each further rank of one by `rank_name`, on this machine."""
+    return {process: pid for name in hosting.names for process, pid in hosting.station(name).processes.items()}
+
+
+def station_hosts(hosting: Hosting) -> dict[str, str]:
+    """The host where each station works; empty if the run has one host."""
+    return {name: host for name in hosting.names if (host := hosting.station(name).host)}
+
+
+def pending_work(hosting: Hosting) -> list[str]:
+    """Unfinished work of all stations, in words, for a stall report: asks them and waits. What several ranks say alike
+    is there once."""
+    hosting.statistics(fresh=True)
+    return list(dict.fromkeys(line for name in hosting.names for line in hosting.station(name).pending_work()))
+
+
+def dropped_messages(hosting: Hosting) -> dict[str, int]:
+    """Messages that were dropped so far, by kind, here and in all stations as last heard."""
+    counts = Counter(hosting.drops)
+    for station in hosting.statistics().values():
+        counts.update({n.removeprefix(DROPPED): int(c) for n, c in station.items() if n.startswith(DROPPED)})
+    return dict(counts)

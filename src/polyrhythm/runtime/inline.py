@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.lease.station import make_parts
-from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationContext, StationFactory, StationList
+from polyrhythm.runtime.hosting import StationView
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import (
     Channels,
@@ -32,7 +31,6 @@ from polyrhythm.runtime.messages import (
     merge_joined,
 )
 from polyrhythm.runtime.spans import SpanLog
-from polyrhythm.runtime.transport.drops import DROPPED
 from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 
@@ -59,13 +57,13 @@ class InlineHosting:
         joining: Joining = NOBODY_JOINS,
     ) -> None:
         self._clock, self._arena, self._weights, self._joining = clock, arena, weights, joining
-        self.parcels = KeptParcels()
         self._stations = list(stations)
         self._awaiting: dict[str, _Part] = {}  # parts that nobody has joined yet, by station
         self._attended: list[_Part] = []  # those that somebody has
         self._known: dict[str, int] = {}  # their incarnations of which `receive` has told
         self._past: dict[str, dict[str, float]] = {}  # counters of stations that were joined
-        self._work_done = 0
+        self.work_done = 0
+        self.drops: Mapping[str, int] = {}  # nothing is sent here; stations that are joined count their own
         self._parts: list[_Part] = []
         self._by_name: dict[str, Station] = {}
         self._by_slot: dict[str, Station] = {}
@@ -96,9 +94,7 @@ class InlineHosting:
     def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
         """Makes the parts of an incarnation of a station, one after another."""
         offload = seat.offload if seat.leases else None
-        context = StationContext(
-            self._arena, lambda: self._weights, self._channels, seat.device, offload=offload, parcels=self.parcels
-        )
+        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device, offload=offload)
         return (make() for _, make in make_parts(factory, context, incarnation, seat))
 
     # ------------------------------------------------------------ stations that are joined
@@ -131,7 +127,7 @@ class InlineHosting:
     def _wait(self, seconds: float) -> None:
         """Sleep; shorter if something comes to a station that is joined."""
         sockets = [part.station.socket for part in (*self._attended, *self._awaiting.values())]  # type: ignore[attr-defined]
-        self._work_done += len(self._attended) < self._joining.needed
+        self.work_done += len(self._attended) < self._joining.needed
         if sockets:
             wait_for(sockets, seconds)
         else:
@@ -154,6 +150,13 @@ class InlineHosting:
         for reply in replies:
             if reply.slot in self._by_slot:  # else who had joined is gone
                 self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [factory.name for factory, *_ in self._stations]
+
+    def station(self, name: str) -> StationView:
+        return _InlineStation(self, name)
 
     def reaches(self, station: str) -> bool:
         """Always, as a station that raises ends the run; but a station that is joined comes and goes."""
@@ -203,7 +206,7 @@ class InlineHosting:
             if self._work_of(part):
                 begin, now = now, clock()
                 part.busy_s += now - begin
-                self._work_done += 1
+                self.work_done += 1
                 if part.spans.on:
                     part.spans.add(part.station.spans(begin, now))
                     now = clock()
@@ -229,60 +232,27 @@ class InlineHosting:
         self._reports.clear()
         return reports
 
-    def measure_spans(self, on: bool) -> None:
-        """Whether stations, those that are still to come included, say what they do."""
+    def set_tracing(self, on: bool) -> None:
+        """Whether stations, later ones included, measure spans."""
         self._measuring = on
         for part in self._parts:
             part.spans.on = on
 
-    def take_spans(self) -> list[Spans]:
-        """What stations did since the last call."""
+    def spans(self) -> list[Spans]:
+        """The spans measured since the last call."""
         taken = [(part.name, *part.spans.take()) for part in self._parts]
         return [Spans(name, 0, tuple(spans), lost) for name, spans, lost in taken if spans or lost]
 
-    def clocks(self) -> dict[str, ClockOffset]:
-        """None: there is one host."""
-        return {}
+    def pending_work_of(self, name: str) -> list[str]:
+        """Unfinished work of a station, in words."""
+        return [line for part in self._parts if part.name == name for line in part.station.pending_work()]
 
-    def hosts(self) -> dict[str, str]:
-        """None: there is one host."""
-        return {}
-
-    def work_done(self) -> int:
-        """Units of work done so far, over all stations."""
-        return self._work_done
-
-    def pending_work(self) -> list[str]:
-        """What stations have not finished, in words, for a stall report."""
-        return [line for part in self._parts for line in part.station.pending_work()]
-
-    def current_call(self, station: str) -> str:  # noqa: ARG002
-        """Nothing: whoever asks has this thread, so no station is at work."""
-        return ""
-
-    def statistics(self) -> dict[str, dict[str, float]]:
+    def statistics(self, *, fresh: bool = False) -> dict[str, dict[str, float]]:  # noqa: ARG002 - they always are
         """Each station's own counters over its parts, with `busy_s`."""
         found = {name: dict(past) for name, past in self._past.items()}
         for part in (*self._parts, *self._awaiting.values()):
             _add(found.setdefault(part.name, {"busy_s": 0.0}), part.statistics())
         return found
-
-    def latest(self) -> dict[str, dict[str, float]]:
-        """The same: here nobody has to be asked."""
-        return self.statistics()
-
-    def dropped(self) -> dict[str, int]:
-        """What was dropped of those who joined, or wanted to; nothing else is sent here."""
-        counts: dict[str, float] = {}
-        statistics = self.statistics() if self._joining.stations else {}
-        for name in self._joining.stations:
-            of_one = statistics.get(name, {})
-            _add(counts, {n.removeprefix(DROPPED): c for n, c in of_one.items() if n.startswith(DROPPED)})
-        return {kind: int(count) for kind, count in counts.items()}
-
-    def processes(self) -> dict[str, int]:
-        """None: stations live in this process."""
-        return {}
 
     def close(self) -> None:
         """Close all stations, those after one that raises too; a second call does nothing."""
@@ -290,6 +260,29 @@ class InlineHosting:
         with ExitStack() as stack:
             for part in reversed([*self._parts, *self._awaiting.values()] if not closed else []):
                 stack.callback(part.station.close)
+
+
+class _InlineStation:
+    """A station in this thread. Whoever asks has the thread, so it has no call under way."""
+
+    host, clock = "", None
+
+    def __init__(self, hosting: InlineHosting, name: str) -> None:
+        self._hosting, self._name = hosting, name
+
+    @property
+    def processes(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def reachable(self) -> bool:
+        return self._hosting.reaches(self._name)
+
+    def current_call(self) -> str:
+        return ""
+
+    def pending_work(self) -> Sequence[str]:
+        return self._hosting.pending_work_of(self._name)
 
 
 class _Part:

@@ -1,6 +1,6 @@
-"""Carries the conductor's commands to stations and their events back, and gives out the blocks that samples lie in.
+"""Carries the conductor's commands to stations and their events back, and puts the blocks of samples into grants.
 
-A launcher is a `Hosting` (where stations live), `Payloads` (where their samples live) and a weights channel.
+A launcher joins a `Hosting` (where stations live), `Payloads` (where their samples live) and a weights channel.
 
 Invariant: no block is given out while a station that may write to it lives. A station's blocks are freed by its
 `StationLost`, which the hosting returns only when nothing of the station is left.
@@ -11,11 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.inline import InlineHosting
@@ -23,7 +22,7 @@ from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.messages import Report, Spans, StartRowsInBlocks, WorkerJoined
+from polyrhythm.runtime.messages import WorkerJoined
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.processes.template import Template
 from polyrhythm.runtime.transport.sockets import Transport
@@ -34,27 +33,22 @@ if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
 
 
+@dataclass(frozen=True, slots=True)
 class Launcher:
-    """Joins `hosting` and `payloads`. weights: main's end of the weights channel; folder: what all of it shares, if
-    anything; it is removed by `close`; undo: closed by it before that."""
+    """weights: main's end of the weights channel; shared: the folder of memory and sockets, None in one process; it is
+    removed by `close`; undo: closed by it before that."""
 
-    def __init__(
-        self,
-        hosting: Hosting,
-        payloads: Payloads,
-        weights: Weights,
-        clock: Callable[[], float] = time.monotonic,
-        folder: SharedRunFolder | None = None,
-        undo: ExitStack | None = None,
-    ) -> None:
-        self.hosting, self.payloads, self.weights, self.clock = hosting, payloads, weights, clock
-        self.layout, self.arena, self.pool = payloads.layout, payloads.arena, payloads.pool
-        self._folder, self._undo = folder, undo or ExitStack()
+    hosting: Hosting
+    payloads: Payloads
+    weights: Weights
+    clock: Callable[[], float] = time.monotonic
+    shared: SharedRunFolder | None = None
+    undo: ExitStack = field(default_factory=ExitStack)
 
     @property
     def folder(self) -> Path | None:
         """Where memory and sockets of the run lie; None in one process."""
-        return self._folder.folder if self._folder is not None else None
+        return self.shared.folder if self.shared is not None else None
 
     def start(self) -> list[records.StationJoined]:
         """Start all stations; their announcements, in order. RunHalted: one of them cannot be started."""
@@ -74,8 +68,8 @@ class Launcher:
             case records.ScoreSample(scorer=station, payload_id=payload_id):
                 self.hosting.send(station, replace(command, payload_id=self.payloads.locate((payload_id,))[0]))
             case records.StartRows(simulator=station, slot=slot):
-                if self.hosting.reaches(station):
-                    self.hosting.send(station, StartRowsInBlocks(command, tuple(self.payloads.assign(command))), slot)
+                if self.hosting.station(station).reachable:
+                    self.hosting.send(station, self.payloads.assign(command), slot)
             case (
                 records.CancelRow(simulator=station, slot=slot) | records.RefuseRequest(simulator=station, slot=slot)
                 | records.PrepareEpisodes(simulator=station, slot=slot)
@@ -100,52 +94,16 @@ class Launcher:
             self.payloads.hear(event)
         return event
 
-    def reports(self) -> list[Report]:
-        return self.hosting.reports()
-
-    def measure_spans(self, on: bool) -> None:
-        self.hosting.measure_spans(on)
-
-    def take_spans(self) -> list[Spans]:
-        return self.hosting.take_spans()
-
-    def clocks(self) -> Mapping[str, ClockOffset]:
-        return self.hosting.clocks()
-
-    def hosts(self) -> Mapping[str, str]:
-        return self.hosting.hosts()
-
-    def work_done(self) -> int:
-        return self.hosting.work_done()
-
-    def pending_work(self) -> list[str]:
-        return self.hosting.pending_work()
-
-    def current_call(self, station: str) -> str:
-        return self.hosting.current_call(station)
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        return self.hosting.statistics()
-
-    def latest(self) -> dict[str, dict[str, float]]:
-        return self.hosting.latest()
-
-    def dropped(self) -> dict[str, int]:
-        return self.hosting.dropped()
-
-    def processes(self) -> dict[str, int]:
-        return self.hosting.processes()
-
     def close(self) -> None:
         """End all stations and remove what they shared; a second call does nothing."""
         try:
             self.hosting.close()
         finally:  # a signal may interrupt any of it
             try:
-                self._undo.close()
+                self.undo.close()
             finally:
-                if self._folder is not None:
-                    self._folder.remove()
+                if self.shared is not None:
+                    self.shared.remove()
 
 
 def build_inline_launcher(
@@ -202,4 +160,4 @@ def build_local_launcher(
             joining=joining,
         )
         undo.pop_all()
-    return Launcher(hosting, payloads, channel, folder=folder, undo=rest)
+    return Launcher(hosting, payloads, channel, shared=folder, undo=rest)

@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.clocks import ClockOffset, HostClocks, SpanAlignment
+from polyrhythm.runtime.clocks import SAME, ClockOffset, SpanAlignment
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
+from polyrhythm.runtime.hosting import StationView
+from polyrhythm.runtime.hosts import Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
 from polyrhythm.runtime.processes.expected import ExpectedEvents
@@ -37,7 +39,6 @@ from polyrhythm.runtime.processes.process import Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
 from polyrhythm.runtime.processes.replacement import Replacements
 from polyrhythm.runtime.processes.supervision import RECONNECTING, SupervisionLimits
-from polyrhythm.runtime.questions import Hosts
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
@@ -59,7 +60,7 @@ class LocalHosting:
     """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
 
     check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
-    run, where there are several; clocks: of these; address: of this machine for them; keys: of the run, if its hosts
+    run, where there are several; address: of this machine for them; keys: of the run, if its hosts
     have them already. joining: the stations that somebody joins.
     StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
     """
@@ -77,7 +78,6 @@ class LocalHosting:
         check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
         spawn: Spawn = start_child,
         hosts: Hosts | None = None,
-        clocks: HostClocks | None = None,
         address: str = LOOPBACK,
         keys: RunKeys | None = None,
         joining: Joining = NOBODY_JOINS,
@@ -85,7 +85,7 @@ class LocalHosting:
         if keys is None and transport == "tcp":
             keys = make_keys()
         self._check_report, self._hosts = check_report, hosts
-        self._alignment = SpanAlignment(clocks)
+        self._alignment = SpanAlignment(hosts.offset_of if hosts is not None else lambda _: SAME)
         self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
         self._warned_drops: set[tuple[str, str]] = set()
         self._broken: set[str] = set()  # stations whose joined simulator is not heard
@@ -131,9 +131,21 @@ class LocalHosting:
         self._known = {name: group.incarnation for name, group in ready.items()}
         return [self._with_host(group.joined) for group in ready.values() if group.joined is not None]
 
-    def processes(self) -> dict[str, int]:
-        """The process id of each station, and of each further rank of one by `rank_name`."""
-        return {name: process.pid for name, process in self._manager.processes.items()}
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._manager.groups)
+
+    @property
+    def work_done(self) -> int:
+        """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""
+        return self._manager.progress
+
+    @property
+    def drops(self) -> Mapping[str, int]:
+        return self._drops.counts()
+
+    def station(self, name: str) -> StationView:
+        return _LocalStation(self, name)
 
     # ------------------------------------------------------------ what goes out
 
@@ -373,60 +385,24 @@ class LocalHosting:
         reports, self._reports = self._reports, []
         return reports
 
-    def measure_spans(self, on: bool) -> None:
-        """Whether stations, those that are still to come included, measure what they do."""
+    def set_tracing(self, on: bool) -> None:
+        """Whether stations, later ones included, measure spans."""
         self._manager.measure_spans(on)
 
-    def take_spans(self) -> list[Spans]:
-        """The spans that stations measured since the last call; after `statistics`, all until then."""
+    def spans(self) -> list[Spans]:
+        """The spans measured since the last call; all until now after a fresh `statistics`."""
         spans, self._spans = self._spans, []
         return spans
 
-    def clocks(self) -> dict[str, ClockOffset]:
-        """How far the clock of each other host is ahead, by which the spans of its stations were shifted."""
-        return dict(self._alignment.used)
-
-    def hosts(self) -> dict[str, str]:
-        """The host where each station works; empty if the run has one host."""
-        return self._manager.hosts()
-
-    def work_done(self) -> int:
-        """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""
-        return self._manager.progress
-
-    def pending_work(self) -> list[str]:
-        """What stations have not finished, in words, for a stall report: asks them and waits."""
-        self._manager.ask_pending_work()
-        until = time.monotonic() + _ANSWER_S
-        while not self._manager.all_answered and time.monotonic() < until:
-            self._wait(_LOOK_S)
-        return self._manager.pending_work()
-
-    def current_call(self, station: str) -> str:
-        """What the station is at, and for how long, in words; "" between two units of work."""
-        return self._manager.current_call(station, time.monotonic())
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """Each station's counters with `busy_s`, over all its incarnations; as fresh as they can be had."""
-        ready = [group for group in self._manager.groups.values() if group.reachable]
-        asked = {process: process.heartbeat for group in ready for process in group}
-        for group in ready:
-            group.tell(wire.Ping())
-        until = time.monotonic() + _ANSWER_S
-        while any(process.heartbeat is before for process, before in asked.items()) and time.monotonic() < until:
-            self._wait(_LOOK_S)
-        return self.latest()
-
-    def latest(self) -> dict[str, dict[str, float]]:
-        """The same as last heard, by the stations' heartbeats."""
+    def statistics(self, *, fresh: bool = False) -> dict[str, dict[str, float]]:
+        """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks them first, and
+        waits for their answers."""
+        if fresh:
+            self._manager.ask_pending_work()
+            until = time.monotonic() + _ANSWER_S
+            while not self._manager.all_answered and time.monotonic() < until:
+                self._wait(_LOOK_S)
         return self._manager.statistics()
-
-    def dropped(self) -> dict[str, int]:
-        """Messages that were dropped so far, by kind, here and in all stations as last heard."""
-        counts = Counter(self._drops.counts())
-        for station in self.latest().values():
-            counts.update({n.removeprefix(DROPPED): int(c) for n, c in station.items() if n.startswith(DROPPED)})
-        return dict(counts)
 
     def close(self) -> None:
         """End all stations and remove what they shared; a second call does nothing."""
@@ -437,3 +413,30 @@ class LocalHosting:
         finally:
             self._inbox.close()
             self._sockets.close()
+
+
+class _LocalStation:
+    def __init__(self, hosting: LocalHosting, name: str) -> None:
+        self._hosting, self._name, self._manager = hosting, name, hosting._manager
+
+    @property
+    def reachable(self) -> bool:
+        return self._hosting.reaches(self._name)
+
+    @property
+    def host(self) -> str:
+        return self._manager.hosts().get(self._name, "")
+
+    @property
+    def clock(self) -> ClockOffset | None:
+        return self._hosting._alignment.used.get(self._manager.groups[self._name].first.host)
+
+    @property
+    def processes(self) -> Mapping[str, int]:
+        return {process.name: process.pid for process in self._manager.groups[self._name]}
+
+    def current_call(self) -> str:
+        return self._manager.current_call(self._name, time.monotonic())
+
+    def pending_work(self) -> Sequence[str]:
+        return self._manager.pending_work(self._name)

@@ -46,14 +46,6 @@ def newest_version(answers: NDArray[Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StartRowsInBlocks:
-    """`StartRows` with the arena's block of each grant."""
-
-    command: records.StartRows
-    blocks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Numbers for the observers, past the conductor: `topic` says of what, `step` which one."""
 
@@ -103,10 +95,10 @@ class FromWorker:
 #: How a station announces itself; what a station or its hosting says.
 Joined = records.StationJoined | WorkerJoined
 Event = records.Event | WorkerJoined | FromWorker
-Order = records.Command | StartRowsInBlocks | ToWorker
+Order = records.Command | ToWorker
 #: The orders that reach stations.
 ORDERS = (
-    *(StartRowsInBlocks, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes),
+    *(records.StartRows, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes),
     *(records.Serve, records.StartStream, records.AbortStream, records.ApplyWeights),
     *(records.StartUpdate, records.PublishWeights, records.SaveTrainer, records.ScoreSample),
     *(records.TakeDevice, records.YieldDevice, ToWorker),

@@ -14,7 +14,7 @@ import math
 import pkgutil
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -91,7 +91,7 @@ class Codec:
         content = {name: self.decode(item, given) for name, item in data.items() if name != "$"}
         for f in fields(cls) if is_dataclass(cls) else ():
             if f.metadata.get("unsaved") and f.init:
-                content[f.name] = given[f.name]
+                content[f.name] = given[f.name] if f.name in given or f.default is MISSING else f.default
         return cls(**content)
 
 

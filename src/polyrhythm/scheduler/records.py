@@ -9,9 +9,11 @@ of a frozen dataclass, and travel without the names of their fields.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
+
+from polyrhythm.scheduler.codec import UNSAVED
 
 
 class DropReason(StrEnum):
@@ -161,11 +163,13 @@ class Grant:
     """A ticket for a row (index within its env batch).
 
     resume: go on with the parked episode, do not reset; the episode keeps the task, seed and instruction it began with.
+    block: of the arena, for its sample; given out as the command leaves for its simulator, -1 before.
     """
 
     row: int
     ticket: Ticket
     resume: bool = False
+    block: int = field(default=-1, metadata=UNSAVED)
 
 
 @dataclass(frozen=True, slots=True)

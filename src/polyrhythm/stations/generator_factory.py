@@ -9,9 +9,9 @@ from typing import Any, Literal
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.lease.offload import store_of
-from polyrhythm.policies.base import BuildsInParts, Policy, as_module, as_settings
-from polyrhythm.policies.engine import Streams
+from polyrhythm.policies.base import Policy, as_module, as_settings, extended_settings
 from polyrhythm.policies.form import Role
+from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import GeneratorJoined
@@ -42,19 +42,17 @@ class PolicyFactory:
     @property
     def preload(self) -> tuple[str, ...]:
         """Modules that take long to import: this one, with torch, and those that the policy's settings name."""
-        return (__name__, *getattr(resolve("policy", self.settings), "preload", ()))
+        return (__name__, *settings_traits(resolve("policy", self.settings)).preload)
 
     def build(self, device: str, role: Role, layout: WeightsLayout, *, in_parts: bool = False) -> Policy:
         """The policy on this device. in_parts: for a rank that will have a share of each tensor; the policy is on the
         host, or its tensors are still to be read. RunHalted: it does not fit the layout of the run's published
         weights."""
-        settings: object = as_settings(resolve("policy", self.settings))
-        if in_parts and isinstance(settings, BuildsInParts):
-            policy = settings.build_in_parts(self.spec, seed=self.seed, role=role)
+        settings = as_settings(resolve("policy", self.settings))
+        if in_parts and settings_traits(settings).builds_in_parts:
+            policy = extended_settings(settings).build_in_parts(self.spec, seed=self.seed, role=role)
         else:
-            policy = as_settings(settings).build(
-                self.spec, seed=self.seed, device=HOST if in_parts else device, role=role
-            )
+            policy = settings.build(self.spec, seed=self.seed, device=HOST if in_parts else device, role=role)
         found = weight_specs(as_module(policy).state_dict())
         if name := first_misfit(layout.published, found, convertible=role == "train"):
             raise RunHalted(
@@ -90,7 +88,7 @@ class StreamGeneratorFactory:
         def make() -> Station:
             weights = context.weights()
             policy = self.policy.build(context.device, "act", weights.layout)
-            if not isinstance(policy, Streams):
+            if not policy_traits(policy).streams:
                 raise RunHalted(f"{self.policy.label}: it answers in one pass; set batching.type to dynamic")
             generator = StreamGenerator(
                 self.name,

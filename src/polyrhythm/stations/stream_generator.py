@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.lease.offload import OffloadStore
 from polyrhythm.policies.base import Observations, Policy
-from polyrhythm.policies.engine import Engine, EngineRequest, Generated, Streams
+from polyrhythm.policies.engine import Engine, EngineRequest, Generated, streaming
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.memory.weights import Weights
@@ -108,8 +108,7 @@ class StreamGenerator:
         for pinned in (False, True):
             if self._copies.can_serve(pinned=pinned):
                 policy, version = self._copies.serving(pinned=pinned)
-                assert isinstance(policy, Streams), "checked by the factory"
-                found[pinned] = policy.make_engine(self._capacity)
+                found[pinned] = streaming(policy).make_engine(self._capacity)
                 found[pinned].weights_changed(version)
         return found
 
@@ -175,12 +174,11 @@ class StreamGenerator:
         buffer.gather(self._arena)
         obs, greedy, noise_key = buffer.inputs
         policy, _ = self._copies.serving(pinned=stream.pinned)
-        assert isinstance(policy, Streams), "checked by the factory"
         run = _Running(stream, time.monotonic(), np.zeros(request.rows, self._arena.layout.answer_dtype))
         device = next(self._copies.module.parameters()).device
         for row in range(request.rows):
             own = {name: tensor[row : row + 1].to(device, copy=True) for name, tensor in obs.items()}
-            prompt, most = policy.prompt_of(own)
+            prompt, most = streaming(policy).prompt_of(own)
             self._requests += 1
             asked = EngineRequest(self._requests, prompt, most, bool(greedy[row]), int(noise_key[row]))
             run.obs.append(own)
@@ -232,8 +230,7 @@ class StreamGenerator:
         del run.requests[generated.request_id]
         row = run.rows[generated.request_id]
         policy, _ = self._copies.serving(pinned=run.stream.pinned)
-        assert isinstance(policy, Streams), "checked by the factory"
-        act = policy.act_of(run.obs[row], generated)
+        act = streaming(policy).act_of(run.obs[row], generated)
         if wrong := self._record.form_error(act):
             raise RunHalted(f"{self.label}: act_of returned {wrong}; correct act_of")
         self._record.answer(act)

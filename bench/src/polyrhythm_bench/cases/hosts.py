@@ -31,11 +31,13 @@ from typing import Any
 import numpy as np
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
-from polyrhythm.plugins.cluster.hosts.memory import ARENA, WEIGHTS, HostMemory, segment_sizes
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
-from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
+from polyrhythm.runtime.memory.process_memory import ARENA, WEIGHTS
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment, shared_root
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over
@@ -249,7 +251,7 @@ def far_host(link: Link, megabytes: int) -> Iterator[FarHost]:
         sockets = Sockets("tcp", str(memory.folder), keys, lambda: None, q.LARGEST_QUESTION)
         stack.callback(sockets.close)
         servers, slots = {_THERE: found.endpoint}, {_SLOT: _THERE}
-        view = q.HostView(_HERE, str(memory.folder), link.here, servers, slots, (_THERE,))
+        view = HostView(_HERE, str(memory.folder), link.here, servers, slots, (_THERE,))
         host = HostMemory(_LAYOUT, layout, memory.folder, view, sockets)
         stack.callback(host.close)
         yield FarHost(host.arena(), published, Receiver(host.weights("cpu", None), model), state)

@@ -133,7 +133,7 @@ def _pipeline(rows: int, launcher: str) -> Iterator[Answer]:
             loop = pipeline.loop
 
             def training_s() -> float:
-                return pipeline.launcher.statistics()["trainer"].get("busy_s", 0.0)
+                return pipeline.launcher.hosting.statistics(fresh=True)["trainer"].get("busy_s", 0.0)
 
             def turn(updates: int) -> dict[str, float]:
                 before = training_s()

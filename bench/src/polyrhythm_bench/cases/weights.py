@@ -8,7 +8,7 @@ after one turn that touches all pages. The way that a run would take between the
 What crosses between hosts is measured by the clock beside a bare tcp connection (`weights_tcp`).
 
 A collective (gloo, or NCCL between two devices) is measured for comparison only: no run uses one
-(docs/design/033-weights-between-devices.md).
+(docs/design/memory-and-devices.md).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from polyrhythm.runtime.memory.channel import open_weights
 from polyrhythm.runtime.memory.device_handles import can_reach
+from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder

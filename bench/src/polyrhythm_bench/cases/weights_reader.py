@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from polyrhythm.runtime.memory.channel import open_weights
+from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of

@@ -16,11 +16,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
-from polyrhythm.plugins.cluster.hosts.memory import WEIGHTS, HostMemory, segment_sizes
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
-from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.process_memory import WEIGHTS
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over
@@ -101,7 +103,7 @@ def reader(root: str, server: str, keys: list[str], megabytes: int, port: int) -
         stack.callback(memory.remove)
         sockets = Sockets("tcp", str(memory.folder), RunKeys(*pairs), lambda: None, q.LARGEST_QUESTION)
         stack.callback(sockets.close)
-        view = q.HostView(_THERE, str(memory.folder), LOOPBACK, {_HERE: server}, publishers=(_HERE,))
+        view = HostView(_THERE, str(memory.folder), LOOPBACK, {_HERE: server}, publishers=(_HERE,))
         host = HostMemory(_ARENA, layout, memory.folder, view, sockets)
         stack.callback(host.close)
         receiver = Receiver(host.weights("cpu", None), model)

@@ -18,10 +18,11 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
+from polyrhythm.runtime.hosting import Hosting, process_ids
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, Fault, Kind, PlannedFault
@@ -41,14 +42,6 @@ _LATE_S = 30.0
 _NODE_LATE_S, _AWAY_S = 60.0, 5.0
 
 
-class Processes(Protocol):
-    """The part of the launcher that is used."""
-
-    def processes(self) -> Mapping[str, int]:
-        """Each process's id."""
-        ...
-
-
 class FaultInjector(Observer):
     """An observer of a run, with a thread that disturbs it. faults: those applied; over: set after the last.
 
@@ -59,7 +52,7 @@ class FaultInjector(Observer):
 
     def __init__(
         self,
-        launcher: Processes,
+        hosting: Hosting,
         ledger: SampleLedger,
         load: CpuContention,
         clock: Callable[[], float],
@@ -70,7 +63,7 @@ class FaultInjector(Observer):
         self.violations: list[str] = []
         self.over = threading.Event()
         self.pace = ThroughputWindow()
-        self._launcher, self._ledger, self._load = launcher, ledger, load
+        self._hosting, self._ledger, self._load = hosting, ledger, load
         self._clock, self._warm_up_s = clock, warm_up_s
         self._nodes = nodes
         self._standing: set[str] = set()
@@ -202,7 +195,7 @@ class FaultInjector(Observer):
             return self._changed.wait_for(lambda: self._ended or condition(), seconds)
 
     def _apply(self, planned: PlannedFault) -> Fault:
-        process = self._launcher.processes()[planned.process]
+        process = process_ids(self._hosting)[planned.process]
         with self._changed:
             fault = Fault(planned, self._clock(), self.pace.usual)
             if self._ended:
@@ -251,7 +244,7 @@ class FaultInjector(Observer):
         until = self._clock() + _NODE_LATE_S
         while not self._ended:
             self._nodes.revive()
-            here = {name: self._nodes.node_of(pid) for name, pid in self._launcher.processes().items()}
+            here = {name: self._nodes.node_of(pid) for name, pid in process_ids(self._hosting).items()}
             hit = {fault.where: fault.at for fault in self.faults}
             for node in sorted(self._nodes.nodes.values(), key=lambda node: hit.get(node.name, 0.0)):
                 own = {name for name, where in here.items() if where is node}

@@ -27,6 +27,7 @@ from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, RECOVERY_S, plan, totals
 from polyrhythm_bench.chaos.load import of_processes
@@ -119,8 +120,8 @@ class _ChaosRun:
         self._launcher, self._plan = launcher, (seed, faults)
         self.violations: list[str] = []
         self.audit = TicketAudit(freshness.max_lag, freshness.bound, scored=config.scoring is not None)
-        load = of_processes(lambda: launcher.processes().values())
-        self.injector = FaultInjector(launcher, loop.conductor.ledger, load, loop.clock, warm_up_s, nodes)
+        load = of_processes(lambda: process_ids(launcher.hosting).values())
+        self.injector = FaultInjector(launcher.hosting, loop.conductor.ledger, load, loop.clock, warm_up_s, nodes)
         self._nodes = nodes
 
     def run(self) -> None:
@@ -133,7 +134,7 @@ class _ChaosRun:
             loop.start()
             saver = RunCheckpointer(self._folder / STATES, self._pipeline, config.checkpoint, lags, None, loop.clock())
             loop.add_observers(saver)
-            processes = list(self._launcher.processes())
+            processes = list(process_ids(self._launcher.hosting))
             heartbeat_s, nodes = config.supervision.heartbeat_s, self._nodes is not None
             self.injector.start(plan(*self._plan, processes, heartbeat_s, nodes=nodes))
             loop.train_until(config.training.versions)
@@ -147,7 +148,7 @@ class _ChaosRun:
         ledger = loop.conductor.ledger
         self.audit.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
         kept = {sample.payload_id for sample in loop.conductor.rollout.samples.values() if sample.payload_id}
-        if lost := kept - set(self._launcher.pool.finished()):
+        if lost := kept - set(self._launcher.payloads.pool.finished()):
             self.violations.append(f"payloads of {len(lost)} finished samples are gone")
 
     def result(self, remains: Sequence[str]) -> dict[str, Any]:

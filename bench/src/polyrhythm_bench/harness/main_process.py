@@ -21,6 +21,7 @@ from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.run_loop import Interrupted
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 
@@ -81,7 +82,7 @@ class MainProcessTimer(Observer):
 
     def __init__(self, pipeline: Pipeline, warm_up: int, seconds: float) -> None:
         assert pipeline.launcher.folder is not None, "the processes are told apart by their ids"
-        self._loop, self._pids = pipeline.loop, pipeline.launcher.processes()
+        self._loop, self._pids = pipeline.loop, process_ids(pipeline.launcher.hosting)
         self._warm_up, self._seconds = warm_up, seconds
         self._totals, self._chunk_steps, self._batches = RunTotals(), 0, 0
         self._begin: Reading | None = None

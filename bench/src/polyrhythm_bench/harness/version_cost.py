@@ -27,6 +27,7 @@ import psutil
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.totals import RunTotals
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
@@ -135,10 +136,10 @@ class VersionTimer(Observer):
                 self._readings[event.version] = self._read(event.version)
 
     def _read(self, version: int) -> Reading:
-        statistics = self._launcher.statistics()
+        statistics = self._launcher.hosting.statistics(fresh=True)
         busy_s = {name: counts.get("busy_s", 0.0) for name, counts in statistics.items()}
         tokens = sum(counts.get("tokens", 0.0) for counts in statistics.values())
-        pids = {**self._launcher.processes(), "main": os.getpid()}
+        pids = {**process_ids(self._launcher.hosting), "main": os.getpid()}
         cpu_s = {name: resources.cpu_s_of(psutil.Process(pid)) for name, pid in pids.items()}
         return Reading(version, time.monotonic(), resources.machine_cpu_s(), cpu_s, busy_s, tokens)
 

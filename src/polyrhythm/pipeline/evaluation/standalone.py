@@ -30,7 +30,7 @@ from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
 from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.policies.form import load_published
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 
@@ -172,7 +172,7 @@ def _measure(
     _, spec, policy = validate_run(config, trainer=False, begun=True)
     wanted = choose(spec)
     try:
-        apply_state(as_module(policy), weights)
+        load_published(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
     if live:

@@ -35,7 +35,7 @@ class StationsNow(Observer):
             self._faults[event.station] += 1
 
     def on_tick(self, now: float) -> None:
-        counters = self._launcher.latest()
+        counters = self._launcher.hosting.statistics()
         self._activity.take(now, counters)
         shares = self._activity.utilisation()
         names = sorted({*counters, *self._faults})

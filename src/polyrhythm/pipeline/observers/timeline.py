@@ -28,6 +28,7 @@ from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime import spans as kinds
 from polyrhythm.runtime.clocks import ClockOffset
+from polyrhythm.runtime.hosting import station_hosts
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.spans import Span
 from polyrhythm.scheduler import records
@@ -66,7 +67,7 @@ class TraceObserver(Observer):
         self._granted: dict[str, deque[float]] = {}
         self._unit_began: dict[str, float] = {}
         self._clocks: dict[str, ClockOffset] = {}  # of other hosts, as they were last marked
-        launcher.measure_spans(True)
+        launcher.hosting.set_tracing(True)
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         if self._left <= 0:
@@ -100,31 +101,33 @@ class TraceObserver(Observer):
         self._take(now)
         self._place(len(self._spans))
         self._give_up(now)
-        self._launcher.measure_spans(False)
+        self._launcher.hosting.set_tracing(False)
 
     def _end(self, now: float) -> None:
         self._mark("run", "timeline", "the timeline ends here, the run goes on", now)
-        self._launcher.measure_spans(False)
+        self._launcher.hosting.set_tracing(False)
         for held in (self._spans, self._waits, self._served, self._granted):
             held.clear()
 
     def _take(self, now: float) -> None:
         self._looked = now
-        for said in self._launcher.take_spans():
+        for said in self._launcher.hosting.spans():
             self._spans += said.spans
             if said.lost:
                 self._mark("run", said.station, f"{said.lost} spans of {said.station} before this are missing", now)
                 log.warning("%d spans of %s are missing in the timeline: they came too fast", said.lost, said.station)
 
-        for host, clock in self._launcher.clocks().items():
-            self._mark_clock(host, clock, now)
+        for name in self._launcher.hosting.names:
+            station = self._launcher.hosting.station(name)
+            if station.clock is not None:
+                self._mark_clock(station.host, station.clock, now)
 
     def _mark_clock(self, host: str, clock: ClockOffset, now: float) -> None:
         """Say by how much the bars of a host are shifted, and how exactly: once, and when that was not true."""
         before = self._clocks.get(host)
         if before is None or abs(clock.ahead_s - before.ahead_s) > before.uncertainty_s + clock.uncertainty_s:
             self._clocks[host] = clock
-            stations = ", ".join(name for name, where in self._launcher.hosts().items() if where == host)
+            stations = ", ".join(name for name, where in station_hosts(self._launcher.hosting).items() if where == host)
             self._mark("run", "clocks", f"the clock of {host} is {clock}", now, {"stations": stations})
 
     # ------------------------------------------------------------ spans to bars

@@ -10,8 +10,9 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.plugins.cluster.observers import StationPlaces
+from polyrhythm.runtime.hosting import dropped_messages
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.questions import MAIN
 from polyrhythm.scheduler import records
 
 #: How the names of stations end that serve evaluations alone.
@@ -90,23 +91,24 @@ class StationActivity(Observer):
         """now: when training begins."""
         self.activity = Activity()
         self._launcher = launcher
-        self._seconds, self._told = self._totals(launcher.latest()), self._token_counts(launcher.latest())
+        counters = launcher.hosting.statistics()
+        self._seconds, self._told = self._totals(counters), self._token_counts(counters)
         self._told_at = now
 
     def on_tick(self, now: float) -> None:
-        counters = self._launcher.latest()
+        counters = self._launcher.hosting.statistics()
         self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
 
     def seconds(self) -> dict[str, float]:
         """`time/env/step` and `time/rollout/forward`, as far as it has been told, since the last call."""
-        before, self._seconds = self._seconds, self._totals(self._launcher.latest())
+        before, self._seconds = self._seconds, self._totals(self._launcher.hosting.statistics())
         return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
 
     def token_rates(self, now: float) -> dict[str, float]:
         """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` over the time since the last call that gave
         them, at first since training began; none where no generator counts tokens, or one has told nothing new and may
         do so soon."""
-        before, told = self._told, self._token_counts(self._launcher.latest())
+        before, told = self._told, self._token_counts(self._launcher.hosting.statistics())
         seconds = now - self._told_at
         idle = any(counts == before.get(name) for name, counts in told.items())
         if not told or seconds <= 0.0 or (idle and seconds < 2 * _LOOK_S):
@@ -118,7 +120,7 @@ class StationActivity(Observer):
 
     def dropped(self) -> int:
         """Messages that were dropped so far."""
-        return sum(self._launcher.dropped().values())
+        return sum(dropped_messages(self._launcher.hosting).values())
 
     @staticmethod
     def _totals(counters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

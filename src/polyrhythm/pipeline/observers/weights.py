@@ -33,11 +33,11 @@ class WeightsTraffic(Observer):
 
     def on_tick(self, now: float) -> None:  # noqa: ARG002
         if self._silent:
-            self._say(self._launcher.latest(), _FIRST)
+            self._say(self._launcher.hosting.statistics(), _FIRST)
 
     def finish(self) -> None:
         """Log what has not been: of runs that ended before."""
-        self._say(self._launcher.latest(), 1)
+        self._say(self._launcher.hosting.statistics(), 1)
 
     def _say(self, counters: Mapping[str, Mapping[str, float]], versions: int) -> None:
         for name in sorted(self._silent & counters.keys()):
@@ -64,7 +64,7 @@ class WeightsTraffic(Observer):
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
         """By station and kind (a way, published, apply): versions, mb of one, ms of one in the mean, gb_per_s."""
         found = {}
-        for name, counts in self._launcher.statistics().items():
+        for name, counts in self._launcher.hosting.statistics(fresh=True).items():
             if moved := read_traffic(counts):
                 found[name] = {kind: _as_dict(one) for kind, one in moved.items() if one.versions}
         return found

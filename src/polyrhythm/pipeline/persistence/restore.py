@@ -25,7 +25,7 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
     conductor.detach()
     rollout = conductor.rollout
     rollout.admission.target = min(rollout.admission.target, versions)
-    blocks = _assign_blocks(saved.samples, launcher.arena.layout.blocks)
+    blocks = _assign_blocks(saved.samples, launcher.payloads.arena.layout.blocks)
     try:
         for sample in rollout.samples.values():
             sample.payload_id = blocks[sample.payload_id] if sample.payload_id else ""
@@ -36,7 +36,7 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
             f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
         ) from error
-    launcher.pool.restore(tuple(blocks.values()))
+    launcher.payloads.pool.restore(tuple(blocks.values()))
     saved.samples.clear()  # they are in the arena now
     return conductor
 

@@ -54,7 +54,7 @@ class RunCheckpointer(Observer):
         self._deadline_s, self._write = deadline_s, write
         self._writing: _Writing | None = None
         # A saved run has not started yet: its stations begin to count at zero.
-        self._at_start = {} if saved else pipeline.launcher.statistics()
+        self._at_start = {} if saved else pipeline.launcher.hosting.statistics(fresh=True)
         self._places, self._hosts = places, HostTotals(places, now, self._at_start, self._before.get("hosts"))
 
     def start(self, now: float) -> None:
@@ -69,10 +69,10 @@ class RunCheckpointer(Observer):
             return
         if event.updates == self._pipeline.loop.conductor.versions.updates and self._under_way() is None:
             self._next = now + self._settings.run_every_s
-            self._begin(self._pipeline.launcher.latest(), logging.DEBUG)
+            self._begin(self._pipeline.launcher.hosting.statistics(), logging.DEBUG)
 
     def on_tick(self, now: float) -> None:
-        self._hosts.advance(now, self._pipeline.launcher.latest())
+        self._hosts.advance(now, self._pipeline.launcher.hosting.statistics())
         writing = self._under_way()
         if writing is not None and not writing.late and writing.lasted_s > self._deadline_s:
             writing.late = True
@@ -86,7 +86,7 @@ class RunCheckpointer(Observer):
         """
         self.wait()
         if self._under_way() is None:
-            self._begin(self._pipeline.launcher.statistics(), level)
+            self._begin(self._pipeline.launcher.hosting.statistics(fresh=True), level)
             self.wait()
 
     def wait(self) -> None:
@@ -113,7 +113,7 @@ class RunCheckpointer(Observer):
         pipeline = self._pipeline
         states, launcher, counts = pipeline.states, pipeline.launcher, self._counts(statistics)
         assert states is not None
-        memory = (launcher.payloads, launcher.pool, pipeline.weights)
+        memory = (launcher.payloads, launcher.payloads.pool, pipeline.weights)
         try:
             snapshot = take_snapshot(self._folder, pipeline.loop.conductor, memory, states, counts)
         except OSError as error:
@@ -142,7 +142,7 @@ class RunCheckpointer(Observer):
     def summary(self) -> dict[str, Any]:
         """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters; hosts,
         where there are several."""
-        statistics = self._pipeline.launcher.statistics()
+        statistics = self._pipeline.launcher.hosting.statistics(fresh=True)
         counts = self._counts(statistics)
         wall_s = counts["wall_s"]
         hosts = self._hosts.summary(self.totals.faults_by_host())

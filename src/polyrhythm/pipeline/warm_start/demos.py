@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import ChecksExpert, EnvBatch, EnvSettings, Expert
+from polyrhythm.envs.base import EnvBatch, EnvSettings, FullEnvSettings, batch_traits, traits_of
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.pipeline.array_specs import shown
@@ -85,19 +85,19 @@ def has_expert(env: EnvSettings) -> bool:
     """Whether the environment has a scripted expert; builds a batch of one row to find out."""
     batch = env.build(1)
     try:
-        return isinstance(batch, Expert)
+        return batch_traits(batch).expert
     finally:
         batch.close()
 
 
 def check_expert(env: EnvSettings, settings: DemonstrationSettings) -> None:
     """Raise ConfigError if it is known before the start that the expert can act in no episode of some task."""
-    if not isinstance(env, ChecksExpert):
+    if not traits_of(env).checks_expert:
         return
     spec = env.spec()
     for task in range(len(spec.tasks)):
         planned = (plan_episode(settings, task, i, spec.training_states) for i in range(settings.episodes_per_task))
-        env.check_expert([(task, episode.seed) for episode in planned])
+        cast(FullEnvSettings, env).check_expert([(task, episode.seed) for episode in planned])
 
 
 def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repeat: int) -> None:
@@ -131,7 +131,7 @@ def demonstrate(
     Raises ConfigError if the environment has no expert, RunHalted if the expert has no successful, finite episode of
     some task; with `keep_failed`, no finite one: a reward function may be the only judge.
     """
-    if not isinstance(env, Expert):
+    if not batch_traits(env).expert:
         raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
     episodes = [
         plan_episode(settings, task, index, env.spec.training_states)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polyrhythm.runtime.hosting import station_hosts
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import sender_of
-from polyrhythm.runtime.questions import MAIN
 from polyrhythm.scheduler import records
 
 #: Events by which a station says where it works.
@@ -21,13 +22,13 @@ class StationPlaces:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._hosts = dict(launcher.hosts())
+        self._hosts = dict(station_hosts(launcher.hosting))
 
     def note(self, event: records.Event) -> None:
         """A station was announced; other events say nothing of places."""
         if isinstance(event, JOINS):
             name, _ = sender_of(event) or ("", 0)
-            self._hosts[name] = getattr(event, "host", "") or self._launcher.hosts().get(name, MAIN)
+            self._hosts[name] = getattr(event, "host", "") or station_hosts(self._launcher.hosting).get(name, MAIN)
 
     def of(self, station: str) -> str:
         return self._hosts.get(station, MAIN)

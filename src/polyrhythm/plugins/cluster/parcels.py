@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polyrhythm.errors import StartError
-from polyrhythm.runtime import questions as q
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.runtime.transport.frames import Piece
 
 PARCELS = "parcels"

@@ -24,7 +24,6 @@ from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.messages import (
     Order,
     Reply,
-    StartRowsInBlocks,
     Station,
     newest_version,
     part_address,
@@ -203,7 +202,7 @@ class JoinedSimulator:
 
     def handle(self, command: Order) -> None:
         match command:
-            case StartRowsInBlocks():
+            case records.StartRows():
                 self._expected.note(command)
                 self._samples.start(command)
             case records.RefuseRequest(slot=slot, sequence=sequence):

@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 
 from polyrhythm.plugins.cluster.hosts.pieces import Received, request_of, write_request, write_rest
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import VERSION, Reply, StartRowsInBlocks, newest_version
-from polyrhythm.scheduler.records import DropReason, RequestArrived, SampleEnd, SampleFailed, SampleFinished, Ticket
+from polyrhythm.runtime.messages import VERSION, Reply, newest_version
+from polyrhythm.scheduler.records import (
+    DropReason,
+    RequestArrived,
+    SampleEnd,
+    SampleFailed,
+    SampleFinished,
+    StartRows,
+    Ticket,
+)
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix_array
@@ -82,10 +90,10 @@ class JoinedSamples:
 
     # ------------------------------------------------------------ sent by the run
 
-    def start(self, start: StartRowsInBlocks) -> None:
+    def start(self, start: StartRows) -> None:
         """These attempts begin."""
-        for grant, block in zip(start.command.grants, start.blocks, strict=True):
-            attempt = _Attempt(grant.ticket, start.command.slot, block)
+        for grant in start.grants:
+            attempt = _Attempt(grant.ticket, start.slot, grant.block)
             self._attempts[attempt.key] = attempt
 
     def answer(self, reply: Reply) -> None:

@@ -367,9 +367,6 @@ class _Kept:
 
     def __init__(self, env: EnvBatch) -> None:
         self._env = env
-        # From Python 3.12 on `isinstance` of a protocol asks what an object has itself, not what it forwards.
-        own = (name for name in dir(type(env)) if not name.startswith("_") and name != "close")
-        self.__dict__ |= {name: getattr(env, name) for name in own if callable(getattr(type(env), name))}
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._env, name)

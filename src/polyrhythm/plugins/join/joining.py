@@ -21,7 +21,7 @@ from polyrhythm.plugins.cluster.hosts.pieces import Sent, pieces_of_request, pie
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.numbering import Numbering
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
-from polyrhythm.runtime.messages import StartRowsInBlocks, Station
+from polyrhythm.runtime.messages import Station
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
@@ -74,21 +74,20 @@ class Session:
             self.numbering.note(told.received)
             if not self.numbering.take(told.number):
                 return
-            if isinstance(message, StartRowsInBlocks):
+            if isinstance(message, records.StartRows):
                 content = memoryview(wire.encode(self._with_own_blocks(message)))
         self._queue.put(bytes(content))
 
-    def _with_own_blocks(self, start: StartRowsInBlocks) -> StartRowsInBlocks:
-        grants = start.command.grants
-        if len(grants) != len(start.blocks) or len(grants) > len(self._free):
-            raise UnfitMessage("impossible", f"{len(grants)} rows to start, {len(self._free)} blocks are free")
+    def _with_own_blocks(self, start: records.StartRows) -> records.StartRows:
+        if len(start.grants) > len(self._free):
+            raise UnfitMessage("impossible", f"{len(start.grants)} rows to start, {len(self._free)} blocks are free")
         own = []
-        for grant, outside in zip(grants, start.blocks, strict=True):
+        for grant in start.grants:
             block = heapq.heappop(self._free)
             self._blocks[grant.ticket.number, grant.ticket.attempt] = block
-            self._outside[block] = outside
-            own.append(block)
-        return replace(start, blocks=tuple(own))
+            self._outside[block] = grant.block
+            own.append(replace(grant, block=block))
+        return replace(start, grants=tuple(own))
 
     def note(self, received: int) -> None:
         """The run has what was said up to this number."""

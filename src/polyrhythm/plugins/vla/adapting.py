@@ -32,6 +32,7 @@ from polyrhythm.plugins.vla.precision import Precision, cast
 from polyrhythm.plugins.vla.settings import LoraSettings, TrainedPart
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.traits import PolicyTraits
 from polyrhythm.specs.hashing import mix
 
 if TYPE_CHECKING:
@@ -216,12 +217,17 @@ def set_checkpointing(module: nn.Module) -> None:
         part.checkpointing = True  # type: ignore[assignment]
 
 
+#: Traits of a policy around a network of which a part may be trained.
+ADAPTED = PolicyTraits(publishes_part=True, shares_reference=True, loads_in_parts=True)
+
+
 class AdaptedPolicy(nn.Module):
     """A policy around a `network` of which a part may be trained; its other submodules and buffers are always.
 
     `published` and the reference policy follow from what `Adaptation.finish` has fixed.
     """
 
+    traits: PolicyTraits
     network: nn.Module
     unread: UnreadTensors | None = None
     """What of the checkpoint the network lacks still, where it is built in parts."""

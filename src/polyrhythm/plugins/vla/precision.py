@@ -36,6 +36,11 @@ class Precision:
     float32: tuple[str, ...] = ()
 
     @property
+    def name(self) -> str:
+        """The name of `dtype`."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def is_single(self) -> bool:
         """Whether all is float32."""
         return self.dtype is torch.float32

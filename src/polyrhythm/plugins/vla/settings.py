@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -12,6 +13,7 @@ from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import ValueKind
+from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import EnvSpec
 
 #: What is trained of a network; see `VlaSettings.train`.
@@ -53,6 +55,7 @@ class VlaSettings(BaseModel):
     """Common settings; an architecture's settings derive from this and add `type`, `size` and what is its own."""
 
     model_config = SETTINGS
+    policy_traits: ClassVar[PolicyTraits]
     needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
 
@@ -111,6 +114,12 @@ class VlaSettings(BaseModel):
         optimizer = {"lr": 5e-6, "value_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.01}
         passes = {"epochs": 2, "minibatch_steps": 1024, "max_kl": None, "micro_batch_steps": 32}
         return {**passes, "optimizer": optimizer}
+
+    @property
+    def traits(self) -> SettingsTraits:
+        """What the policy can do."""
+        policy = replace(self.policy_traits, dtype=self.dtype)
+        return SettingsTraits(outlines=True, builds_in_parts=True, has_miniature=True, adapts=True, policy=policy)
 
     def state_entries(self, env_spec: EnvSpec) -> int:
         """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""

@@ -11,38 +11,18 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from polyrhythm.errors import PolyrhythmError, RunHalted
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.carrier import Parcel
 from polyrhythm.plugins.workflow.errors import WorkerFailed, WorkflowOver
 from polyrhythm.plugins.workflow.exchange import Answers, Exchange
-from polyrhythm.runtime.messages import Event, FromWorker, Joined, Order, ToWorker
+from polyrhythm.runtime.hosting import Hosting, process_ids
+from polyrhythm.runtime.messages import Event, FromWorker, ToWorker
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import StationLost
 
 DRIVER = "driver"
-
-
-class WorkerHosting(Protocol):
-    """What of `runtime.hosting.Hosting` a workflow uses."""
-
-    def start(self) -> list[Joined]: ...
-
-    def send(self, station: str, command: Order, slot: str = "") -> None: ...
-
-    def receive(self, timeout: float) -> Event | None: ...
-
-    def work_done(self) -> int: ...
-
-    def current_call(self, station: str) -> str: ...
-
-    def statistics(self) -> dict[str, dict[str, float]]: ...
-
-    def processes(self) -> dict[str, int]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +51,7 @@ class Controller:
     """Joins `hosting`, which has the workers, and the exchange. workers: group and rank of each station. failure: what
     ended the workflow, once something has."""
 
-    def __init__(self, hosting: WorkerHosting, workers: Mapping[str, tuple[str, int]], clock: Clock) -> None:
+    def __init__(self, hosting: Hosting, workers: Mapping[str, tuple[str, int]], clock: Clock) -> None:
         self.exchange, self.clock = Exchange(), clock
         self.failure: PolyrhythmError | None = None
         self._hosting, self._workers = hosting, workers
@@ -117,17 +97,17 @@ class Controller:
         """Who is at what, and who waits for what, in words."""
         busy: dict[str, None] = {}
         for station, _ in self._calls:
-            call = self._hosting.current_call(station)
+            call = self._hosting.station(station).current_call()
             busy |= {f"{station} is {call}" if call else f"{station} is at its call": None}
         return "; ".join([*busy, *self.exchange.waits()]) or "nobody waits"
 
     def processes(self) -> dict[str, int]:
         """The process id of each worker that has a process of its own on this machine."""
-        return self._hosting.processes()
+        return process_ids(self._hosting)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Counters of each worker."""
-        return self._hosting.statistics()
+        return self._hosting.statistics(fresh=True)
 
     # ------------------------------------------------------------ what happens
 
@@ -137,7 +117,7 @@ class Controller:
         Consumes: what workers say, the ends of their processes, deadlines. Waits for: one of them. Unblocked by: it,
         the timeout, or the hosting's waker. Produces: answers, results.
         """
-        now, worked = self.clock(), self._hosting.work_done()
+        now, worked = self.clock(), self._hosting.work_done
         late = self.exchange.expire(now)
         self._answer(late)
         try:
@@ -147,7 +127,7 @@ class Controller:
             return True
         if event is not None:
             self._handle(event)
-        return bool(late) or event is not None or self._hosting.work_done() != worked
+        return bool(late) or event is not None or self._hosting.work_done != worked
 
     def _handle(self, event: Event) -> None:
         match event:

@@ -14,14 +14,15 @@ from typing import Any, Literal, cast
 
 from polyrhythm.plugins.cluster.hosts.build import Places, open_hosts
 from polyrhythm.plugins.cluster.hosts.nodes import Node
-from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
-from polyrhythm.plugins.workflow.controller import WorkerHosting
+from polyrhythm.plugins.cluster.parcels import KeptParcels, Parcels, SharedParcels
+from polyrhythm.plugins.workflow.station import WorkerBeside, WorkerFactory
 from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.hosting import Hosting
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
-from polyrhythm.runtime.questions import MAIN
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Transport
 from polyrhythm.specs import WeightsLayout
 
@@ -52,7 +53,7 @@ class Opened:
     """waker: makes what ends the hosting's `receive`, where it has a thread of its own; undo: closed after the
     hosting."""
 
-    hosting: WorkerHosting
+    hosting: Hosting
     parcels: Parcels
     waker: Callable[[], Callable[[], None]] | None
     undo: ExitStack
@@ -60,8 +61,10 @@ class Opened:
 
 def open_inline(stations: StationList) -> Opened:
     """All workers in this process, taking turns."""
-    hosting = InlineHosting(stations, in_memory(LAYOUT), cast(Any, None))
-    return Opened(hosting, hosting.parcels, None, ExitStack())
+    parcels = KeptParcels()
+    workers: list[tuple[Any, ...]] = [(WorkerBeside(cast(WorkerFactory, f), parcels), *seats) for f, *seats in stations]
+    hosting = InlineHosting(cast(StationList, workers), in_memory(LAYOUT), cast(Any, None))
+    return Opened(hosting, parcels, None, ExitStack())
 
 
 def open_local(stations: StationList, limits: Limits, logs: Path, transport: Transport) -> Opened:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.carrier import Carrier, Parcel
 from polyrhythm.plugins.workflow.channel import Channel
@@ -43,10 +44,33 @@ class WorkerFactory:
     wait_s: float
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
-        return [(f"{self.name}.{incarnation}.0", lambda: WorkerStation(self, context, incarnation))]
+        memory = context.memory
+        assert memory is not None, "in one process a worker is made by a `WorkerBeside`"
+        parcels = SharedParcels(memory.folder, f"{self.name}.{incarnation}", memory.host, memory.clients)
+        return [(f"{self.name}.{incarnation}.0", lambda: WorkerStation(self, context, incarnation, parcels))]
 
     def announcements(self, incarnation: int) -> Sequence[WorkerJoined]:
         return [WorkerJoined(self.name, incarnation)]
+
+
+@dataclass(frozen=True)
+class WorkerBeside:
+    """Makes a worker in the driver's process, with which it shares `parcels`."""
+
+    factory: WorkerFactory
+    parcels: Parcels
+
+    @property
+    def name(self) -> str:
+        return self.factory.name
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        return [
+            (f"{self.name}.{incarnation}.0", lambda: WorkerStation(self.factory, context, incarnation, self.parcels))
+        ]
+
+    def announcements(self, incarnation: int) -> Sequence[WorkerJoined]:
+        return self.factory.announcements(incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +91,7 @@ class WorkerReply:
 class WorkerStation:
     """One rank of a worker. WorkerFailed: it cannot be made."""
 
-    def __init__(self, factory: WorkerFactory, context: StationContext, incarnation: int) -> None:
-        assert context.parcels is not None, "who hosts a worker keeps parcels"
+    def __init__(self, factory: WorkerFactory, context: StationContext, incarnation: int, parcels: Parcels) -> None:
         self.name, self._incarnation, self._emit = factory.name, incarnation, context.channels.emit
         self._calls: deque[p.Call] = deque()
         self._answers: dict[int, p.Answer] = {}
@@ -79,7 +102,7 @@ class WorkerStation:
         self._awaited = 0  # inline: the request for whose answer the call has paused, 0 if it has to wait for none
         self._hear: Callable[[float], None] | None = None
         self._turn: Turn | None = None
-        self._carrier = Carrier(context.parcels, self._channel, context.device)
+        self._carrier = Carrier(parcels, self._channel, context.device)
         self._port = WorkerPort(self._carrier, factory.wait_s, self._begin)
         self._place = Place(factory.group, factory.rank, factory.sizes, context.device, self._port)
         self._worker = self._make(factory)

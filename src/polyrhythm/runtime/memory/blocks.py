@@ -18,6 +18,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from polyrhythm.scheduler import records
@@ -71,17 +72,15 @@ class BlockPool:
         self._held: deque[int] = deque()  # released, but the reader may have yet to copy them
         self._reader: BlockReader | None = None
 
-    def assign(self, command: records.StartRows) -> list[int]:
-        """A block for each grant, in order."""
+    def assign(self, command: records.StartRows) -> records.StartRows:
+        """The command with a block in each grant."""
         while self._held and len(self._free) < len(command.grants):
             self._free_held()
         assert len(self._free) >= len(command.grants), f"no free block: {self.describe()}"
-        blocks = []
-        for grant in command.grants:
-            block = heapq.heappop(self._free)
-            self._writing[grant.ticket.number, grant.ticket.attempt] = (block, command.simulator)
-            blocks.append(block)
-        return blocks
+        grants = tuple(replace(grant, block=heapq.heappop(self._free)) for grant in command.grants)
+        for grant in grants:
+            self._writing[grant.ticket.number, grant.ticket.attempt] = (grant.block, command.simulator)
+        return replace(command, grants=grants)
 
     def hear(self, event: records.Event) -> None:
         """Update the owners after an event of a present station."""

@@ -28,8 +28,8 @@ class Payloads(Protocol):
     arena: Arena
     pool: BlockPool
 
-    def assign(self, command: records.StartRows) -> Sequence[int]:
-        """A block for each row that is to be started, in order."""
+    def assign(self, command: records.StartRows) -> records.StartRows:
+        """The command with a block in each grant."""
         ...
 
     def hear(self, event: records.Event) -> None:

@@ -21,18 +21,17 @@ from pathlib import Path
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.cluster.hosts.memory import HostMemory
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.lease.station import make_parts
 from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.factories import Resources, StationContext, unpack
+from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.process_memory import open_memory
 from polyrhythm.runtime.messages import Channels, Departed, Spans, merge_joined, process_address, rank_name
 from polyrhythm.runtime.processes.outgoing import Outgoing
 from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
-from polyrhythm.runtime.questions import MAIN, HostView
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter
@@ -98,12 +97,8 @@ class StationProcess:
         self._sockets = Sockets(
             spec.transport, spec.folder, spec.keys, self._drops.stranger, self._largest, address=address
         )
-        self._memory = HostMemory(spec.layout, spec.weights, Path(spec.folder), spec.host, self._sockets)
+        self._memory = open_memory(spec.layout, spec.weights, Path(spec.folder), spec.host, self._sockets)
         self._outgoing = Outgoing(self._sockets, spec.main)
-        self._watch: HostWatch | None = None
-        if spec.host is not None and spec.host.own != MAIN and MAIN in spec.host.servers:
-            client = self._memory.client(MAIN, spec.host.servers[MAIN])
-            self._watch = HostWatch(client)
         self._news, self._telling = threading.Event(), threading.Lock()
         self._parts: list[StationThread] = []
         self._reading: InboxThread | None = None
@@ -131,7 +126,7 @@ class StationProcess:
             ranks=spec.ranks,
             rendezvous=folder / f"{process_address(spec.station, spec.incarnation)}.ranks",
             offload=resources.offload if resources.leases else None,
-            parcels=self._memory.parcels(self._name()),
+            memory=self._memory,
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inboxes = self._open_inbox(len(parts))
@@ -187,7 +182,7 @@ class StationProcess:
         while not all(part.over.is_set() for part in self._parts):
             if self._failed() is not None or os.getppid() != self._spec.parent:
                 break
-            if self._cannot_reach_main():
+            if self._memory.is_cut_off():
                 log.error("%s ends: it cannot reach the run's main host, so it has been given up", self._name())
                 break
             if not announced and all(part.ready.is_set() and part.error is None for part in self._parts):
@@ -197,11 +192,6 @@ class StationProcess:
             self._news.wait(_BEAT_S)
             self._news.clear()
         return self._leave(self._failed())
-
-    def _cannot_reach_main(self) -> bool:
-        """Whether this is another host, and main's has been silent for so long that this process was given up."""
-        watch, host = self._watch, self._spec.host
-        return watch is not None and host is not None and watch.is_silent_for(host.silence_s)
 
     def _failed(self) -> BaseException | None:
         """What ended a part or the reading of the inbox, if anything did."""
@@ -223,8 +213,6 @@ class StationProcess:
         else:
             self._beat()
         self._outgoing.close(_LINGER_S)
-        if self._watch is not None:
-            self._watch.close()
         if all(part.over.is_set() for part in self._parts):
             self._memory.close()
             self._sockets.close(unsent=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from polyrhythm.runtime import spans as kinds
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import FromWorker, Joined, Report, Spans, StartRowsInBlocks, WorkerJoined, sender_of
+from polyrhythm.runtime.messages import FromWorker, Joined, Report, Spans, WorkerJoined, sender_of
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
@@ -130,11 +130,11 @@ class ExpectedEvents:
         if command.stream in streams:
             streams[command.stream] = True
 
-    def _note_grants(self, start: StartRowsInBlocks) -> None:
-        station = self._stations[start.command.simulator]
-        for grant, block in zip(start.command.grants, start.blocks, strict=True):
+    def _note_grants(self, start: records.StartRows) -> None:
+        station = self._stations[start.simulator]
+        for grant in start.grants:
             ticket = grant.ticket
-            payload_id = "" if ticket.evaluation and not self._layout.scored else str(block)
+            payload_id = "" if ticket.evaluation and not self._layout.scored else str(grant.block)
             station.samples[ticket.number, ticket.attempt] = _Sample(payload_id, ticket.version, ticket.shown)
             self._granted = max(self._granted, ticket.version)
 
@@ -168,11 +168,9 @@ class ExpectedEvents:
                 return batch.number in self._of(name).passes
             case records.StartStream(generator=name, stream=stream):
                 return stream.number in self._of(name).streams
-            case StartRowsInBlocks(command=start, blocks=blocks):
-                samples = self._of(start.simulator).samples
-                tickets = [grant.ticket for grant in start.grants]
-                due = [samples.get((ticket.number, ticket.attempt)) for ticket in tickets]
-                return len(blocks) == len(due) > 0 and None not in due
+            case records.StartRows(simulator=name, grants=grants):
+                samples = self._of(name).samples
+                return bool(grants) and all((g.ticket.number, g.ticket.attempt) in samples for g in grants)
             case records.ScoreSample(scorer=name, number=number, ticket=ticket):
                 return (number, ticket) in self._of(name).scores
             case records.ApplyWeights(generator=name, version=version, pinned=pinned):
@@ -328,7 +326,7 @@ _NOTING: dict[type, Callable[[ExpectedEvents, Any], None]] = {
     records.Serve: ExpectedEvents._note_pass,
     records.StartStream: ExpectedEvents._note_stream,
     records.AbortStream: ExpectedEvents._note_abort,
-    StartRowsInBlocks: ExpectedEvents._note_grants,
+    records.StartRows: ExpectedEvents._note_grants,
     records.ScoreSample: ExpectedEvents._note_scoring,
     records.ApplyWeights: ExpectedEvents._note_weights,
     records.StartUpdate: ExpectedEvents._note_update,

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList, pack
+from polyrhythm.runtime.hosts import MAIN, Hosts
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Joined, process_address
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import ChildProcess, Spawn, start_child
 from polyrhythm.runtime.processes.rank_group import RankGroup
 from polyrhythm.runtime.processes.supervision import AWAITING, FailureTracker, SupervisionLimits
-from polyrhythm.runtime.questions import MAIN, Hosts
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -375,10 +375,10 @@ class ProcessManager:
         """Whether every process that was asked has answered."""
         return all(name in self._pending_work for name in self._asked)
 
-    def pending_work(self) -> list[str]:
-        """What the stations that were asked have not finished, in words; what several ranks say alike once."""
-        answers = self._pending_work
-        lines = (line for name in self._asked for line in answers.get(name, (f"{name} does not answer",)))
+    def pending_work(self, station: str) -> list[str]:
+        """What a station that was asked has not finished, in words; what several ranks say alike once."""
+        answers, asked = self._pending_work, [p.name for p in self.groups[station] if p.name in self._asked]
+        lines = (line for name in asked for line in answers.get(name, (f"{name} does not answer",)))
         return list(dict.fromkeys(lines))
 
     def current_call(self, station: str, now: float) -> str:

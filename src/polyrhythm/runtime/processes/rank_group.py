@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
+from polyrhythm.runtime.hosts import Departure
 from polyrhythm.runtime.messages import Joined
 from polyrhythm.runtime.processes.process import ChildProcess
 from polyrhythm.runtime.processes.supervision import Failure, SupervisionLimits
-from polyrhythm.runtime.questions import Departure
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DROPPED, UnfitMessage
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import FromWorker, Reply, Report, Spans, StartRowsInBlocks, ToWorker, WorkerJoined
+from polyrhythm.runtime.messages import FromWorker, Reply, Report, Spans, ToWorker, WorkerJoined
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
@@ -154,7 +154,7 @@ class ReplyHead:
 
 
 Message = (
-    records.Event | records.Command | StartRowsInBlocks | Report | Spans
+    records.Event | records.Command | Report | Spans
     | Hello | Heartbeat | Connect | HostAt | Dismissed | Failed | Refused | Warned | Ping | MeasureSpans | Stop
     | WorkerJoined | ToWorker | FromWorker | Wake
 )  # fmt: skip
@@ -167,7 +167,7 @@ _TYPES: tuple[type, ...] = (
     *(records.CancelRow, records.RefuseRequest, records.PrepareEpisodes, records.Serve, records.ApplyWeights),
     *(records.StartUpdate, records.PublishWeights),
     *(
-        StartRowsInBlocks,
+        records.StartRows,
         records.SaveTrainer,
         Report,
         Hello,

@@ -13,12 +13,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from polyrhythm.envs.base import BeginsSteps, EnvBatch
+from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import FAR, Arena
-from polyrhythm.runtime.messages import Reply, StartRowsInBlocks
+from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, PrepareEpisodes, RefuseRequest
+from polyrhythm.scheduler.records import (
+    CancelRow,
+    DropReason,
+    EnvBatchInfo,
+    Grant,
+    PrepareEpisodes,
+    RefuseRequest,
+    StartRows,
+)
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.chunk import stepper, whole_batch
 from polyrhythm.stations.simulator.deferred_steps import DeferredSteps
@@ -26,7 +34,7 @@ from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.lanes import Lanes
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
-from polyrhythm.stations.simulator.slot import Pending, Slot, SlotIdentity, StepSettings
+from polyrhythm.stations.simulator.slot import Slot, SlotIdentity, StepSettings
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +76,7 @@ class EnvHost:
         self._step_chunk = stepper(env.spec, settings.action_repeat)
         self._todo: deque[Slot] = deque()
         self._queued: set[str] = set()  # names of those in `_todo`
-        begins = env if self.env.begins_steps and isinstance(env, BeginsSteps) else None
-        self._deferred = DeferredSteps(self.env, begins)
+        self._deferred = DeferredSteps(self.env)
         self._lanes = Lanes()
         self._reset_slots: Sequence[Slot] = ()  # slots reset in the last unit, until `_reset_end`
         self._step_slots: Sequence[Slot] = ()  # slots stepped after that in the same unit
@@ -94,17 +101,13 @@ class EnvHost:
 
     # ------------------------------------------------------------ messages
 
-    def start(self, start: StartRowsInBlocks) -> None:
+    def start(self, start: StartRows) -> None:
         """Queue the granted rows. Raises UnfitMessage if they cannot be started."""
-        slot = self.slots[start.command.slot]
-        grants, blocks = len(start.command.grants), len(start.blocks)
-        if grants != blocks:
-            raise UnfitMessage("impossible", f"slot {slot.name}: {blocks} blocks for {grants} grants")
-        pending = list(map(Pending, start.command.grants, start.blocks))
-        slot.check(pending)
-        if not self.info.reset_rows and any(grant.resume for grant in start.command.grants):
+        slot = self.slots[start.slot]
+        slot.check(start.grants)
+        if not self.info.reset_rows and any(grant.resume for grant in start.grants):
             raise UnfitMessage("impossible", f"slot {slot.name}: a row cannot resume, its batch resets only as a whole")
-        slot.pending += pending
+        slot.pending += start.grants
         self._queue(slot)
 
     def prepare(self, command: PrepareEpisodes) -> None:
@@ -113,7 +116,7 @@ class EnvHost:
             raise UnfitMessage("impossible", f"env batch {self.info.name} has no spare rows to reset ahead")
         if not all(0 <= task < len(self.env.spec.tasks) and 0 <= seed < FAR for task, seed in command.episodes):
             raise UnfitMessage("impossible", f"env batch {self.info.name} cannot prepare {command.episodes}")
-        tickets = [p.grant.ticket for slot in self.slots.values() for p in slot.pending if not p.grant.resume]
+        tickets = [p.ticket for slot in self.slots.values() for p in slot.pending if not p.resume]
         self.ahead.prepare(command.episodes, [(ticket.task, ticket.seed) for ticket in tickets])
 
     def cancel(self, command: CancelRow) -> None:
@@ -237,14 +240,14 @@ class EnvHost:
             return False
         self._reset_slots = [slot]
         starting = _take_pending(slot)
-        fresh = [pending for pending in starting if not pending.grant.resume]
-        rows = [pending.grant.row for pending in fresh]
-        tickets = [pending.grant.ticket for pending in fresh]
+        fresh = [grant for grant in starting if not grant.resume]
+        rows = [grant.row for grant in fresh]
+        tickets = [grant.ticket for grant in fresh]
         seeds = [ticket.seed for ticket in tickets]
         if not rows or self._reset(rows, [t.task for t in tickets], seeds, [(slot, fresh)]):
             self._join(slot, starting)
         else:
-            self._join(slot, [pending for pending in starting if pending.grant.resume])
+            self._join(slot, [grant for grant in starting if grant.resume])
         return True
 
     def _begin_together(self) -> bool:
@@ -255,9 +258,9 @@ class EnvHost:
         self._reset_slots = [slot for slot, starting in parts if starting]
         tasks, seeds = [0] * self.env.rows, [0] * self.env.rows
         for _, starting in parts:
-            for pending in starting:
-                row, ticket = pending.grant.row, pending.grant.ticket
-                assert not pending.grant.resume, f"row {row} cannot resume, its batch resets only as a whole"
+            for grant in starting:
+                row, ticket = grant.row, grant.ticket
+                assert not grant.resume, f"row {row} cannot resume, its batch resets only as a whole"
                 tasks[row], seeds[row] = ticket.task, ticket.seed
         if self._reset(range(self.env.rows), tasks, seeds, parts):
             for slot, starting in parts:
@@ -270,34 +273,34 @@ class EnvHost:
         rows: Sequence[int],
         tasks: Sequence[int],
         seeds: Sequence[int],
-        parts: Sequence[tuple[Slot, Sequence[Pending]]],
+        parts: Sequence[tuple[Slot, Sequence[Grant]]],
     ) -> bool:
         try:
             self.env.reset(rows, tasks, seeds)
         except EnvFault as fault:
             log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
             for slot, starting in parts:
-                grants, more = [pending.grant for pending in starting], _in_call(fault, len(rows))
+                grants, more = list(starting), _in_call(fault, len(rows))
                 slot.fail_grants(grants, fault.reason, str(fault), more)
             return False
         return True
 
-    def _without_failed(self, slot: Slot, starting: Sequence[Pending]) -> list[Pending]:
+    def _without_failed(self, slot: Slot, starting: Sequence[Grant]) -> list[Grant]:
         """Those that were reset; the others fail alone."""
         if not self.env.failed:
             return list(starting)
         kept = []
-        for pending in starting:
-            fault = None if pending.grant.resume else self.env.failed.pop(pending.grant.row, None)
+        for grant in starting:
+            fault = None if grant.resume else self.env.failed.pop(grant.row, None)
             if fault is None:
-                kept.append(pending)
+                kept.append(grant)
             else:
                 level = logging.INFO if fault.refused else logging.ERROR
-                log.log(level, "env batch %s: row %d: %s%s", self.info.name, pending.grant.row, fault, fault.place)
-                slot.fail_grants([pending.grant], fault.reason, str(fault), fault.place)
+                log.log(level, "env batch %s: row %d: %s%s", self.info.name, grant.row, fault, fault.place)
+                slot.fail_grants([grant], fault.reason, str(fault), fault.place)
         return kept
 
-    def _join(self, slot: Slot, starting: Sequence[Pending]) -> None:
+    def _join(self, slot: Slot, starting: Sequence[Grant]) -> None:
         starting = self._without_failed(slot, starting)
         if not starting:
             return
@@ -306,7 +309,7 @@ class EnvHost:
         except EnvFault as fault:
             log.exception("env batch %s: the first observation failed", self.info.name)
             more = _in_call(fault, len(starting))
-            rows = [slot.row(pending.grant) for pending in starting]
+            rows = [slot.row(grant) for grant in starting]
             slot.fail(rows, DropReason.ENVIRONMENT_RAISED, str(fault), more)
 
     # ------------------------------------------------------------ step
@@ -370,8 +373,8 @@ def _in_call(fault: EnvFault, rows: int) -> str:
     return f"{others}{fault.place}"
 
 
-def _take_pending(slot: Slot) -> list[Pending]:
+def _take_pending(slot: Slot) -> list[Grant]:
     """Remove and return the slot's pending grants, sorted by row."""
-    starting = sorted(slot.pending, key=lambda pending: pending.grant.row)
+    starting = sorted(slot.pending, key=lambda grant: grant.row)
     slot.pending.clear()
     return starting

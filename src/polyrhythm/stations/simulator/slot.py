@@ -87,14 +87,6 @@ class SlotIdentity:
     emit: Callable[[Event], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A grant whose episode has not begun, and its arena block."""
-
-    grant: Grant
-    block: int
-
-
 class Slot:
     """One slot of `env`. env_steps: executed by its rows. metrics: of the env batch's episodes, if any."""
 
@@ -108,7 +100,7 @@ class Slot:
         metrics: EpisodeMetrics | None = None,
     ) -> None:
         self.name, self.first = info.slot, info.first
-        self.pending: list[Pending] = []
+        self.pending: list[Grant] = []
         self.answered = False
         self._settings, self._arena, self._source, self._metrics = settings, arena, source, metrics
         self.env_steps = 0
@@ -162,35 +154,35 @@ class Slot:
         """The grant's row, numbered within the slot."""
         return grant.row - self.first
 
-    def check(self, starting: Sequence[Pending]) -> None:
+    def check(self, starting: Sequence[Grant]) -> None:
         """Raise UnfitMessage if one of these cannot begin now."""
-        taken = {self.row(pending.grant) for pending in self.pending}
-        for pending in starting:
-            row, ticket = self.row(pending.grant), pending.grant.ticket
+        taken = {self.row(grant) for grant in self.pending}
+        for grant in starting:
+            row, ticket = self.row(grant), grant.ticket
             if not (
                 0 <= row < len(self._rows.tickets)
                 and self._rows.tickets[row] is None
                 and row not in taken
-                and (row in self._rows.parked or not pending.grant.resume)
-                and 0 <= pending.block < self._arena.layout.blocks
+                and (row in self._rows.parked or not grant.resume)
+                and 0 <= grant.block < self._arena.layout.blocks
                 and 0 <= ticket.task < self._tasks > ticket.instruction >= 0
                 and max(map(abs, (ticket.number, ticket.noise, ticket.seed, ticket.version))) < FAR
             ):
-                raise UnfitMessage("impossible", f"slot {self.name} cannot begin {pending.grant}")
+                raise UnfitMessage("impossible", f"slot {self.name} cannot begin {grant}")
             taken.add(row)
 
-    def begin(self, starting: Sequence[Pending]) -> None:
+    def begin(self, starting: Sequence[Grant]) -> None:
         """Activate rows that were reset or resume a parked episode. `starting` is sorted by row."""
-        grants = [pending.grant for pending in starting]
+        grants = list(starting)
         rows = [self.row(grant) for grant in grants]
-        blocks = [pending.block for pending in starting]
+        blocks = [grant.block for grant in starting]
         self._rows.begin(grants, rows, blocks)
-        for pending, row in zip(starting, rows, strict=True):
-            self._recorder.show_instruction(pending.block, int(self._rows.instruction[row]))
+        for grant, row in zip(starting, rows, strict=True):
+            self._recorder.show_instruction(grant.block, int(self._rows.instruction[row]))
             parked = self._rows.parked.pop(row, None)
-            if pending.grant.resume:
-                assert parked is not None, f"row {pending.grant.row} resumes, but no episode is parked there"
-                self._recorder.restore(pending.block, parked, self._rows.before[row] / self._max_steps)
+            if grant.resume:
+                assert parked is not None, f"row {grant.row} resumes, but no episode is parked there"
+                self._recorder.restore(grant.block, parked, self._rows.before[row] / self._max_steps)
         fresh = np.array([row for row, grant in zip(rows, grants, strict=True) if not grant.resume], np.intp)
         if len(fresh):
             if self._metrics:
@@ -348,10 +340,10 @@ class Slot:
 
     def cancel(self, ticket: int, attempt: int) -> bool:
         """Cancel this attempt, running or pending; False if it is not here (its sample has just ended)."""
-        for pending in self.pending:
-            if (pending.grant.ticket.number, pending.grant.ticket.attempt) == (ticket, attempt):
-                self.pending.remove(pending)
-                self.fail_grants([pending.grant], DropReason.CANCELLED)
+        for grant in self.pending:
+            if (grant.ticket.number, grant.ticket.attempt) == (ticket, attempt):
+                self.pending.remove(grant)
+                self.fail_grants([grant], DropReason.CANCELLED)
                 return True
         row = self._rows.find(ticket, attempt)
         if row is None:

@@ -21,16 +21,18 @@ from types import FrameType
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.cleaner import start_cleaner
 from polyrhythm.plugins.cluster.hosts.client import client_of
 from polyrhythm.plugins.cluster.hosts.identity import Known, find_shared, write_identity
-from polyrhythm.plugins.cluster.hosts.memory import ARENA, WEIGHTS, segment_sizes
+from polyrhythm.plugins.cluster.hosts.memory import segment_sizes
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.cluster.transport.sealed import check_sealing
 from polyrhythm.readable import set_up_logging
-from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
+from polyrhythm.runtime.memory.process_memory import ARENA, WEIGHTS
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment, shared_root
 from polyrhythm.runtime.transport.authentication import RunKeys
@@ -117,7 +119,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
     stack.callback(server.close)
     watch = None
     if spec.main:
-        watch = HostWatch(client_of(sockets, q.MAIN, spec.main))
+        watch = HostWatch(client_of(sockets, MAIN, spec.main))
         stack.callback(watch.close)
     return Found(spec.host, str(folder), token, server.endpoint), server, watch
 

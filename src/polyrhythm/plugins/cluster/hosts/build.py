@@ -21,17 +21,17 @@ from polyrhythm.plugins.cluster.hosts.memory import MIRROR, HostMemory, segment_
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.opening import Connect, HostOpener, in_rounds, next_number
 from polyrhythm.plugins.cluster.hosts.payloads import HostedPayloads
+from polyrhythm.plugins.cluster.hosts.questions import ANSWER_S
 from polyrhythm.plugins.cluster.hosts.survey import Cluster, Place, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.cluster.transport.sealed import check_sealing
-from polyrhythm.runtime.clocks import HostClocks, ask_clock
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
+from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
-from polyrhythm.runtime.questions import ANSWER_S, MAIN, HostView
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import Sockets
@@ -94,7 +94,6 @@ def open_hosts(
         opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))
         connect = partial(client_of, sockets)
         directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
-        clocks = HostClocks(directory.lost)
         hosting = LocalHosting(
             stations,
             layout,
@@ -106,7 +105,6 @@ def open_hosts(
             check_report=check_report,
             spawn=directory.spawn,
             hosts=directory,
-            clocks=clocks,
             address=places.address,
             keys=keys,
             joining=joining,
@@ -115,16 +113,7 @@ def open_hosts(
         own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
-        agents.callback(clocks.close)
-
-        def note_host(host: str, endpoint: str) -> None:
-            memory.note_host(host, endpoint)
-            clocks.add(host, ask_clock(sockets, host, endpoint))
-
-        directory.on_host = note_host
-        for host in memory.clients:
-            clocks.add(host, ask_clock(sockets, host, own.servers[host]))
-        clocks.start()
+        directory.on_host = memory.note_host
         answer_s = min(ANSWER_S, limits.heartbeat_s / 2)
         directory.watch_hosts(lambda host, endpoint: HostWatch(memory.client(host, endpoint, answer_s)))
         agents.callback(directory.close)
@@ -141,7 +130,7 @@ def build_hosts_launcher(hosts: HostedStations) -> Launcher:
         payloads = HostedPayloads(hosts.memory.arena(), MAIN, hosts.directory)
         channel = hosts.memory.weights("cpu", None)
         undo.pop_all()
-    return Launcher(hosts.hosting, payloads, channel, folder=hosts.folder, undo=hosts.undo)
+    return Launcher(hosts.hosting, payloads, channel, shared=hosts.folder, undo=hosts.undo)
 
 
 def _find_hosts(

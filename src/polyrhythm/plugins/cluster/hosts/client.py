@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.transport.sealed import Place, Ticket, anywhere, connect
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.transport.sockets import Sockets
 
 #: Seconds of a limit that are not worth waiting for.

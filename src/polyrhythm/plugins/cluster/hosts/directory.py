@@ -24,12 +24,15 @@ from typing import IO
 from polyrhythm.errors import HostLost, RunHalted
 from polyrhythm.plugins.cluster.hosts.survey import Place, Sight, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
-from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.clocks import SAME, ClockOffset
+from polyrhythm.runtime.hosts import MAIN, Changes, Departure, HostView
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.process import Handle
 
 log = logging.getLogger(__name__)
 
+#: The memory of the processes of such a run.
+_MEMORY = "polyrhythm.plugins.cluster.hosts.memory:HostMemory"
 #: Seconds that a crowded station stays where it is: a move costs the work that it has under way.
 _STAYS_S = 15.0
 #: Times `heartbeat_s` for which an agent may be silent whose host is heard.
@@ -92,7 +95,7 @@ class HostDirectory:
         and the endpoint of its server."""
         self._open_watch = open_watch
         for host, endpoint in self._servers.items():
-            if host != q.MAIN:
+            if host != MAIN:
                 self._watches[host] = open_watch(host, endpoint)
 
     def close(self) -> None:
@@ -106,17 +109,24 @@ class HostDirectory:
     def host_of(self, station: str) -> str:
         return self._places[station].host
 
-    def view(self, station: str) -> q.HostView:
+    def view(self, station: str) -> HostView:
         """What a process of the station that starts now knows of the hosts."""
         place = self._places[station]
-        own = q.HostView(place.host, place.folder, place.node.address, answer_s=self._heartbeat_s)
+        own = HostView(place.host, place.folder, place.node.address, answer_s=self._heartbeat_s, memory=_MEMORY)
         return self.view_from(own)
 
-    def view_from(self, own: q.HostView) -> q.HostView:
+    def view_from(self, own: HostView) -> HostView:
         """`own` with what all hosts hold now."""
         slots = {slot: self._places[name].host for name, its in self._slots.items() for slot in its}
         silence_s = silence_limit(self._heartbeat_s)
         return replace(own, servers=dict(self._servers), slots=slots, publishers=self._publishers, silence_s=silence_s)
+
+    def offset_of(self, host: str) -> ClockOffset | None:
+        """How far a host's monotonic clock is ahead of main's; None while nothing is known of it."""
+        if host == MAIN:
+            return SAME
+        watches = (*self._watches.values(), *self._stopped)
+        return next((watch.offset() for watch in watches if watch.host == host), None)
 
     def spawn(self, spec: ChildSpec, file: IO[bytes]) -> Handle:
         """Start a station's process on its node."""
@@ -136,7 +146,7 @@ class HostDirectory:
         for watch in self._watches.values():
             watch.ask()
 
-    def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> q.Changes:
+    def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
         """Take note of nodes that came and hosts that are lost, and find places. heard: the stations whose heartbeats
         come; starting: one is not ready yet. HostLost: the trainer's host is, or main's. RunHalted: the cluster is."""
         if self._survey is not None and self._survey.failure:
@@ -153,7 +163,7 @@ class HostDirectory:
         placed = [station for station in list(self._waiting) if self._place(station, now)]
         if not (starting or self._sought or self._waiting or leaving):
             leaving |= self._move(now)  # one after another: each is idle until it is ready at its new place
-        return q.Changes(hosts, leaving, placed)
+        return Changes(hosts, leaving, placed)
 
     def _take_new(self) -> list[tuple[str, str]]:
         """The hosts of nodes that came; those of the nodes that are usable are told to the survey."""
@@ -174,7 +184,7 @@ class HostDirectory:
             self._survey.usable = frozenset(usable)
         return hosts
 
-    def _lose(self, heard: Collection[str]) -> dict[str, q.Departure]:
+    def _lose(self, heard: Collection[str]) -> dict[str, Departure]:
         """Note which hosts are lost; the stations that have to leave them. heard: hosts of which a
         station is."""
         found = {host: reason for host, reason in self._find_lost(heard).items() if host in self._servers}
@@ -183,7 +193,7 @@ class HostDirectory:
             self.lost.add(host)
             del self._servers[host]
             if host in self._publishers:
-                without = "" if host == q.MAIN else ", without its nodes"
+                without = "" if host == MAIN else ", without its nodes"
                 raise HostLost(
                     f"host {host} is lost ({reason}), and the run needs it; start again with resume{without}",
                     host,
@@ -199,7 +209,7 @@ class HostDirectory:
         gone = {name: place.host for name, place in self._places.items() if place.host in found}
         absent = {*self._sought, *self._waiting}
         there = {name: host for name, host in gone.items() if name not in absent}
-        return {name: q.Departure(f"is on host {host}, which is lost") for name, host in there.items()}
+        return {name: Departure(f"is on host {host}, which is lost") for name, host in there.items()}
 
     def _find_lost(self, heard: Collection[str]) -> dict[str, str]:
         """The hosts that are lost, with the reason."""
@@ -277,10 +287,10 @@ class HostDirectory:
         counts = Counter(place.node.name for name, place in self._places.items() if name not in self._waiting)
         return min(usable.values(), key=lambda place: counts[place.node.name])
 
-    def _move(self, now: float) -> dict[str, q.Departure]:
+    def _move(self, now: float) -> dict[str, Departure]:
         """The first crowded station that a node has room for now."""
         usable = self._usable()
         for station, since in self._crowded.items():
             if now >= since + _STAYS_S and (place := self._with_room(station, usable)) is not None:
-                return {station: q.Departure(f"moves to {place.node.name}, which has room", moves=True)}
+                return {station: Departure(f"moves to {place.node.name}, which has room", moves=True)}
         return {}

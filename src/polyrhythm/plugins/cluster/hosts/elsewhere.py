@@ -13,10 +13,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient
 from polyrhythm.plugins.cluster.hosts.pieces import entries_at_a_time, request_of, write_part
 from polyrhythm.plugins.cluster.transport.sealed import MOST_PIECES
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 from polyrhythm.runtime.transport.drops import UnfitMessage
 

@@ -12,14 +12,14 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from polyrhythm.errors import StartError
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
 from polyrhythm.plugins.cluster.hosts.identity import Known
 from polyrhythm.plugins.cluster.hosts.nodes import Node
-from polyrhythm.runtime import questions as q
+from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.published import shared_nbytes
-from polyrhythm.runtime.questions import MAIN
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.specs import WeightsLayout
 

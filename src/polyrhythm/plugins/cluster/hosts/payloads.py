@@ -36,10 +36,11 @@ class HostedPayloads:
         self._told: set[str] = set()  # lost payloads that the conductor has been told of
         self._seen_lost = 0  # hosts that were lost when it was last told
 
-    def assign(self, command: records.StartRows) -> Sequence[int]:
-        blocks = self.pool.assign(command)
-        self._where.update(dict.fromkeys(blocks, self._hosts.host_of(command.simulator)))
-        return blocks
+    def assign(self, command: records.StartRows) -> records.StartRows:
+        command = self.pool.assign(command)
+        host = self._hosts.host_of(command.simulator)
+        self._where |= {grant.block: host for grant in command.grants}
+        return command
 
     def hear(self, event: records.Event) -> None:
         if isinstance(event, records.StationLost):

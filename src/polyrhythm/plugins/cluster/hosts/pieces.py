@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.plugins.cluster.hosts.questions import PART_BYTES
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
-from polyrhythm.runtime.questions import PART_BYTES
 
 Piece = NDArray[Any]
 #: A piece, or the rows of which it consists, where they lie.

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.identity import find_shared
 from polyrhythm.plugins.cluster.hosts.pieces import pieces_of_request, pieces_of_sample
 from polyrhythm.plugins.cluster.parcels import read_part
 from polyrhythm.plugins.cluster.transport.sealed import MOST_PIECES, BrokenSeal, SealedConnection
 from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import shared_root

@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient
-from polyrhythm.runtime import questions as q
 from polyrhythm.runtime.memory.fit import Stream
 from polyrhythm.runtime.memory.published import EMPTY, lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into

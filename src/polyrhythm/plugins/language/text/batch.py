@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import definition_place
 from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.language.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.plugins.language.text.base import Conversation, FullConversation, Reply, conversation_traits
 from polyrhythm.plugins.language.text.chat import ChatTurns, Prompt
 from polyrhythm.plugins.language.text.prepared import PreparedMessages
 from polyrhythm.plugins.language.text.tokenizers import begin, encodable, encode_after
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class MessageTooLong(EpisodeRefused):
+    """The expert's message has more tokens than a message may have. tokens: with its end."""
+
+    def __init__(self, limit: int, tokens: int) -> None:
+        self.tokens = tokens
+        super().__init__(
+            f"env.max_new_tokens = {limit}: the expert's message has {tokens} tokens with its end; raise it to {tokens}"
+        )
+
+
 class TextBatch:
     """Rows that reset and step by themselves. A row's context is its prompt, its messages as they were sampled, and the
     replies: what the model wrote is never tokenized again."""
@@ -35,7 +46,8 @@ class TextBatch:
         self._settings, self._tokenizer = settings, settings.text_tokenizer()
         self._chat = settings.open_chat()
         self._chats: dict[int, ChatTurns] = {}  # by row, with a chat template
-        self._conversations = conversations
+        self._conversations = cast(Sequence[FullConversation], conversations)
+        self.traits = replace(settings.traits, expert=conversation_traits(conversations[0]).expert)
         self._prepared = PreparedMessages(conversations)
         self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
         self._length = np.zeros(self.rows, np.int32)
@@ -133,7 +145,7 @@ class TextBatch:
         return self._prepared.waits(map(int, rows))
 
     def fileno(self) -> int:
-        """See `envs.base.BeginsSteps`."""
+        """See `envs.base.FullEnvBatch`."""
         return self._prepared.fileno()
 
     def _measured(self, ids: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
@@ -243,31 +255,10 @@ class TextBatch:
         return self._tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """See `envs.base.TranscribesRows`: what the model was shown, decoded from its tokens; also a message that was
+        """See `envs.base.FullEnvBatch`: what the model was shown, decoded from its tokens; also a message that was
         cut, and replies that the model did not see."""
         decode = self._tokenizer.decode
         return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
-
-    def close(self) -> None:
-        """Close the conversations that can be closed."""
-        for conversation in self._conversations:
-            if callable(close := getattr(conversation, "close", None)):
-                close()
-        self._prepared.close()
-
-
-class MessageTooLong(EpisodeRefused):
-    """The expert's message has more tokens than a message may have. tokens: with its end."""
-
-    def __init__(self, limit: int, tokens: int) -> None:
-        self.tokens = tokens
-        super().__init__(
-            f"env.max_new_tokens = {limit}: the expert's message has {tokens} tokens with its end; raise it to {tokens}"
-        )
-
-
-class TextBatchWithExpert(TextBatch):
-    """Conversations that demonstrate."""
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
         """The expert's next message of each row: [n,C,1], which ends with an end-of-text token unless it has a stop of
@@ -275,9 +266,7 @@ class TextBatchWithExpert(TextBatch):
         found = np.full((len(rows), self.spec.chunk, 1), self._tokenizer.ends[0], np.int64)
         refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
-            conversation = self._conversations[row]
-            assert isinstance(conversation, Demonstrates)
-            message = conversation.expert()
+            message = self._conversations[row].expert()
             try:
                 ids = self._demonstrated(row, message)
             except EpisodeRefused as error:
@@ -298,3 +287,10 @@ class TextBatchWithExpert(TextBatch):
         if len(ids) > self.spec.chunk:
             raise MessageTooLong(self.spec.chunk, len(ids))
         return ids
+
+    def close(self) -> None:
+        """Close the conversations that can be closed."""
+        for conversation in self._conversations:
+            if conversation_traits(conversation).close:
+                conversation.close()
+        self._prepared.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ class FrozenLakeSettings(TextSettings):
     reply is the lake after it. Reward 1 at the goal, 0 otherwise; a hole ends the episode.
     """
 
+    traits: ClassVar = replace(TextSettings.traits, expert=True)
     needs: ClassVar = ("gymnasium",)
 
     type: Literal["frozen_lake"] = "frozen_lake"

@@ -9,9 +9,10 @@ import logging
 import select
 import time
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.language.text.base import Awaited, Awaits, Conversation, Drops, Prepares
+from polyrhythm.plugins.language.text.base import Awaited, Conversation, FullConversation, conversation_traits
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,8 @@ class PreparedMessages:
     """Of the rows of a batch. Closing it is for the batch to do."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
-        self._conversations = conversations
+        self._conversations = cast(Sequence[FullConversation], conversations)
+        self._traits = list(map(conversation_traits, conversations))
         self._told: dict[int, Exception | None] = {}
         self._awaited: dict[int, Awaited] = {}
         self._rows: dict[int, int] = {}  # by descriptor
@@ -29,16 +31,15 @@ class PreparedMessages:
 
     def expects(self, row: int) -> bool:
         """Whether the row's conversation prepares replies, and was not told its message yet."""
-        return row not in self._told and isinstance(self._conversations[row], Prepares)
+        return row not in self._told and self._traits[row].prepare
 
     def tell(self, row: int, message: str) -> None:
         """Have the row's conversation prepare its reply, where one is expected."""
         conversation = self._conversations[row]
-        assert isinstance(conversation, Prepares)
         self._told[row] = None
         try:
             conversation.prepare(message)
-            awaited = conversation.awaits() if isinstance(conversation, Awaits) else None
+            awaited = conversation.awaits() if self._traits[row].awaits else None
             if awaited is not None:
                 self._poll.register(awaited.fileno, select.EPOLLIN)
         except PolyrhythmError:
@@ -76,11 +77,10 @@ class PreparedMessages:
             self._end(row)
 
     def _give_up(self, row: int) -> None:
-        conversation = self._conversations[row]
-        if not isinstance(conversation, Drops):
+        if not self._traits[row].drop:
             return
         try:
-            conversation.drop()
+            self._conversations[row].drop()
         except PolyrhythmError:
             raise
         except Exception:

@@ -7,6 +7,7 @@ same moves solve it, so every room can be solved, and how is known without a sea
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -53,6 +54,7 @@ class SokobanSettings(TextSettings):
     max_prompt_tokens: Count = 1280
     """Most tokens before a message: all rooms and messages so far."""
 
+    traits: ClassVar = replace(TextSettings.traits, expert=True)
     alphabet: ClassVar = "#-.$*@+\nabcdefghijklmnopqrstuvwxyz "
     stops: ClassVar = ("\n",)
 

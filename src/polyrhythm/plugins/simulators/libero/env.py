@@ -28,7 +28,7 @@ from polyrhythm.plugins.simulators.libero.library import (
 from polyrhythm.plugins.simulators.libero.other_words import in_other_words
 from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS
 from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
-from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
+from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
 from polyrhythm.plugins.simulators.robosuite.instance import Instance
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -54,7 +54,7 @@ class LiberoSettings(BaseModel):
     needs: ClassVar = ("libero", "robosuite", "mujoco")
     extra: ClassVar = "libero"
     pins: ClassVar = {"robosuite": "1.4"}
-    resets_beside: ClassVar = True
+    traits: ClassVar = TRAITS
     known_tasks: ClassVar = INSTRUCTIONS
     observation: ClassVar[str] = "pixels"
     reward: ClassVar[str] = "sparse"

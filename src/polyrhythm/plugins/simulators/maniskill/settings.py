@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.conformance import Finding
-from polyrhythm.envs.base import EnvBatch
+from polyrhythm.envs.base import EnvBatch, EnvTraits
 from polyrhythm.envs.variants import Variant
 from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
 from polyrhythm.plugins.simulators.maniskill.drivers import count_gpus
@@ -55,6 +55,7 @@ class ManiSkillSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("mani_skill", "sapien", "torch")
+    traits: ClassVar = EnvTraits(variants=True, rendering=True, draws_rows=True)
     extra: ClassVar = "maniskill"
     known_tasks: ClassVar = INSTRUCTIONS
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.config.nearest import nearest
-from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.variants import Variant
 from polyrhythm.plugins.simulators.appearance import VISION, Appearance, AppearanceSettings
 from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import Camera, choose_gl_backend
@@ -54,6 +54,7 @@ class MetaWorldSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("metaworld", "mujoco")
+    traits: ClassVar = EnvTraits(variants=True, expert=True, discards_rows=True)
     extra: ClassVar = "metaworld"
     known_tasks: ClassVar = INSTRUCTIONS
 

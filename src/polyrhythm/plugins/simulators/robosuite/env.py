@@ -18,7 +18,7 @@ from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
 from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
-from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
+from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
 from polyrhythm.plugins.simulators.robosuite.instance import Instance
 from polyrhythm.plugins.simulators.robosuite.library import (
     ROBOCASA,
@@ -73,7 +73,7 @@ class RobosuiteSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("robosuite", "mujoco")
     extra: ClassVar = "robosuite"
-    resets_beside: ClassVar = True
+    traits: ClassVar = TRAITS
     known_tasks: ClassVar = INSTRUCTIONS
     mirrored: ClassVar[bool] = False
     kept_environments: ClassVar[int] = sys.maxsize

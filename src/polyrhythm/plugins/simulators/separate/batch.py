@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.env_warnings import warn_once
-from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.plugins.simulators.separate import protocol as p
 from polyrhythm.plugins.simulators.separate.env_process import EnvProcess
 
 
 class SeparateBatch:
-    """The batch that `process` builds. It has `expert_actions`, `render`, `discard`, `texts` if that one has them."""
+    """The batch that `process` builds. It offers experts, pictures, discarding and texts if that one does."""
 
     def __init__(self, process: EnvProcess, rows: int) -> None:
         self._process = process
@@ -24,8 +24,10 @@ class SeparateBatch:
         built = process.ask(p.Build(rows), p.Built)
         self.spec, self.rows = built.spec, built.rows
         self._views = p.map_observations(process.memory, built.spec.observation, rows)
-        for name in built.offers:  # what is no attribute is not offered (`envs.base.Expert`)
-            setattr(self, name, getattr(self, f"_{name}"))
+        has = built.traits
+        self.traits = EnvTraits(
+            expert=has.expert, draws_rows=has.draws_rows, discards_rows=has.discards_rows, texts=has.texts
+        )
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.Done)
@@ -56,20 +58,20 @@ class SeparateBatch:
     def close(self) -> None:
         self._process.close()
 
-    def _expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
+    def expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
         found = self._process.ask(p.ExpertActions(_numbers(rows)), p.Answer)
         actions = p.unpacked(found.array)
         if found.failed:
             raise RowsFailed(_errors(found.failed, found.refused), actions)
         return actions
 
-    def _render(self, row: int) -> NDArray[Any]:
+    def render(self, row: int) -> NDArray[Any]:
         return p.unpacked(self._process.ask(p.Render(int(row)), p.Answer).array)
 
-    def _discard(self, row: int) -> None:
+    def discard(self, row: int) -> None:
         self._process.ask(p.Discard(int(row)), p.Done)
 
-    def _texts(self, row: int) -> tuple[str, ...]:
+    def texts(self, row: int) -> tuple[str, ...]:
         return self._process.ask(p.Texts(int(row)), p.Said).texts
 
 

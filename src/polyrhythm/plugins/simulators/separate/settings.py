@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from polyrhythm.config.base import NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.variants import HasVariants, Variant
+from polyrhythm.envs.base import EnvTraits, FullEnvSettings, traits_of
+from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.simulators.separate import protocol as p
 from polyrhythm.plugins.simulators.separate.batch import SeparateBatch
@@ -34,6 +35,8 @@ class SeparateSettings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    traits: ClassVar = EnvTraits(own_process=True, variants=True, rendering=True)
 
     type: str
     """The environment."""
@@ -59,7 +62,7 @@ class SeparateSettings(BaseModel):
         """Those of the environment; none where its settings cannot be imported here."""
         with suppress(NotFound):
             own = resolve("env", self.own())
-            return own.variants() if isinstance(own, HasVariants) else {}
+            return cast(FullEnvSettings, own).variants() if traits_of(own).variants else {}
         return {}
 
     def rendering(self) -> SeparateSettings | None:

@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.adapting import AdaptedPolicy
+from polyrhythm.plugins.vla.adapting import ADAPTED, AdaptedPolicy
 from polyrhythm.plugins.vla.flow_network import STORED, STORED_INPUT
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
@@ -49,6 +50,9 @@ class Sampling(NamedTuple):
     label_sigma: float
 
 
+TOKEN_TRAITS = replace(ADAPTED, critic=True, precomputes=True)
+
+
 class OpenVlaOftPolicy(AdaptedPolicy):
     """The policy around a network. forward_inputs: tokens int64 [B,C,A], rows of the action bins; with top-k also kept
     uint8 [B,C,A,k], the rows that they were drawn from. None with the L1 head, whose log-probs are constant zero.
@@ -70,6 +74,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         value_level: ValueKind,
     ) -> None:
         super().__init__()
+        self.traits = replace(TOKEN_TRAITS, dtype=precision.name)
         self.network, self.inputs = network, inputs
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 5e-2

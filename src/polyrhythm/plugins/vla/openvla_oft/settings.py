@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -18,7 +18,7 @@ from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.timm_vit import VitSize
 from polyrhythm.plugins.vla.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
-from polyrhythm.plugins.vla.openvla_oft.policy import OpenVlaOftPolicy, Sampling
+from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, Sampling
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
 from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.plugins.vla.settings import VlaSettings
@@ -68,6 +68,8 @@ class SizeSettings(InputSizeSettings):
 
 class OpenVlaOftSettings(VlaSettings):
     """OpenVLA-OFT."""
+
+    policy_traits: ClassVar = TOKEN_TRAITS
 
     type: Literal["openvla_oft"] = "openvla_oft"
     """The policy's name."""

@@ -1,0 +1,76 @@
+"""Questions to the server of another host.
+
+    question   MessagePack of a tagged record
+    answer     b"" or the reason why there is none, then the pieces as they lie in memory
+
+No code is executed by receiving one (no pickle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from polyrhythm.plugins.cluster.hosts.identity import Known
+
+#: Seconds that an answer may take where nobody says otherwise: it is read from memory, so the rest is the link's.
+#: No host is lost by one that does not come (`plugins.cluster.hosts.directory`).
+ANSWER_S = 5.0
+
+
+class Posted(msgspec.Struct, frozen=True, tag=0):
+    """The requests that these slots posted: for each its noise keys, greedy flags and observations."""
+
+    slots: Sequence[tuple[str, int]]
+
+
+class Sample(msgspec.Struct, frozen=True, tag=1):
+    """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most."""
+
+    block: int
+    begin: int
+    count: int
+
+
+class Held(msgspec.Struct, frozen=True, tag=2):
+    """The versions that are published there, with the number of each publication."""
+
+
+class Part(msgspec.Struct, frozen=True, tag=3):
+    """Bytes of a publication, and b"1" if they are that; nothing, or b"0", if it is gone."""
+
+    version: int
+    number: int
+    begin: int
+    length: int
+
+
+class Parcel(msgspec.Struct, frozen=True, tag=4):
+    """Bytes of a parcel of a workflow. last: its reader has it now."""
+
+    name: str
+    begin: int
+    length: int
+    last: bool
+
+
+class Clock(msgspec.Struct, frozen=True, tag=5):
+    """What its monotonic and its wall clock show, in nanoseconds."""
+
+
+class Sees(msgspec.Struct, frozen=True, tag=6):
+    """Which of these hosts the asked one shares memory with, if any: its name, and the run's folder there. Otherwise
+    nothing."""
+
+    known: Sequence[Known]
+
+
+Question = Posted | Sample | Held | Part | Parcel | Clock | Sees
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Question).decode
+
+#: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
+PART_BYTES, AHEAD = 4 * 2**20, 3
+#: Bytes of the largest question; of an answer beside its arrays; of a ticket for a connection, or the reason for none.
+LARGEST_QUESTION, HEAD_BYTES, TICKET_BYTES = 2**20, 2**16, 2**12

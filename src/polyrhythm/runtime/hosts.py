@@ -1,0 +1,77 @@
+"""The hosts of a run that has several, as its processes see them. A plugin finds and serves them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from polyrhythm.runtime.clocks import ClockOffset
+
+#: The name of main's host.
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """What a process knows of the hosts of its run. own: its host; folder: the run's there, in shared memory; address:
+    where its inbox is bound. servers: endpoint of each host's server; slots: the host of each slot. publishers: hosts
+    whose memory weights are published in, the trainer's first. silence_s: a process that cannot reach main's host for
+    so long has been given up, and ends itself. answer_s: that an answer of another host may take. memory:
+    `module:Class` of the process's memory (`runtime.memory.process_memory.ProcessMemory`)."""
+
+    own: str
+    folder: str
+    address: str
+    servers: Mapping[str, str] = field(default_factory=dict)
+    slots: Mapping[str, str] = field(default_factory=dict)
+    publishers: tuple[str, ...] = ()
+    silence_s: float = math.inf
+    answer_s: float = 5.0
+    memory: str = ""
+
+
+class Departure(NamedTuple):
+    """Why a station is to be replaced that has done nothing wrong. moves: to a node that came and has room; else its
+    host is lost."""
+
+    reason: str
+    moves: bool = False
+
+
+class Changes(NamedTuple):
+    """Changes of hosts and nodes. hosts: those that came, with the endpoints of their servers; leaving: the stations
+    that are to be replaced; placed: those that may start."""
+
+    hosts: Sequence[tuple[str, str]]
+    leaving: Mapping[str, Departure]
+    placed: Sequence[str]
+
+
+class Hosts(Protocol):
+    """The hosts of a run, and where each station works."""
+
+    def view(self, station: str) -> HostView:
+        """What a process of the station that starts now knows of the hosts."""
+        ...
+
+    def host_of(self, station: str) -> str: ...
+
+    def offset_of(self, host: str) -> ClockOffset | None:
+        """How far a host's monotonic clock is ahead of main's; None while nothing is known of it."""
+        ...
+
+    @property
+    def waiting(self) -> Sequence[str]:
+        """The stations that no node has room for."""
+        ...
+
+    def seek(self, station: str, now: float) -> None:
+        """A station has ended; `advance` says when it may start again."""
+        ...
+
+    def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
+        """The changes since the last call. heard: the stations whose heartbeats come; starting: one is not ready
+        yet."""
+        ...

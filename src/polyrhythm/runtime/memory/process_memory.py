@@ -1,0 +1,115 @@
+"""A process's memory of its run: the arena and the weights of its host, and what it reads of others.
+
+    <folder>/arena             samples
+    <folder>/weights           published weights
+
+Where a run has one host, `LocalMemory` is all there is. The spec of a process names any other class.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polyrhythm.runtime.hosts import HostView
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
+from polyrhythm.runtime.memory.shared_folder import open_segment
+from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.specs.weights import WeightsLayout
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.ways import Ends
+    from polyrhythm.runtime.memory.weights import Weights
+
+log = logging.getLogger(__name__)
+
+ARENA, WEIGHTS = "arena", "weights"
+
+
+class ProcessMemory(Protocol):
+    """A process's end of the run's memory. folder: of the run on this host; host: its name, "" if the run has one;
+    clients: connections to the servers of the other hosts."""
+
+    folder: Path
+    host: str
+    clients: Mapping[str, Any]
+
+    def arena(self) -> Arena: ...
+
+    def weights(self, device: str, ends: Ends | None) -> Weights:
+        """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
+        ...
+
+    def note_host(self, host: str, endpoint: str) -> None:
+        """The run has another host. UnfitMessage: there can be none of this name, or not there."""
+        ...
+
+    def note_slots(self, host: str, slots: Sequence[str]) -> None:
+        """Requests of these slots lie on this host now. UnfitMessage: there is no such host."""
+        ...
+
+    def is_cut_off(self) -> bool:
+        """Whether main's host has been silent for so long that this process has been given up."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalMemory:
+    """The memory of a run that has one host."""
+
+    host = ""
+
+    def __init__(self, layout: ArenaLayout, weights: WeightsLayout, folder: Path) -> None:
+        self._layout, self._weights, self.folder = layout, weights, folder
+        self.clients: Mapping[str, Any] = {}
+
+    def arena(self) -> Arena:
+        return Arena(self._layout, memoryview(open_segment(self.folder, ARENA)))
+
+    def weights(self, device: str, ends: Ends | None) -> Weights:
+        self._weights.verify()
+        return open_weights(self._weights, memoryview(open_segment(self.folder, WEIGHTS)), self.folder, device, ends)
+
+    def note_host(self, host: str, endpoint: str) -> None:
+        raise UnfitMessage("impossible", f"no other host of this run is {host!r} at {endpoint!r}")
+
+    def note_slots(self, host: str, slots: Sequence[str]) -> None: ...
+
+    def is_cut_off(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+def open_memory(
+    layout: ArenaLayout, weights: WeightsLayout, folder: Path, view: HostView | None, sockets: Sockets
+) -> ProcessMemory:
+    """A process's memory. view: of the run's hosts, None if it has one; sockets: of the process."""
+    if view is None:
+        return LocalMemory(layout, weights, folder)
+    module, _, name = view.memory.partition(":")
+    memory: ProcessMemory = getattr(importlib.import_module(module), name)(layout, weights, folder, view, sockets)
+    return memory
+
+
+def open_weights(layout: WeightsLayout, memory: memoryview, folder: Path, device: str, ends: Ends | None) -> Weights:
+    """The end of a process on `device` (cpu or cuda:N). memory, folder: see `SharedWeights`; ends: where all ends are,
+    None: not known, so the host's memory alone. The process's log says which way it takes and why."""
+    from polyrhythm.runtime.memory.device_handles import CudaHandles, can_reach  # torch, which simulators do not need
+    from polyrhythm.runtime.memory.device_weights import DeviceWeights
+    from polyrhythm.runtime.memory.ways import CPU, choose_way, keeps_copy
+    from polyrhythm.runtime.memory.weights import SharedWeights
+
+    host = SharedWeights(layout, memory, folder)
+    if ends is None or CPU in (device, ends.trainer) or ends.host_only:
+        return host
+    choice = choose_way(ends, device, can_reach)
+    log.info("weights at %s: %s, because %s", device, choice.way, choice.why)
+    if choice.way == "host":
+        return host
+    return DeviceWeights(host, folder, CudaHandles(ends.trainer), choice.way, keeps=keeps_copy(ends, can_reach))
