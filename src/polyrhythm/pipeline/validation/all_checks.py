@@ -65,10 +65,10 @@ from polyrhythm.pipeline.validation.learning_checks import (
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, settings_findings
 from polyrhythm.pipeline.warm_start.demos import check_expert
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
-from polyrhythm.plugins.vla.settings import VlaSettings
-from polyrhythm.policies.base import Policy
+from polyrhythm.policies.base import Policy, extended_settings
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import check_patterns
@@ -176,8 +176,8 @@ def _declared_policy(context: CheckContext) -> Iterator[Examined]:
     yield from examine_one(installed, context)
     settings, told = policy_settings(config), set[str]()
     stand_ins: list[Any] = [settings]  # settings that need less and less of this machine
-    if isinstance(settings, VlaSettings):
-        stand_ins += settings.stand_ins()
+    if settings_traits(settings).has_miniature:
+        stand_ins += extended_settings(settings).stand_ins()
     for stand_in in stand_ins:
         try:
             context.form = check_form(config, spec, stand_in)
@@ -251,8 +251,8 @@ def _tried(context: CheckContext) -> _Built | None:
     settings, spec, form = context.settings, context.spec, context.form
     if context.sized and form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
         return _Built(check_build(context.config, spec, settings), whole=True)
-    if isinstance(settings, VlaSettings):
-        return _Built(check_build(context.config, spec, settings.miniature()), whole=False)
+    if settings is not None and settings_traits(settings).has_miniature:
+        return _Built(check_build(context.config, spec, extended_settings(settings).miniature()), whole=False)
     return None
 
 

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-<<<<<<< HEAD
 from polyrhythm.checks import errors_of, type_of
-=======
 from polyrhythm.config.load import training_defaults
->>>>>>> main
 from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_objective
 from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig

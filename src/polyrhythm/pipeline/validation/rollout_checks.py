@@ -15,12 +15,7 @@ from polyrhythm.pipeline.array_specs import bucket_sizes
 from polyrhythm.pipeline.build import scheduler_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings
-<<<<<<< HEAD
-=======
-from polyrhythm.pipeline.validation.tool_checks import check_calls
-from polyrhythm.plugins.scoring.reward_function import load_reward
 from polyrhythm.policies.traits import settings_traits
->>>>>>> main
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.user_functions import load_function
 from polyrhythm.specs import EnvSpec

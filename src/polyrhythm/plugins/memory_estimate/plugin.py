@@ -44,7 +44,7 @@ CHECKS = (
 )
 PLUGIN = Plugin(
     "memory_estimate",
-    needs=("language", "lease", "vla"),
+    needs=("lease",),
     adds={
         "check": {
             "memory": "polyrhythm.plugins.memory_estimate.plugin:CHECKS",
