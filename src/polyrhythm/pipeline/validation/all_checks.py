@@ -30,7 +30,7 @@ from polyrhythm.checks import (
     with_added,
 )
 from polyrhythm.config.catalog import check_installed, need
-from polyrhythm.config.objective_needs import describe_objective
+from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.errors import MissingError, PolyrhythmError

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.checks import errors_of, type_of
 from polyrhythm.config.load import training_defaults
-from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_objective
-from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
+from polyrhythm.config.presets import OBJECTIVE_PRESETS, is_unchanged, reward_level_of_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
 from polyrhythm.config.streaming import why_whole_updates
