@@ -17,8 +17,6 @@ from polyrhythm.plugin import plugins, table
 
 PACKAGE = Path(polyrhythm.__file__).parent
 OURS = "polyrhythm."
-#: Files of the core that name a module of a plugin; this list only shrinks.
-STILL_NAMED = {"config/registry.py", "runtime/messages.py"}
 STANDARD = frozenset(sys.stdlib_module_names) | {"__future__"}
 
 
@@ -101,8 +99,6 @@ MAY_IMPORT = {
 def test_a_package_imports_only_what_it_may(package: str) -> None:
     assert (PACKAGE / package).is_dir()
     allowed = tuple(f"polyrhythm{name}" if name[0] == "." else name for name in MAY_IMPORT[package].split())
-    if not package.startswith("plugins/"):
-        allowed += ("polyrhythm.plugins",)  # import-linter holds that there is none
     assert _strangers(package, allowed) == []
 
 
@@ -122,7 +118,7 @@ def test_the_core_names_no_plugins_module() -> None:
     named = {"plugin.py", "__init__.py"}  # who looks for plugins; old addresses of what has moved
     for path in sorted(PACKAGE.rglob("*.py")):
         file = path.relative_to(PACKAGE).as_posix()
-        if not file.startswith("plugins/") and file not in named | STILL_NAMED:
+        if not file.startswith("plugins/") and file not in named:
             words = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if _is_text(node))
             assert not any("polyrhythm.plugins." in word for word in words), file
 
@@ -133,7 +129,7 @@ def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
 
 @pytest.mark.parametrize("package", ["stations", "runtime", "plugins/workflow"])
 def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str) -> None:
-    known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.padding"}
+    known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.inference.batching"}
     for path in sorted((PACKAGE / package).rglob("*.py")):
         used = {name for name in _imports(path) if name.startswith("polyrhythm.scheduler")}
         assert used <= known, f"{path.relative_to(PACKAGE)} imports {sorted(used - known)}"
@@ -263,7 +259,7 @@ def test_what_plugins_add_to_the_scheduler_decides_without_io() -> None:
 #: The scheduler's two halves, and what both may know.
 TICKETS = ("rollout", "samples", "updates")
 SERVING = ("inference",)
-COMMON = ("codec", "padding", "records", "settings", "user_functions", "versions")
+COMMON = ("codec", "records", "settings", "versions")
 
 
 def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:

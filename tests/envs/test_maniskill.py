@@ -23,9 +23,8 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill import drivers
 from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
 from polyrhythm.plugins.simulators.maniskill.probe import probe
-from polyrhythm.plugins.simulators.maniskill.sentences import read_sentences
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
-from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of
+from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
 from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 

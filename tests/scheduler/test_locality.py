@@ -20,7 +20,7 @@ from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
-from polyrhythm.scheduler.inference.locality import deal, exchange
+from polyrhythm.scheduler.inference.routing import deal, exchange
 from polyrhythm.scheduler.records import (
     Command,
     EnvBatchInfo,

@@ -17,7 +17,7 @@ from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
-from polyrhythm.scheduler.user_functions import load_function
+from polyrhythm.scheduler.settings import load_function
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.env_host import refuse_segments
 

@@ -16,13 +16,16 @@ def _ray(context: CheckContext) -> tuple[()]:
 CHECKS = (Check("launcher", "recipe", "settings", _ray),)
 PLUGIN = Plugin(
     "cluster",
-    needs=("join", "report"),
+    needs=("report",),
     adds={
         "check": {
             "launcher": "polyrhythm.plugins.cluster.plugin:CHECKS",
         },
         "report": {
             "hosts": "polyrhythm.plugins.cluster.report_section:SECTION",
+        },
+        "launcher": {
+            "ray": "polyrhythm.plugins.cluster.launching:launch_on_ray",
         },
     },
 )

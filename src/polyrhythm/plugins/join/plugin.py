@@ -6,6 +6,9 @@ PLUGIN = Plugin(
     "join",
     needs=("cluster",),
     adds={
+        "station": {
+            "join": "polyrhythm.plugins.join.places:add_places",
+        },
         "command": {
             "join": "polyrhythm.plugins.join.command",
         },

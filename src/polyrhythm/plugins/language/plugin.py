@@ -38,7 +38,7 @@ CHECKS = (
 )
 PLUGIN = Plugin(
     "language",
-    needs=("report", "vla"),
+    needs=("pretrained", "report"),
     adds={
         "check": {
             "calls of the Python tool": "polyrhythm.plugins.language.plugin:CHECKS",
@@ -54,6 +54,9 @@ PLUGIN = Plugin(
         },
         "report": {
             "conversations": "polyrhythm.plugins.language.report_section:SECTION",
+        },
+        "observer": {
+            "conversations": "polyrhythm.plugins.language.conversations:HOOKS",
         },
         "policy": {
             "causal_lm": "polyrhythm.plugins.language.causal_lm.settings:CausalLmSettings",

@@ -23,6 +23,9 @@ PLUGIN = Plugin(
         "check": {
             "demonstrations": "polyrhythm.plugins.lerobot.plugin:CHECKS",
         },
+        "demonstrations": {
+            "lerobot": "polyrhythm.plugins.lerobot.reading",
+        },
         "command": {
             "demos": "polyrhythm.plugins.lerobot.demos",
         },

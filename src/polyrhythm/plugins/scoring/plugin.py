@@ -40,8 +40,7 @@ PLUGIN = Plugin(
         "check": {
             "reward function": "polyrhythm.plugins.scoring.plugin:CHECKS",
         },
-        "scheduler": {
-            "scoring": "polyrhythm.plugins.scoring.queue:ScoringQueue",
-        },
+        "scheduler": {"scoring": "polyrhythm.plugins.scoring.queue:ScoringQueue"},
+        "station": {"scoring": "polyrhythm.plugins.scoring.scorer_factory:add_scorers"},
     },
 )

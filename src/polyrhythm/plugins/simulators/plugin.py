@@ -26,6 +26,8 @@ PLUGIN = Plugin(
         "check": {
             "rendering": "polyrhythm.plugins.simulators.plugin:CHECKS",
         },
+        "command": {"envs setup": "polyrhythm.plugins.simulators.setup"},
+        "env_key": {"python": "polyrhythm.plugins.simulators.separate.settings:SeparateSettings"},
         "env": {
             "metaworld": "polyrhythm.plugins.simulators.metaworld.env:MetaWorldSettings",
             "maniskill": "polyrhythm.plugins.simulators.maniskill.settings:ManiSkillSettings",

@@ -31,15 +31,13 @@ from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualLease,
 from polyrhythm.plugins.virtual.clustersim.stations.stream_generator import VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.stations.trainer import VirtualTrainer
 from polyrhythm.scheduler.records import (
+    JOINED,
+    SENDERS,
     Checkpointed,
     Episode,
     Evaluate,
     Event,
-    GeneratorJoined,
-    ScorerJoined,
-    SimulatorJoined,
     StationLost,
-    TrainerJoined,
     TrainUntil,
 )
 
@@ -206,21 +204,12 @@ class Cluster:
     def _note(self, event: Event) -> None:
         """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
         trainer restarts."""
-        name = _NEWCOMER.get(type(event))
-        if name is not None:
-            station = self.stations[getattr(event, name)]
+        if type(event) in JOINED:
+            station = self.stations[getattr(event, SENDERS[type(event)])]
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
             self._checkpoint = event.updates
-
-
-_NEWCOMER: dict[type, str] = {
-    SimulatorJoined: "simulator",
-    GeneratorJoined: "generator",
-    TrainerJoined: "trainer",
-    ScorerJoined: "scorer",
-}
 
 
 def _kind(group: StationGroup) -> str:

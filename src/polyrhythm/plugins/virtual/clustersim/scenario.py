@@ -14,7 +14,7 @@ from polyrhythm.plugins.virtual.clustersim.clock import Clock
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost, parse_cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.padding import powers
+from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import BatchingChosen, Command, Event, TrainUntil
 from polyrhythm.scheduler.settings import SchedulerSettings
 

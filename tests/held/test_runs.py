@@ -1,0 +1,34 @@
+"""Run folders that commit cab4a14d saved (`python -m tests.held.save_runs`) go on."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.process.runs import children, orphaned_folders
+
+from polyrhythm.cli.main import main
+
+FILES = sorted((Path(__file__).parent / "runs").glob("*.tar.xz"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
+def test_a_run_that_was_saved_then_goes_on(file: Path, tmp_path: Path) -> None:
+    """What was trained stays trained, samples that waited are trained, and every update has its line once."""
+    with tarfile.open(file) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (run,) = tmp_path.iterdir()
+    saved = json.loads(max((run / "checkpoints").glob("run-??????/run.json")).read_text())
+    versions = saved["version"] + 3
+    assert main(["resume", str(run), f"training.versions={versions}"]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    ledger = summary["ledger"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "train/actor/policy_loss" in line]
+    assert [line["step"] for line in updates] == list(range(versions))
+    assert ledger["trained"] == updates[-1]["samples/trained"] > 0
+    assert not summary["faults"]
+    assert not children()
+    assert not orphaned_folders()
