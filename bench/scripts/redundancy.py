@@ -133,6 +133,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
     """The outcome in processes of this machine."""
     from polyrhythm.config.load import validate  # only this part needs torch
     from polyrhythm.pipeline.build import build_pipeline
+    from polyrhythm.pipeline.context import RunContext
 
     config = validate(
         {
@@ -164,7 +165,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
         }
     )
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = build_pipeline(config, folder=Path(folder))
+        pipeline = build_pipeline(RunContext(config, folder=Path(folder)))
         try:
             pipeline.loop.train_until(1)
             began = time.monotonic()

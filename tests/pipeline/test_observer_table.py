@@ -11,6 +11,7 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
@@ -126,7 +127,7 @@ class Untouched(Observer):
 
 def test_a_real_run_calls_an_observer_for_its_types_alone():
     notes = []
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     pipeline.loop.add_observers(Untouched(), HearsServe("serve", notes))
     pipeline.loop.train_until(2)
     pipeline.close()

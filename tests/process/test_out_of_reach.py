@@ -31,7 +31,7 @@ from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import Event, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import Handle, start_child
+from polyrhythm.runtime.processes.start import Handle, start_child
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout

@@ -19,7 +19,7 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import start_child
+from polyrhythm.runtime.processes.start import start_child
 from polyrhythm.specs import WeightsLayout
 
 

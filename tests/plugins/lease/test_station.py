@@ -116,7 +116,9 @@ def test_it_announces_itself_before_it_is_made_and_is_made_on_its_device() -> No
 
 def test_it_leaves_and_comes_back_and_does_nothing_between() -> None:
     stand = Stand()
-    stand.tell(TakeDevice("g", 0), )
+    stand.tell(
+        TakeDevice("g", 0),
+    )
     stand.tell(ApplyWeights("g", 1))
     stand.tell(YieldDevice("g", 0))
     answer: Any = Reply("g.3.0", "s", 1, None)  # type: ignore[arg-type]

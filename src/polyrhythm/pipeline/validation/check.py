@@ -16,6 +16,7 @@ from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings, traits_of
+from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.observe.run_folder import find_run
@@ -41,7 +42,6 @@ from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.plugins.cluster.ray.reach import LOCAL
 from polyrhythm.plugins.lerobot.checking import check_dataset
 from polyrhythm.plugins.memory_estimate.needs import HOST
-from polyrhythm.plugins.simulators.gl_choice import set_simulator_count
 from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.engine import streaming

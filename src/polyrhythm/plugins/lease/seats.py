@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
+from polyrhythm.pipeline.placed import SharedSeats
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.scheduler.settings import LeaseSettings
@@ -22,6 +23,14 @@ from polyrhythm.scheduler.settings import LeaseSettings
 LEASED_PARTS = "polyrhythm.plugins.lease.station:leased_parts"
 #: The number of the host among the leased devices; CUDA devices have those of torch.
 HOST = -1
+
+
+def share_seats(
+    placement: PlacementSettings, seats: Mapping[str, Resources], *, simulators_leave: bool, offload: str
+) -> SharedSeats:
+    """`placement.sharing: lease`: the seats with their leases; arguments as of `lease_devices`."""
+    leased = lease_devices(placement, seats, simulators_leave=simulators_leave, offload=offload)
+    return SharedSeats(leased, lease_settings(placement, leased), list_unleased(placement, leased))
 
 
 def lease_devices(
