@@ -22,12 +22,12 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from tests.clustersim.test_lease import leased
 from tests.held.conductors import build_conductor, outcome, plain_record, plain_settings, restore_conductor
 from tests.held.traces import FOLDER, Trace, difference, write
 from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_hosts, arbitrary_scored, arbitrary_streams
 from tests.pipeline.runs import LOCKSTEP
 from tests.pipeline.test_streams import LANGUAGE
+from tests.plugins.lease.test_simulated import leased
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import build_pipeline

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.clustersim.test_lease import leased
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
+from tests.plugins.lease.test_simulated import leased
 from tests.scheduler.test_background import Beside
 from tests.scheduler.test_conductor import Script, slots_of
 from tests.scheduler.test_detach import cut
