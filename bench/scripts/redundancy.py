@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import TrainUntil
@@ -123,7 +123,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
         }
     )
     conductor = build_conductor(settings.scheduler)
-    driver = Cluster(settings, conductor).driver
+    driver = VirtualCluster(settings, conductor).driver
     driver.submit(TrainUntil(updates))
     driver.run(updates)
     return outcome(driver.clock.now, updates, conductor)
@@ -133,6 +133,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
     """The outcome in processes of this machine."""
     from polyrhythm.config.load import validate  # only this part needs torch
     from polyrhythm.pipeline.build import build_pipeline
+    from polyrhythm.pipeline.context import RunContext
 
     config = validate(
         {
@@ -164,7 +165,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
         }
     )
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = build_pipeline(config, folder=Path(folder))
+        pipeline = build_pipeline(RunContext(config, folder=Path(folder)))
         try:
             pipeline.loop.train_until(1)
             began = time.monotonic()

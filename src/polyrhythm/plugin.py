@@ -17,10 +17,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-#: What can be added; the contract of each kind is in docs/extending.md.
+#: What can be added; the contract of each kind is in docs/extending.md. An env_key is a key that the section env of
+#: any type may have: its class makes the settings, by `of(section)`. A command `envs NAME` is one of `polyrhythm envs`.
 Kind = Literal[
-    "env", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "observer", "check", "command",
-    "report",
+    "env", "env_key", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "placement",
+    "demonstrations", "observer", "check", "command", "report",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.

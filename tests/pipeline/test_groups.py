@@ -9,6 +9,7 @@ from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.scheduler.records import SampleFinished, StartUpdate
 
 ASYNCHRONOUS = {
@@ -22,14 +23,14 @@ ASYNCHRONOUS = {
 def trained(groups):
     """The pipeline after its run, and the samples that were lent, by their return."""
     config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"groups": {"size": 2, **groups}}))
-    pipeline = build_pipeline(config, record=True)
+    pipeline = build_pipeline(RunContext(config), record=True)
     try:
         pipeline.loop.train_until(config.training.versions)
         ledger = pipeline.loop.conductor.ledger
         assert ledger.imbalance == 0
         assert ledger.trained == config.training.versions * config.training.batch_size
         held = {sample.payload_id for sample in pipeline.loop.conductor.rollout.samples.values() if sample.payload_id}
-        assert set(pipeline.launcher.payloads.pool.finished()) == held == set()
+        assert set(pipeline.launcher.payloads.in_flight.finished()) == held == set()
     finally:
         pipeline.launcher.close()
     steps = pipeline.loop.trace

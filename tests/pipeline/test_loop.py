@@ -17,6 +17,7 @@ from polyrhythm.conductors import build_conductor
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.run_loop import Interrupted, RunLoop
 from polyrhythm.pipeline.train import wind_down
@@ -55,7 +56,7 @@ ASYNCHRONOUS = {
 @pytest.mark.parametrize("changes", [{}, ASYNCHRONOUS], ids=["lockstep", "asynchronous"])
 def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands(changes):
     """Guarantee 10: the events of a run with real stations, replayed where simulated ones are driven."""
-    pipeline = build_pipeline(config(**changes), record=True)
+    pipeline = build_pipeline(RunContext(config(**changes)), record=True)
     pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
     pipeline.loop.train_until(3)
     pipeline.close()
@@ -71,7 +72,9 @@ def test_copies_of_the_last_episodes_change_no_result():
     """Thirteen episodes on six rows: the last ones have copies on the other rows, and equal results."""
     found = {}
     for hedge in (False, True):
-        pipeline = build_pipeline(config(evaluation={"hedge": hedge}, batching={"type": "dynamic"}), record=True)
+        pipeline = build_pipeline(
+            RunContext(config(evaluation={"hedge": hedge}, batching={"type": "dynamic"})), record=True
+        )
         results = pipeline.loop.evaluate("before", held_out(13, 1, 1, greedy=False))
         trace = pipeline.loop.trace
         pipeline.close()
@@ -90,7 +93,7 @@ def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is
     monkeypatch.setattr(generator, "passes_on", lambda device, layout, rows, _graphs: passes(device, layout, rows))
     one = {**ASYNCHRONOUS["rollout"], "generators": 1, "sharding": "even:6"}
     loaded = {**ASYNCHRONOUS, "rollout": one, "batching": {"type": "dynamic", "max_rows": 1, "max_wait_ms": 1}}
-    pipeline = build_pipeline(config(**loaded), record=True)
+    pipeline = build_pipeline(RunContext(config(**loaded)), record=True)
     pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
     pipeline.loop.train_until(3)
     pipeline.close()
@@ -108,7 +111,7 @@ def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is
 
 
 def test_the_lag_keeps_its_bound_and_nothing_is_left():
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     pipeline.loop.train_until(3)
     commands = [command for decision in pipeline.loop.trace for command in decision.commands]
     lags = [c.version - oldest for c in commands if type(c).__name__ == "StartUpdate" for oldest in c.oldest]
@@ -116,7 +119,7 @@ def test_the_lag_keeps_its_bound_and_nothing_is_left():
     assert 0 < max(lags) <= 2
     assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 60
     assert pipeline.loop.conductor.ledger.imbalance == 0
-    assert pipeline.launcher.payloads.pool.finished() == ()
+    assert pipeline.launcher.payloads.in_flight.finished() == ()
 
 
 class FlakySettings(GymnasiumSettings):
@@ -149,7 +152,7 @@ def flaky(period, **changes):
 @pytest.mark.parametrize("changes", [{}, ASYNCHRONOUS], ids=["lockstep", "asynchronous"])
 def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog):
     settings = flaky(37, **changes)
-    pipeline = build_pipeline(settings, record=True)
+    pipeline = build_pipeline(RunContext(settings), record=True)
     with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host"):
         pipeline.loop.train_until(2)
     failed = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFailed)]
@@ -158,18 +161,18 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
     ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.running, ledger.reissuing) == (0, 0, 0)
     assert ledger.trained == 2 * settings.training.batch_size * settings.freshness.sync_interval
-    assert pipeline.launcher.payloads.pool.describe().endswith("blocks free, 0 being written, 0 finished")
+    assert pipeline.launcher.payloads.in_flight.describe().endswith("blocks free, 0 being written, 0 finished")
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
-    pipeline = build_pipeline(flaky(1, rollout={"max_dropped": 5}))
+    pipeline = build_pipeline(RunContext(flaky(1, rollout={"max_dropped": 5})))
     quiet = caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host")
     with quiet, pytest.raises(RunHalted, match="fell over"):
         pipeline.loop.train_until(1)
 
 
 def test_a_run_that_nothing_can_move_says_who_waits_for_what():
-    pipeline = build_pipeline(config())
+    pipeline = build_pipeline(RunContext(config()))
     empty = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({}))
     stuck = RunLoop(build_conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
     with pytest.raises(RunHalted, match=r"nothing has happened.*\(none\).*trained 0, published -1.*trainer: none"):
@@ -321,7 +324,7 @@ def test_a_station_at_work_is_no_stall_however_long_it_is_silent():
 
 def interrupted(folder, stop):
     """A run that was told to stop when `stop(conductor)` was first true, and what it had sent by then."""
-    pipeline = build_pipeline(config(), folder=folder, record=True)
+    pipeline = build_pipeline(RunContext(config(), folder=folder), record=True)
     loop = pipeline.loop
     loop.stop = lambda: stop(loop.conductor)
     with pytest.raises(Interrupted):
@@ -391,7 +394,7 @@ def granted(pipeline):
 
 @pytest.fixture(scope="module")
 def without_evaluation():
-    pipeline = build_pipeline(config(), record=True)
+    pipeline = build_pipeline(RunContext(config()), record=True)
     pipeline.loop.train_until(3)
     return pipeline
 
@@ -400,7 +403,7 @@ def without_evaluation():
 @pytest.mark.parametrize("episodes", [3, 9], ids=["fewer than rows", "more than rows"])
 def test_an_evaluation_leaves_training_as_it_was(places, episodes, without_evaluation):
     """The same tickets in the same rows, and the same weights to the last bit."""
-    pipeline = build_pipeline(config(), record=True)
+    pipeline = build_pipeline(RunContext(config()), record=True)
     for place in places:
         if place:
             pipeline.loop.train_until(place)
@@ -415,7 +418,7 @@ def test_an_evaluation_leaves_training_as_it_was(places, episodes, without_evalu
 
 
 def test_the_same_held_out_episodes_give_the_same_results():
-    pipeline = build_pipeline(config())
+    pipeline = build_pipeline(RunContext(config()))
     for greedy in (True, False):
         episodes = held_out(8, 2, 1, greedy=greedy)
         one = pipeline.loop.evaluate(f"one {greedy}", episodes)

@@ -17,6 +17,7 @@ from polyrhythm.conductors import build_conductor
 from polyrhythm.config.load import merge
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
@@ -177,7 +178,7 @@ class Kept(EpisodeTracker):
 def test_a_live_run_in_segments_reports_whole_episodes():
     """In CartPole an episode's return is its length; nearly all are longer than a segment of 8."""
     episodes = Kept(tasks=1)
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     pipeline.loop.add_observers(episodes)
     pipeline.loop.evaluate("before", held_out(5, 1, 1, greedy=True))
     pipeline.loop.train_until(2)

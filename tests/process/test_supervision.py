@@ -22,6 +22,7 @@ from tests.process.runs import ASYNCHRONOUS, PATIENCE_S, children, config, orpha
 from polyrhythm.config.load import merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
@@ -42,12 +43,12 @@ SINGLE = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "env_batches": 2, "ge
 
 def run(folder, versions=4, base=SINGLE, during=None, **changes):
     """A run in processes to its end; `during` is called in a thread with the pipeline. The pipeline, closed."""
-    pipeline = build_pipeline(config(base, **changes), folder=folder, record=True)
+    pipeline = build_pipeline(RunContext(config(base, **changes), folder=folder), record=True)
     try:
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
-        assert pipeline.launcher.payloads.pool.finished() == ()
+        assert pipeline.launcher.payloads.in_flight.finished() == ()
         assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
     finally:
         pipeline.close()
@@ -96,7 +97,7 @@ def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_pa
 
 def test_a_stop_names_the_station_that_it_waits_for_and_another_signal_ends_it_at_once(tmp_path, caplog):
     env = {**ENV, "fault": "hang", "at": 4, "marker": str(tmp_path / "hung")}
-    pipeline = build_pipeline(config(SINGLE, env=env), folder=tmp_path)
+    pipeline = build_pipeline(RunContext(config(SINGLE, env=env), folder=tmp_path))
     station = pipeline.launcher.hosting.station("simulator-0")
     pipeline.loop.stop = lambda: station.current_call().startswith("in one step for 2")
     with pytest.raises(Interrupted):
@@ -109,7 +110,7 @@ def test_a_stop_names_the_station_that_it_waits_for_and_another_signal_ends_it_a
             said.append(record.getMessage())
             raise KeyboardInterrupt
 
-    log = logging.getLogger("polyrhythm.runtime.processes.manager")
+    log = logging.getLogger("polyrhythm.runtime.processes.supervisor")
     log.addHandler(another := Another())
     try:
         with caplog.at_level(logging.INFO), pytest.raises(KeyboardInterrupt):
@@ -168,7 +169,7 @@ def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path)
     """Its answers are large, so some are still being written when its report has already been heard."""
     policy = {"type": "tests.process.policies:HeavySettings"}
     changes = {"policy": policy, "rollout": {"env_batches": 1, "rows": 4}, "training": {"versions": 6}}
-    pipeline = build_pipeline(config(SINGLE, **changes), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(config(SINGLE, **changes), folder=tmp_path), record=True)
     killed = []
 
     class Killer(Observer):
@@ -267,10 +268,10 @@ def test_a_station_that_is_killed_again_and_again_while_it_starts_does_not_end_t
     def kill(pipeline):
         at_update(2, lambda _: None)(pipeline)
         while len(killed) < 5:
-            process = pipeline.launcher.hosting._manager.processes["simulator-0"]
-            if process.pid not in killed and (not killed or not process.monitor.present):
-                killed.append(process.pid)
-                os.kill(process.pid, signal.SIGKILL)
+            rank = pipeline.launcher.hosting._supervisor.processes["simulator-0"].rank
+            if rank.pid not in killed and (not killed or not rank.present):
+                killed.append(rank.pid)
+                os.kill(rank.pid, signal.SIGKILL)
             time.sleep(0.002)
 
     changes = {"training": {"versions": 8}, "supervision": {"max_start_failures": 0}}

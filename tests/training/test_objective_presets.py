@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
-from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
+from polyrhythm.config.presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import OptimizerSettings
 from polyrhythm.policies.base import Policy, as_module

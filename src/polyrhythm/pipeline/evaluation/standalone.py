@@ -21,6 +21,7 @@ from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
 from polyrhythm.pipeline.evaluation.overrides import acts_greedily, changed_env, sampling_of, with_overrides
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
@@ -178,7 +179,10 @@ def _measure(
     if live:
         live.phase("evaluation", time.monotonic())
     played = _play(config, policy, wanted[: video.episodes]) if video else []
-    with _log_folder() as folder, closing(build_pipeline(config, policy, folder, trainer=False)) as pipeline:
+    with (
+        _log_folder() as folder,
+        closing(build_pipeline(RunContext(config, policy, folder, trainer=False))) as pipeline,
+    ):
         if live:
             live.watch(pipeline)
         results = pipeline.evaluate("evaluation", wanted)

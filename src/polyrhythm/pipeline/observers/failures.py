@@ -11,7 +11,7 @@ from typing import ClassVar
 from polyrhythm.observe.intervals import counted, is_told, times_so_far
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.messages import Report
-from polyrhythm.runtime.processes.manager import find_log
+from polyrhythm.runtime.processes.supervisor import find_log
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.learning import DemonstrationSettings
+from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch, EnvSettings, FullEnvSettings, batch_traits, traits_of
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe.intervals import success_rate
@@ -27,6 +28,7 @@ from polyrhythm.pipeline.warm_start.episodes import (
     plan_episode,
     play_episodes,
 )
+from polyrhythm.plugin import load, table
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.training.demonstrations import Demonstrations
@@ -35,6 +37,32 @@ log = logging.getLogger(__name__)
 
 #: Told (episodes done, episodes in all) after each turn of the env batch.
 OnProgress = Callable[[int, int], None]
+
+
+class DatasetFormat(Protocol):
+    """A layout of folders with demonstrations, such as a module; a plugin adds it under kind `demonstrations`."""
+
+    def check_dataset(self, settings: DatasetSettings, spec: EnvSpec, action_repeat: int) -> object:
+        """By its small files alone. MissingError: folder or package is missing; RunFolderError: it is damaged, or not a
+        folder of this layout; ConfigError: its arrays or tasks are not the environment's."""
+        ...
+
+    def read_demonstrations(
+        self, settings: DatasetSettings, spec: EnvSpec, chunk: int, action_repeat: int
+    ) -> Demonstrations:
+        """The chosen episodes, for a policy with so many actions in a chunk. Raises what `check_dataset` raises."""
+        ...
+
+
+def dataset_format(settings: DatasetSettings) -> DatasetFormat:
+    """The layout that the settings name. ConfigError: there is no such one."""
+    if settings.format not in (known := table("demonstrations")):
+        raise ConfigError(
+            f"demonstrations.dataset.format = {settings.format}: there is no such layout; "
+            f"{nearest(settings.format, known)}known are {', '.join(known)}"
+        )
+    found: DatasetFormat = load("demonstrations", settings.format)
+    return found
 
 
 class ShowsEpisodes(Protocol):
