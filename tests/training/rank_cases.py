@@ -31,8 +31,7 @@ from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.ranks import Ranks
-from polyrhythm.training.shards import is_sharded, part_of
+from polyrhythm.training.ranks import Ranks, is_sharded, part_of
 from polyrhythm.training.steps import finish
 
 

@@ -21,14 +21,13 @@ from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import all_of_version
 from polyrhythm.training.checkpoint import Saved, Saving, load, save
-from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.moments import UpdateStatistics
+from polyrhythm.training.nonfinite import SkippedSteps
 from polyrhythm.training.objective import MicroStep, Objective
 from polyrhythm.training.parts import SampleFeed
-from polyrhythm.training.ranks import ONE_RANK, Ranks
+from polyrhythm.training.rank_batch import MicroBatchLimits
+from polyrhythm.training.ranks import ONE_RANK, Ranks, part_of
 from polyrhythm.training.reference import Reference, load_weights, make_reference, room_for_copy
-from polyrhythm.training.shards import part_of
-from polyrhythm.training.skipped import SkippedSteps
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.update import Update
 

@@ -13,17 +13,14 @@ from torch import Tensor
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, all_of_version, minibatches
-from polyrhythm.training.blame import find_culprit
-from polyrhythm.training.deal import Share, share_of
+from polyrhythm.training.nonfinite import NORM, SKIPPED, STOPPED, StepLog, StepTable, find_culprit
 from polyrhythm.training.objective import UNSCALED, Normalizers
 from polyrhythm.training.parts import Part, SampleFeed, join_batches, join_packed, target_metrics, weight_factor
-from polyrhythm.training.precomputed import with_precomputed
-from polyrhythm.training.rank_batch import RankBatch, rank_batch, take_share
+from polyrhythm.training.rank_batch import RankBatch, Share, rank_batch, share_of, take_share
 from polyrhythm.training.ranks import whole_from
 from polyrhythm.training.reference import SharedReference
-from polyrhythm.training.skipped import NORM, SKIPPED, STOPPED, StepLog, StepTable
 from polyrhythm.training.steps import Metrics, PhaseTimes, Steps
-from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets, mismatch
+from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets, mismatch, with_precomputed
 
 if TYPE_CHECKING:
     from polyrhythm.training.learner import Learner
