@@ -22,7 +22,7 @@ from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings, FlowMethod
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 

@@ -12,7 +12,7 @@ from tests.policies.small_tokenizer import IMAGE_ID, VOCABULARY, write_tokenizer
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import prompts
-from polyrhythm.plugins.vla.state_prompt import StatePrompt, state_bins
+from polyrhythm.plugins.vla.prompts import StatePrompt, state_bins
 from polyrhythm.plugins.vla.tokenizers import FolderTokenizer, Tokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import Task
 

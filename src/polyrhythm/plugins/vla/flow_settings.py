@@ -12,9 +12,8 @@ from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.blueprint import Blueprint
 from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowPolicy
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.plugins.vla.settings import InputForm, VlaSettings
 from polyrhythm.policies.base import named, type_or
 from polyrhythm.policies.flow_methods import (
     FlowCpsSettings,

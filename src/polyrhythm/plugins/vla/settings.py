@@ -1,21 +1,127 @@
-"""Settings that all published VLA policies share."""
+"""Settings that all published VLA policies share, and what each architecture reads and writes, as plain numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from polyrhythm.plugins.pretrained.adapting import Listed, LoraSettings, Named, TrainedPart
-from polyrhythm.plugins.vla.input_form import CAMERAS
 from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import ValueKind
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import EnvSpec
+
+Architecture = Literal["pi0", "pi05", "openvla_oft", "groot_n1d5"]
+
+#: Names of the cameras of each architecture in the order of its inputs, for folders that do not name theirs.
+CAMERAS = {
+    "pi0": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
+    "pi05": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
+    "openvla_oft": ("primary", "left_wrist", "right_wrist"),
+    "groot_n1d5": ("ego_view", "wrist", "third"),
+}
+#: GR00T's rows of its per-embodiment weights, by the tag of the statistics (NVIDIA; RLinf).
+EMBODIMENTS = {
+    "new_embodiment": 31,
+    "gr1": 24,
+    "oxe_droid": 17,
+    "agibot_genie1": 26,
+    "genie1_gripper": 26,
+    "libero_franka": 31,
+    "isaaclab_franka": 31,
+    "maniskill_widowx": 30,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputForm:
+    """The inputs and outputs of one network.
+
+    image: side of its images in pixels. horizon: H; action_dim: entries of an action, padded. state_dim: entries of the
+    state, padded; 0: as many as the environment has. needs_state: the network reads the state. vocabulary: ids lie
+    below; words: hashed words do. length: places for the prompt; 0: as many as the longest prompt. fill: where short
+    prompts are filled up: right, left, or inside (behind the first token). bos, pad, empty, image_token: ids.
+    image_tokens: places of an image in the prompt (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the
+    area. embodiments: GR00T's number of them.
+    """
+
+    architecture: Architecture
+    image: int
+    horizon: int
+    action_dim: int
+    vocabulary: int
+    words: int = 0
+    state_dim: int = 0
+    needs_state: bool = True
+    length: int = 0
+    fill: Literal["right", "left", "inside"] = "right"
+    bos: int = 2
+    pad: int = 0
+    empty: int = 0
+    image_token: int = 0
+    image_tokens: int = 0
+    state_in_prompt: bool = False
+    crop: bool = False
+    embodiments: int = 0
+
+    @property
+    def pads(self) -> bool:
+        """Whether the network's state and actions may have more entries than the robot's."""
+        return self.architecture != "openvla_oft"
+
+    def __post_init__(self) -> None:
+        if not self.words:
+            object.__setattr__(self, "words", self.vocabulary)
+
+
+class InputSizeSettings(BaseModel):
+    """Images, vision tower and words; an architecture's own settings of its size derive from this."""
+
+    model_config = SETTINGS
+
+    vision_width: int = Field(64, ge=8)
+    """Features per patch of a vision tower."""
+    vision_layers: int = Field(3, ge=1)
+    """Its layers."""
+    vision_heads: int = Field(4, ge=1)
+    """Its attention heads; divides vision_width."""
+    image: int = Field(56, ge=8)
+    """Side of the images in pixels."""
+    patch: int = Field(14, ge=2)
+    """Side of a patch in pixels; divides image."""
+    words: int = Field(512, ge=16)
+    """Rows of the word embedding that words are hashed into."""
+
+    @model_validator(mode="after")
+    def _check_multiples(self) -> InputSizeSettings:
+        for name, value, divisor, of in self.multiples():
+            if value % of:
+                raise ValueError(f"policy.size.{name} = {value} is no multiple of {divisor} = {of}: choose one")
+        return self
+
+    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
+        """A setting that must be a multiple, its value, of what, and that value."""
+        return (
+            ("vision_width", self.vision_width, "vision_heads", self.vision_heads),
+            ("image", self.image, "patch", self.patch),
+        )
+
+
+def _tag(value: Any) -> str:
+    return "released" if isinstance(value, str) else "SizeSettings"
+
+
+Own = TypeVar("Own", bound=InputSizeSettings)
+#: Settings of a size, of a class SizeSettings, or the release's size.
+OwnOrReleased = Annotated[
+    Annotated[Own, Tag("SizeSettings")] | Annotated[Literal["released"], Tag("released")], Discriminator(_tag)
+]
+
 
 FOLDERS = "polyrhythm.plugins.vla.released:VlaFolders"
 

@@ -12,9 +12,8 @@ from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
 from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
 from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5
 from polyrhythm.plugins.vla.groot_n1d5.size import QWEN3, GrootSize, StackSize
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.layers.siglip import SiglipSize
-from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
+from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 

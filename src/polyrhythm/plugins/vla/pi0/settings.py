@@ -11,12 +11,11 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
 from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.siglip import SiglipSize
 from polyrhythm.plugins.vla.pi0.network import PI0, PI05, dead_tensors
 from polyrhythm.plugins.vla.pi0.size import Pi0Size
-from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
+from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 

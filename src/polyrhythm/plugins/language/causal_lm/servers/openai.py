@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerClient, ServerRefusal
-from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, Part
-from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, Part, ServerStream
 
 #: Seeds are below this; multiplied with this odd number, small counts are far apart.
 _SEEDS, _APART = 2**63, 0x9E3779B97F4A7C15

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.language.causal_lm.servers.protocol import Part, ServerProtocol
-from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.protocol import Part, ServerProtocol, ServerStream
 
 
 class StreamReader:

@@ -10,8 +10,7 @@ from typing import Any
 
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerClient
-from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, Part
-from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, Part, ServerStream
 
 #: The server's seeds are below this.
 _SEEDS = 2**31
