@@ -1,8 +1,8 @@
 """What both forms of serving have in common: slots that ask, the queue, generators that come and go.
 
-The conductor's contract with serving: `hear` a request; note that one was answered (`finish` a pass, or `end` a
-stream); then ask for the commands that are `due`, and when the next one will be (`deadline`). `BatchScheduler` serves
-by passes, `StreamScheduler` by streams.
+The conductor's contract with serving: `on_request`; `finish` a pass, or `end` a stream, that has answered some; then
+the commands that are `due`, and when the next one will be (`deadline`). `BatchScheduler` serves by passes,
+`StreamScheduler` by streams.
 
 Invariants: a request waits, is being served by exactly one generator, or is answered; a generator never serves a
 request whose tickets are newer than its weights.
@@ -131,7 +131,7 @@ class RequestScheduler:
                 refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
         return refusals
 
-    def note_live(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
+    def on_live_change(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
         """A slot became live, or stopped: a request that still waits for a slot without tickets is refused."""
         slot = self.slots.slots.get(name)
         if slot is None:
@@ -146,7 +146,7 @@ class RequestScheduler:
 
     # ------------------------------------------------------------ requests
 
-    def hear(self, event: RequestArrived, now: float) -> None:
+    def on_request(self, event: RequestArrived, now: float) -> None:
         """A request arrived now."""
         slot = self.slots.slots[event.slot]
         if slot.request is not None:
