@@ -170,26 +170,20 @@ class LeasedStation:
         if isinstance(command, TakeDevice):
             self._on.add(command.device)
             if self._on == self._devices:
-                self._arrive()
+                if self._station is None:
+                    self._station = self._make()
+                else:
+                    self._station.resume(self._store)
         else:
             if self._on == self._devices:
-                freed = self._freed = self._leave()
+                assert self._station is not None, "it was made when it came onto its devices"
+                freed = self._freed = self._station.suspend(self._store)
             self._on.remove(command.device)
         seconds = time.monotonic() - begin
         self._switched += 1
         self._switch_s += seconds
         self._doing, self._last = ("", 0.0), command
         self._report.add(command, self._incarnation, freed, seconds)
-
-    def _arrive(self) -> None:
-        if self._station is None:
-            self._station = self._make()
-        else:
-            self._station.resume(self._store)
-
-    def _leave(self) -> int:
-        assert self._station is not None, "it was made when it came onto its devices"
-        return self._station.suspend(self._store)
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
         """Spans of the last unit of work."""

@@ -121,7 +121,12 @@ class RequestScheduler:
         self.router.forget_generator(name)
         self.slots.expected_among = None
         refusals = []
-        for request, slot in (*self._unanswered(generator.requests), *self._unconfirmed(name)):
+        unconfirmed = [
+            (slot.last_request, slot)
+            for slot in self.slots.slots.values()
+            if slot.last_request and slot.answered_by == name
+        ]
+        for request, slot in (*self._unanswered(generator.requests), *unconfirmed):
             slot.answered_by = ""
             if slot.live:
                 slot.request = request
@@ -198,8 +203,3 @@ class RequestScheduler:
             for request in requests
             if (slot := slots.get(request.slot)) is not None and (slot.request is request or slot.request == request)
         ]
-
-    def _unconfirmed(self, generator: str) -> list[tuple[Request, ServedSlot]]:
-        """The requests that this generator reported as answered, of slots that have not been heard since."""
-        slots = self.slots.slots.values()
-        return [(slot.last_request, slot) for slot in slots if slot.last_request and slot.answered_by == generator]

@@ -169,7 +169,14 @@ class RolloutScheduler:
         if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
             return []
         self.rows.sort_idle()
-        return self._deal(lambda: self._next(version), self.rows.next_idle, now)
+
+        def next_ticket() -> Ticket | None:
+            lost_first = self.admission.next(
+                version, self.samples, lambda lost: self.suspects.holds(lost, (), self.samples)
+            )
+            return lost_first or redundancy.next_ticket(self.admission, self.buffer, version)
+
+        return self._deal(next_ticket, self.rows.next_idle, now)
 
     def grant_background(self, now: float) -> list[Command]:
         """Give the reserved rows tickets of the background evaluation, once its weights are there."""
@@ -199,10 +206,6 @@ class RolloutScheduler:
             lambda: next((rows for rows in idle if not rows.parked), None),
             now,
         )
-
-    def _next(self, version: int) -> Ticket | None:
-        ticket = self.admission.next(version, self.samples, lambda lost: self.suspects.holds(lost, (), self.samples))
-        return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
 
     def _deal(
         self, next_ticket: Callable[[], Ticket | None], next_idle: Callable[[], IdleRows | None], now: float
@@ -395,19 +398,16 @@ class RolloutScheduler:
     def detach(self, simulators: Sequence[str]) -> None:
         """The run was resumed without its simulators: what ran there is granted again, and this counts as no attempt.
         Evaluations are forgotten, because whoever requested them is gone."""
-        self._forget_evaluations()
+        self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
+        self.evaluations.queue.clear()
+        self.evaluations.background.clear()
+        self.evaluations.begun = False
         gone = [slot for simulator in simulators for slot in self.rows.leave(simulator)]
         commands = self.requeue_slots(gone, DropReason.SIMULATOR_LOST, 0.0, blame=False)
         assert not commands, "resuming drops nothing"
         self.expiries.clear()
         self.cancelling.clear()
         self.scoring.detach(self.samples)
-
-    def _forget_evaluations(self) -> None:
-        self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
-        self.evaluations.queue.clear()
-        self.evaluations.background.clear()
-        self.evaluations.begun = False
 
     def next_expiry(self) -> float:
         """When the oldest running ticket runs out of time; infinite without a deadline."""
