@@ -22,8 +22,8 @@ INTRODUCTION = """\
 # Published throughputs and the simulated cluster
 
 `polyrhythm bench papers --json`, {date}; the page is `bench/scripts/papers_table.py`'s. Transitions per second
-(figure 9: as the rows say); an error is predicted / published - 1. Cost models see the fitted rows alone. The model and
-its limits: [009](../../docs/design/009-papers.md); other forms that were tried: [papers-notes.md](papers-notes.md).
+(figure 9: as the rows say); an error is predicted / published - 1. Cost models see the fitted rows alone. The model,
+its limits and other forms that were tried: [papers-notes.md](papers-notes.md#the-model-and-its-limits).
 """
 ASSUMED = """\
 The same cluster where a pass takes 0.4 s and 1 ms a row, a chunk step 2.5 s and training 10 ms a transition (assumed,

@@ -33,9 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm.specs.distributions import parse_duration
 from polyrhythm_bench.harness.markdown import wrap_prose
@@ -92,7 +93,7 @@ def shape_settings(groups: int, size: int) -> dict[str, int]:
     return {"group_size": SIZE, "extra_groups": groups - GROUPS, "extra_members": size - SIZE}
 
 
-def outcome(seconds: float, updates: int, conductor: Conductor) -> Outcome:
+def outcome(seconds: float, updates: int, conductor: AnyConductor) -> Outcome:
     ledger = conductor.ledger
     surplus = ledger.dropped.get("surplus", 0) / max(1, ledger.trained)
     return Outcome(seconds / updates, surplus, conductor.rollout.summary().get("selection", {}))
@@ -121,7 +122,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
             "trainer": {"update": "100s" if max_lag else "0s"},
         }
     )
-    conductor = Conductor(settings.scheduler)
+    conductor = build_conductor(settings.scheduler)
     driver = Cluster(settings, conductor).driver
     driver.submit(TrainUntil(updates))
     driver.run(updates)
@@ -132,6 +133,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
     """The outcome in processes of this machine."""
     from polyrhythm.config.load import validate  # only this part needs torch
     from polyrhythm.pipeline.build import build_pipeline
+    from polyrhythm.pipeline.context import RunContext
 
     config = validate(
         {
@@ -163,7 +165,7 @@ def live(scene: Scene, groups: int, size: int, updates: int, second: str) -> Out
         }
     )
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = build_pipeline(config, folder=Path(folder))
+        pipeline = build_pipeline(RunContext(config, folder=Path(folder)))
         try:
             pipeline.loop.train_until(1)
             began = time.monotonic()

@@ -12,6 +12,7 @@ from tests.long import long
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
 from polyrhythm.policies.engine import EngineRequest
 from polyrhythm_bench.cases import (
@@ -104,7 +105,7 @@ def test_answers_to_a_prompt_all_succeed_all_fail_or_neither() -> None:
 def test_a_scene_runs_live(name: str, per_station: int) -> None:
     scene = TINY.model_copy(update={"per_station": per_station})
     config = live(scene, MODES[name], 3).model_copy(update={"launcher": "inline"})
-    with closing(build_pipeline(config)) as pipeline:
+    with closing(build_pipeline(RunContext(config))) as pipeline:
         pipeline.loop.train_until(3)
         ledger = pipeline.loop.conductor.ledger
         names = set(pipeline.launcher.hosting.statistics(fresh=True))
@@ -170,7 +171,7 @@ def test_each_mechanism_of_the_paper_helps_where_prompts_are_filtered() -> None:
 def test_a_scene_of_turns_runs_live_and_simulated(changes: dict[str, object]) -> None:
     scene = TurnScene(groups=2, group=2, turns=3, tokens="constant:2steps", step="constant:2ms")
     cell = FigureCell("", "", scene.model_copy(update=changes))
-    with closing(build_pipeline(cell.live(2, 7).model_copy(update={"launcher": "inline"}))) as pipeline:
+    with closing(build_pipeline(RunContext(cell.live(2, 7).model_copy(update={"launcher": "inline"})))) as pipeline:
         pipeline.loop.train_until(2)
         ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.trained) == (0, 2 * scene.samples)

@@ -13,6 +13,7 @@ from tests.process.runs import children, orphaned_folders
 from polyrhythm.cli import show
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm_bench.cases.metaworld import FROZEN, MODES, run
 from polyrhythm_bench.cli.bench import words
@@ -159,7 +160,7 @@ def cheap(tmp_path):
 def test_the_policy_stays_as_it_is(cheap, settings, stays):
     config, _, policy = validate_run(load_config(cheap, [*settings, "launcher=inline", "freshness.max_lag=0"]))
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    with closing(build_pipeline(config)) as pipeline:
+    with closing(build_pipeline(RunContext(config))) as pipeline:
         pipeline.loop.train_until(2)
         version, after = pipeline.weights.read()
     assert version == 2

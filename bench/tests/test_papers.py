@@ -8,9 +8,9 @@ import pytest
 from tests.long import long
 from tests.oracles.guarantees import GuaranteeChecker
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm_bench import papers
 from polyrhythm_bench.cases import streamer
 from polyrhythm_bench.papers import scaling, turns
@@ -102,7 +102,7 @@ def test_full_asynchrony_is_no_faster_than_its_busiest_device() -> None:
 def test_the_rows_run_with_every_guarantee_watched(mode: str) -> None:
     example = replace(row("table 5", "hybrid", "full"), mode=mode)  # type: ignore[arg-type]
     settings = cluster_settings(example, COSTS, 2)
-    conductor = Conductor(settings.scheduler)
+    conductor = build_conductor(settings.scheduler)
     cluster = Cluster(settings, conductor)
     watch = GuaranteeChecker(cluster, conductor)
     cluster.run()

@@ -30,7 +30,7 @@ from polyrhythm.pipeline.persistence.resume_rules import (
 from polyrhythm.pipeline.trained_policy import StandalonePolicy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.plugins.report.write import write_report
+from polyrhythm.plugin import load
 
 __all__ = [
     "Callback",
@@ -150,9 +150,7 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     return EvaluationResult.of("evaluation", found)
 
 
-def resume(
-    run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], callbacks: object = ()
-) -> TrainResult:
+def resume(run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], callbacks: object = ()) -> TrainResult:
     """Go on with a run in its own folder: an interrupted one, or a finished one with more `training.versions`.
 
     run: its folder, or a folder of runs, of which the newest is taken; overrides: "section.key=value" or
@@ -175,7 +173,8 @@ def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Pa
     """
     if not runs:
         raise ConfigError("report: no run is named; give the folder of one or more")
-    return write_report([_path(run) for run in runs], None if out is None else Path(out))
+    written: Path = load("observer", "report").write(list(map(_path, runs)), None if out is None else Path(out))
+    return written
 
 
 def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path | None = None) -> Path:

@@ -21,8 +21,8 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation import room
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.pipeline.validation.room import check_room
-from polyrhythm.plugins.vla.architectures import architecture
-from polyrhythm.plugins.vla.meta_weights import weights_on_meta
+from polyrhythm.plugins.pretrained.building import weights_on_meta
+from polyrhythm.plugins.vla.inspection import architecture
 from polyrhythm.training.checkpoint import save_state
 
 WALK = "env={type: 'tests.envs.broken_envs:WalkSettings', defect: '%s'}"

@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.oracles.guarantees import GuaranteeChecker
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
-from polyrhythm.scheduler.conductor import Conductor
 
 
 def settings(
@@ -39,7 +39,7 @@ def settings(
 
 def run(cluster_settings: ClusterSettings) -> tuple[Cluster, dict[str, Any]]:
     """The cluster after its run, every guarantee watched, and its summary."""
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
     watch = GuaranteeChecker(cluster, conductor)
     cluster.run()

@@ -10,10 +10,10 @@ from tests.clustersim.clusters import settings
 from tests.oracles.guarantees import GuaranteeChecker, Violation
 from tests.oracles.replay import first_difference
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.driver import Deadlock, ProtocolError
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     BatchDone,
     Command,
@@ -38,7 +38,7 @@ class Careless:
     """A conductor whose commands pass through `change`."""
 
     def __init__(self, scheduler: Any) -> None:
-        self.conductor = Conductor(scheduler)
+        self.conductor = build_conductor(scheduler)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         return self.change(self.conductor.handle(event, now))
@@ -169,8 +169,8 @@ def test_a_replay_names_the_first_decision_that_differs() -> None:
     cluster = Cluster(BUSY, record=True)
     cluster.run()
     trace = cluster.driver.steps
-    assert first_difference(Conductor(BUSY.scheduler), trace) is None
-    difference = first_difference(Conductor(replace(BUSY.scheduler, max_rows=3)), trace)
+    assert first_difference(build_conductor(BUSY.scheduler), trace) is None
+    difference = first_difference(build_conductor(replace(BUSY.scheduler, max_rows=3)), trace)
     assert difference is not None
     assert isinstance(difference.event, RequestArrived | BatchDone)
     assert "decided   Serve" in str(difference)

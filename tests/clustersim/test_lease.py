@@ -14,6 +14,8 @@ from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
+from polyrhythm.conductors import build_conductor
+from polyrhythm.plugins.lease.conductor import LeasedConductor
 from polyrhythm.plugins.lease.lease import DeviceLeases
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
@@ -137,18 +139,17 @@ class Forgetful(DeviceLeases):
 def test_leases_that_outlive_their_holder_end_in_deadlock() -> None:
     fault = {"station": "trainer", "at": "110ms", "detected": "40ms", "restart": "60ms"}
     cluster_settings = settings(**LEASED, versions=2, faults=[fault])
-    conductor = Conductor(cluster_settings.scheduler)
-    assert conductor.delivery is not None
+    conductor = build_conductor(cluster_settings.scheduler)
+    assert isinstance(conductor, LeasedConductor)
     conductor.delivery.leases = Forgetful(conductor.delivery.rules)
     with pytest.raises((Deadlock, KeyError)):
         Cluster(cluster_settings, conductor).run()
 
 
 def test_work_for_a_station_off_its_device_is_seen() -> None:
-    class Hurried(Conductor):
+    class Hurried(LeasedConductor):
         def handle(self, event: Event, now: float) -> list[Command]:
             commands = super().handle(event, now)
-            assert self.delivery is not None
             for waiting in self.delivery.held_back.values():
                 commands += waiting
                 waiting.clear()
@@ -156,13 +157,13 @@ def test_work_for_a_station_off_its_device_is_seen() -> None:
 
     cluster_settings = settings(**LEASED, versions=1)
     with pytest.raises(LeaseError, match="trainer works, but is not on all of its devices"):
-        Cluster(cluster_settings, Hurried(cluster_settings.scheduler)).run()
+        Cluster(cluster_settings, Hurried(Conductor(cluster_settings.scheduler))).run()
 
 
 @examples(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_random_placements_reach_their_target_with_every_guarantee(rng: random.Random) -> None:
     cluster_settings = leased(rng, arbitrary_cluster(rng, redundant=rng.random() < 0.2))
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))

@@ -214,7 +214,7 @@ def test_a_package_imports_only_what_it_may(package: str, allowed: tuple[str, ..
 
 @pytest.mark.parametrize("package", ["stations", "runtime", "workflow"])
 def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str) -> None:
-    known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.padding"}
+    known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.inference.batching"}
     for path in sorted((PACKAGE / package).rglob("*.py")):
         used = {name for name in _imports(path) if name.startswith("polyrhythm.scheduler")}
         assert used <= known, f"{path.relative_to(PACKAGE)} imports {sorted(used - known)}"
@@ -327,8 +327,8 @@ def test_the_scheduler_pulls_in_nothing_of_ours_or_of_others() -> None:
 
 #: The scheduler's two halves, and what both may know.
 TICKETS = ("rollout", "samples", "updates")
-SERVING = ("inference", "autobatch")
-COMMON = ("codec", "padding", "records", "settings", "user_functions", "versions")
+SERVING = ("inference",)
+COMMON = ("codec", "records", "settings", "versions")
 
 
 def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:
@@ -348,8 +348,6 @@ def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:
         *((part, COMMON) for part in COMMON),
         ("samples", (*COMMON, "samples")),
         ("stations", COMMON),
-        ("lease", COMMON),
-        ("delivery", (*COMMON, "lease")),
     ],
 )
 def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tuple[str, ...]) -> None:
@@ -360,7 +358,7 @@ def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tup
 
 def test_every_part_of_the_scheduler_belongs_to_a_half_or_joins_them() -> None:
     parts = {path.stem for path in (PACKAGE / "scheduler").iterdir() if path.name[0] not in "_."}
-    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "saving", "stations", "lease", "delivery"}
+    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "stations"}
 
 
 def test_the_allow_lists_can_fail(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel
 
-from polyrhythm.envs.base import StepResult
+from polyrhythm.envs.base import EnvTraits, StepResult
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 LIMIT = 4
@@ -45,6 +46,8 @@ class Walk:
             self.steps[row] = 0
         if self.defect == "resets all":
             self.place[:] = self.place[rows[0]]
+        if self.defect == "resets beside" and threading.current_thread() is not threading.main_thread():
+            self.place[0] += 0.5
 
     def step(self, rows: Any, actions: Any) -> Any:
         picked = np.asarray(rows)
@@ -110,11 +113,23 @@ def _crash() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+#: Defect → traits that are declared and not true.
+UNTRUE = {
+    "no expert": EnvTraits(expert=True),
+    "no variants": EnvTraits(variants=True),
+    "resets beside": EnvTraits(resets_ahead=True),
+}
+
+
 class WalkSettings(BaseModel):
     """The point, with a defect."""
 
     type: Literal["tests.envs.broken_envs:WalkSettings"] = "tests.envs.broken_envs:WalkSettings"
     defect: str = ""
+
+    @property
+    def traits(self) -> EnvTraits:
+        return UNTRUE.get(self.defect, EnvTraits(resets_ahead=True))
 
     def spec(self) -> EnvSpec:
         if self.defect == "spec raises":

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import re
 import traceback
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 from tests.envs.broken_envs import WalkSettings
 
+from polyrhythm.config.registry import known_types, settings_class
 from polyrhythm.conformance import ContractViolation, own_place, violation_of
+from polyrhythm.envs.base import EnvTraits, batch_traits, traits_of
 from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
@@ -91,6 +95,9 @@ DEFECTS = {
     "success": ("step", r"step returned success as ndarray of shape \[2\] and float32", r"return .* \[2\] and bool"),
     "scalar": ("step", r"step returned truncated as bool.* of shape \[\] and bool", r"return an array of shape \[2\]"),
     "second task": ("tasks", rf"task 'b': reset raised KeyError: 'b' {HERE}", "fix it there"),
+    "no expert": ("traits", "the trait expert is declared, but Walk has no expert_actions", "add it, or leave"),
+    "no variants": ("traits", "the trait variants is declared, but WalkSettings has no variants", "add it, or leave"),
+    "resets beside": ("traits", "row 0 shows another 'x' while a thread resets row 1", "leave the trait resets_ahead"),
     "close raises": ("close", rf"close raised OSError: no such window {HERE}", "fix it there"),
 }
 NOTES = {
@@ -111,7 +118,7 @@ def test_our_environments_pass_without_a_note(name, request):
         request.getfixturevalue("maniskill")
     findings = list(check_contract(OURS[name], 3, quietly))
     assert [finding for finding in findings if finding.state != "ok"] == []
-    assert len(findings) == 10
+    assert len(findings) == 11
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -161,7 +168,7 @@ class FixedRows(WalkSettings):
 def test_two_rows_are_seen_whatever_the_number_of_rows(rows):
     seen = observe_reset(FixedRows(rows=rows), rows, quietly)[1]
     assert seen["x"].tolist() == BEGUN
-    assert [f.state for f in check_contract(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (10 if rows > 1 else 7)
+    assert [f.state for f in check_contract(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (11 if rows > 1 else 8)
 
 
 def test_a_batch_that_cannot_be_built_says_why():
@@ -217,3 +224,29 @@ def test_an_error_within_installed_packages_is_theirs(library):
     with pytest.raises(EnvFault, match="step: AssertionError: no such body") as fault:
         GuardedEnv(batch).step([0], np.zeros((1, 1), np.int64))
     assert fault.value.place == " (in py-contacts 7.0, called by pushing)"
+
+
+class Undeclared(BaseModel):
+    """Settings of a user who declares nothing but has methods, and the class variable of earlier versions."""
+
+    resets_beside: ClassVar[bool] = True
+
+    def variants(self):
+        return {}
+
+
+def test_traits_that_are_not_declared_follow_from_methods():
+    assert traits_of(Undeclared()) == traits_of(Undeclared) == EnvTraits(resets_ahead=True, variants=True)
+    assert batch_traits(Discards()) == EnvTraits(discards_rows=True)
+    assert traits_of(object()) == batch_traits(object()) == EnvTraits()
+
+
+class Discards:
+    def discard(self, row):
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("kind", known_types("env"))
+def test_every_type_declares_its_traits(kind):
+    model = settings_class("env", kind)
+    assert traits_of(model) == getattr(model, "traits", EnvTraits())

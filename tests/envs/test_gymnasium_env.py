@@ -14,10 +14,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import DiscardsRows, RowsFailed
+from polyrhythm.envs.base import RowsFailed, batch_traits
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
+from polyrhythm.envs.mujoco import BACKENDS, is_loadable
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import BACKENDS, is_loadable
 from polyrhythm.specs import ArraySpec
 
 
@@ -464,7 +464,7 @@ def test_a_row_that_is_discarded_is_made_anew_at_its_next_reset(python: str) -> 
         return float(out["state"][0, 0])
 
     try:
-        assert isinstance(batch, DiscardsRows)
+        assert batch_traits(batch).discards_rows
         assert [age(0), age(0), age(1)] == [1, 2, 1]
         batch.discard(0)
         batch.discard(0)

@@ -13,6 +13,7 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import ConfigError, EnvLost
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 
 ROWS = 5
 MAKE = "tests.envs.vector_envs:counting"
@@ -151,7 +152,7 @@ def test_a_run_trains_on_it(way: str) -> None:
     run = config(
         env=env, launcher="inline", rollout={"segment_steps": 0, "env_batches": 1}, policy={"type": "categorical"}
     )
-    pipeline = build_pipeline(run)
+    pipeline = build_pipeline(RunContext(run))
     try:
         pipeline.loop.train_until(2)
         assert pipeline.loop.conductor.ledger.imbalance == 0

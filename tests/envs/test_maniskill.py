@@ -18,14 +18,13 @@ from tests.envs.bridge_assets import BACKGROUND as BRIDGE
 from tests.envs.bridge_assets import make_assets
 
 from polyrhythm.config.load import load_config
-from polyrhythm.envs.base import EnvBatch, Renderer, RowsFailed
+from polyrhythm.envs.base import EnvBatch, RowsFailed, batch_traits
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill import drivers
 from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
 from polyrhythm.plugins.simulators.maniskill.probe import probe
-from polyrhythm.plugins.simulators.maniskill.sentences import read_sentences
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
-from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of
+from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
 from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
@@ -654,7 +653,7 @@ def test_flags_of_info_are_metrics(build):
 @pytest.mark.sim
 def test_a_state_can_be_shown_in_a_video(build):
     batch = build(2, PICK)
-    assert isinstance(batch, Renderer)
+    assert batch_traits(batch).draws_rows
     batch.reset([0, 1], [0, 0], [1, 2])
     assert batch.render(1).dtype == np.uint8
     assert batch.render(1).shape[2] == 3

@@ -19,16 +19,14 @@ from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import (
     EnvSettings,
     EpisodeRefused,
-    Expert,
-    Renderable,
-    Renderer,
     RowsFailed,
-    TranscribesRows,
+    batch_traits,
+    traits_of,
 )
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, EnvLost, MissingError
 from polyrhythm.plugins.language.text.chains import ChainsSettings
-from polyrhythm.plugins.simulators.separate.env_process import environment, keep_sources
+from polyrhythm.plugins.simulators.separate.batch import environment, keep_sources
 from polyrhythm.plugins.simulators.separate.settings import SeparateSettings, find_python
 
 PINNED = "tests.envs.pinned_env:PinnedSettings"
@@ -89,9 +87,9 @@ def test_its_settings_are_those_of_the_environment_and_the_python(pythons: dict[
 def test_it_offers_what_the_environment_offers(pythons: dict[int, Path]) -> None:
     batch = separate(pythons[2]).build(2)
     try:
-        assert isinstance(batch, Expert)
+        assert batch_traits(batch).expert
         assert batch.expert_actions([1]).tolist() == [[0.5, 0.5]]
-        assert not isinstance(batch, Renderer)
+        assert not batch_traits(batch).draws_rows
     finally:
         batch.close()
 
@@ -99,7 +97,7 @@ def test_it_offers_what_the_environment_offers(pythons: dict[int, Path]) -> None
 def test_it_says_what_was_said(pythons: dict[int, Path]) -> None:
     found = resolve("env", {"type": "chains", "python": str(pythons[1])})
     batches = [settings.build(2) for settings in (found, ChainsSettings())]
-    assert all(isinstance(batch, TranscribesRows) for batch in batches)
+    assert all(batch_traits(batch).texts for batch in batches)
     for batch in batches:
         batch.reset([0, 1], [0, 0], [5, 6])
         batch.step([1], batch.expert_actions([1]))
@@ -128,7 +126,7 @@ def test_its_pictures_are_those_of_the_environment(kind: str, pythons: dict[int,
     """A Gymnasium environment needs other keyword arguments for them; one that cannot render stays as it is."""
     name = {"id": "tests.envs.vector_envs:Ageing-v0"} if kind == "gymnasium" else {}
     settings = resolve("env", {"type": kind, "python": str(pythons[1]), **name})
-    assert isinstance(settings, Renderable)
+    assert traits_of(settings).rendering
     rendering = settings.rendering()
     assert isinstance(rendering, SeparateSettings)
     assert not servers()
@@ -136,10 +134,10 @@ def test_its_pictures_are_those_of_the_environment(kind: str, pythons: dict[int,
     try:
         if kind != "gymnasium":
             assert rendering == settings
-            assert not isinstance(batch, Renderer)
+            assert not batch_traits(batch).draws_rows
             return
         assert rendering.own() == GymnasiumSettings(**name).rendering().model_dump(mode="json")  # type: ignore[arg-type, union-attr]
-        assert isinstance(batch, Renderer)
+        assert batch_traits(batch).draws_rows
         batch.reset([0, 1, 1], [0] * 3, [1, 2, 3])
         assert batch.render(1).tolist() == np.full((20, 30, 3), 2, np.uint8).tolist()
     finally:
@@ -270,7 +268,7 @@ def test_a_refused_episode_is_refused_here_too(pythons: dict[int, Path]) -> None
         batch.reset(range(3), [0] * 3, [0] * 3)
     assert {row: type(error) for row, error in raised.value.errors.items()} == {0: EpisodeRefused, 1: RuntimeError}
     assert str(raised.value.errors[0]) == "too long"
-    assert isinstance(batch, Expert)
+    assert batch_traits(batch).expert
     with pytest.raises(RowsFailed) as raised:
         batch.expert_actions([0, 2])
     assert {row: type(error) for row, error in raised.value.errors.items()} == {2: EpisodeRefused}

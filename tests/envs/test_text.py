@@ -16,19 +16,19 @@ import pytest
 from tests.envs.chat_families import write_family
 from tests.policies.small_tokenizer import write_tokenizer
 
-from polyrhythm.envs.base import EpisodeRefused, Expert, RowsFailed
+from polyrhythm.envs.base import EpisodeRefused, RowsFailed, batch_traits
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
-from polyrhythm.plugins.language.text import Awaited, Demonstrates, Reply, TextSettings, enclosed
-from polyrhythm.plugins.language.text.batch import TextBatch, TextBatchWithExpert
+from polyrhythm.plugins.language.text import Awaited, Reply, TextSettings, enclosed
+from polyrhythm.plugins.language.text.batch import TextBatch
 from polyrhythm.plugins.language.text.chains import ChainsSettings, calculate
 from polyrhythm.plugins.language.text.frozen_lake import FrozenLakeSettings
 from polyrhythm.plugins.language.text.reasoning_gym_tasks import Problem, ReasoningGymSettings, extract
 from polyrhythm.plugins.language.text.sokoban import Sokoban, SokobanSettings, search
 from polyrhythm.plugins.language.text.tokenizers import encodable
 from polyrhythm.plugins.language.text.verifiers_talk import _read
-from polyrhythm.plugins.language.text.with_python import with_python
+from polyrhythm.plugins.language.text.with_python import WithPython
 from polyrhythm.specs import split_seed
 
 TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}
@@ -211,7 +211,7 @@ def test_a_prompt_that_cannot_be_shown_whole_is_refused_alone(prompt: str, told:
     ],
 )
 def test_a_message_of_the_expert_that_cannot_be_given_is_refused_alone(message: str, told: str) -> None:
-    batch = TextBatchWithExpert(EchoSettings(), [Taught("x"), Taught(message)])
+    batch = TextBatch(EchoSettings(), [Taught("x"), Taught(message)])
     batch.reset([0, 1], [0, 0], [0, 0])
     with pytest.raises(RowsFailed, match=told) as raised:
         batch.expert_actions([0, 1])
@@ -297,7 +297,7 @@ def test_no_prompt_of_an_evaluation_occurs_in_training() -> None:
 def play(settings: ChainsSettings, episodes: int) -> list[tuple[str, bool]]:
     """Transcript and success of the expert's episodes."""
     batch = settings.build(episodes)
-    assert isinstance(batch, Expert)
+    assert batch_traits(batch).expert
     batch.reset(range(episodes), [0] * episodes, range(episodes))
     found: dict[int, tuple[str, bool]] = {}
     rows = np.arange(episodes)
@@ -360,8 +360,8 @@ class Guess:
 
 def test_code_in_a_message_is_run_and_its_output_is_the_reply() -> None:
     inner = Guess()
-    found = with_python(inner, SandboxSettings(**SANDBOX))
-    assert not isinstance(found, Demonstrates), "the inner one has no teacher"
+    found = WithPython(inner, SandboxSettings(**SANDBOX))
+    assert not found.traits.expert, "the inner one has no teacher"
     assert found.begin(0, 0) == "2**64?\n"
     message = "<python>1</python> or\n<python>\nx = 64\n2**x\n</python>"
     shown = Reply("<output>\n18446744073709551616\n</output>\n", done=False)
@@ -382,7 +382,7 @@ class GuessSettings(TextSettings):
     max_turns: int = 3
 
     def conversation(self) -> Any:
-        return with_python(Guess(), SandboxSettings(**SANDBOX))
+        return WithPython(Guess(), SandboxSettings(**SANDBOX))
 
 
 @pytest.mark.parametrize(
@@ -576,7 +576,7 @@ def test_a_dropped_row_gives_up_its_call_and_wakes_nobody(caplog: pytest.LogCapt
 def test_a_dropped_call_of_the_python_tool_frees_its_place() -> None:
     sandbox = SandboxSettings(**{**SANDBOX, "at_a_time": 1, "wall_s": 3600.0})
     chain = ChainsSettings(**{**PYTHON, "sandbox": sandbox}).conversation()
-    first, second = with_python(Echo(), sandbox), with_python(Echo(), sandbox)
+    first, second = WithPython(Echo(), sandbox), WithPython(Echo(), sandbox)
     sleeping = "__import__('time').sleep(3600)"
     try:
         chain.begin(0, 0)

@@ -24,7 +24,8 @@ from polyrhythm.errors import ConfigError, MissingError, StartError
 from polyrhythm.observe import prometheus
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample, check_endpoint, labelled
-from polyrhythm.pipeline.observers.stations_now import StationsNow
+from polyrhythm.pipeline.observers.hosts import StationHosts
+from polyrhythm.pipeline.observers.totals import StationsNow
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler.records import GeneratorJoined, StationLost
@@ -119,8 +120,10 @@ def test_a_station_is_labelled_with_its_host_and_its_faults_are_counted(endpoint
         def station(self, name):
             return SimpleNamespace(host={"generator-0": "host-2", "trainer": "host-1"}[name])
 
-    observer = StationsNow(endpoint, Launcher())
-    observer.on_decision(0.0, GeneratorJoined("generator-0", 0, host="host-1"), [])
+    launcher = Launcher()
+    hosts = StationHosts(launcher)
+    observer = StationsNow(endpoint, launcher, hosts)
+    hosts.on_decision(0.0, GeneratorJoined("generator-0", 0, host="host-1"), [])
     observer.on_decision(0.0, StationLost("trainer", 0, "killed"), [])
     observer.on_decision(0.0, StationLost("trainer", 1, "gives way", blame=False, moves=True), [])
     observer.on_tick(1.0)

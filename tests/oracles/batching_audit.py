@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.inference.slots import ServedSlot
 
 
-def idle_but_due(conductor: Conductor, now: float) -> str:
+def idle_but_due(conductor: AnyConductor, now: float) -> str:
     """An idle generator for which a batch is due, in words, or nothing."""
     serving, settings = conductor.serving, conductor.settings
     if not isinstance(serving, BatchScheduler) or settings.batching == "lockstep":
@@ -35,7 +35,7 @@ def idle_but_due(conductor: Conductor, now: float) -> str:
     return ""
 
 
-def _next_pool(conductor: Conductor, slot: ServedSlot) -> str:
+def _next_pool(conductor: AnyConductor, slot: ServedSlot) -> str:
     """The only generator that may get the slot's next request, "" if there are several."""
     serving = conductor.serving
     live = [name for name, generator in serving.generators.present.items() if generator.live]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.records import (
     ApplyWeights,
@@ -145,7 +145,7 @@ class EvaluationAudit:
         return ""
 
 
-def unbalanced(conductor: Conductor, book: EvaluationAudit) -> str:
+def unbalanced(conductor: AnyConductor, book: EvaluationAudit) -> str:
     """What is wrong with the state of the evaluations, in words, or nothing."""
     rollout = conductor.rollout
     for evaluation in (*rollout.evaluations.queue, *rollout.evaluations.background):
@@ -162,7 +162,7 @@ def unbalanced(conductor: Conductor, book: EvaluationAudit) -> str:
     return _waiting(conductor)
 
 
-def _waiting(conductor: Conductor) -> str:
+def _waiting(conductor: AnyConductor) -> str:
     """Who waits although it could go on."""
     rollout, versions, serving = conductor.rollout, conductor.versions, conductor.serving
     if due := _lacking_weights(conductor):
@@ -190,8 +190,8 @@ def _waiting(conductor: Conductor) -> str:
     return ""
 
 
-def _lacking_weights(conductor: Conductor) -> list[GeneratorState]:
-    """Free generators that may take weights: an independent statement of `inference/weights`, over all of them."""
+def _lacking_weights(conductor: AnyConductor) -> list[GeneratorState]:
+    """Free generators that may take weights: an independent statement of `due_weights`, over all of them."""
     versions, evaluations = conductor.versions, conductor.rollout.evaluations
     present = conductor.serving.generators.present.values()
     live = {g.name for g in present if g.version >= max(0, versions.applied)}
@@ -205,7 +205,7 @@ def _lacking_weights(conductor: Conductor) -> list[GeneratorState]:
     return [g for g in behind if g.name not in live and versions.published == versions.applied]
 
 
-def disagreeing(conductor: Conductor) -> str:
+def disagreeing(conductor: AnyConductor) -> str:
     """Where the two halves of the scheduler know different things of a slot, in words, or nothing."""
     rows, served = conductor.rollout.rows, conductor.serving.slots
     live = {name for name, slot in rows.slots.items() if slot.tickets}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
@@ -53,7 +53,7 @@ class GroupAudit:
     unscored: dict[int, SampleFinished] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, conductor: Conductor, settings: SchedulerSettings) -> GroupAudit:
+    def of(cls, conductor: AnyConductor, settings: SchedulerSettings) -> GroupAudit:
         """With the samples that it has. Their returns are not told, so the bounds are not checked for their groups."""
         book = cls(settings, exhausted=conductor.rollout.filter.exhausted)
         for number, sample in conductor.rollout.samples.items():
@@ -139,7 +139,7 @@ class GroupAudit:
         return ""
 
 
-def misplaced(conductor: Conductor) -> str:
+def misplaced(conductor: AnyConductor) -> str:
     """What is wrong with the places in admission, in words, or nothing."""
     settings, admission = conductor.settings, conductor.rollout.admission
     places = Counter[int]()
@@ -153,7 +153,7 @@ def misplaced(conductor: Conductor) -> str:
     return _wrong_spares(conductor.rollout.buffer, conductor)
 
 
-def _wrong_spares(buffer: SampleBuffer, conductor: Conductor) -> str:
+def _wrong_spares(buffer: SampleBuffer, conductor: AnyConductor) -> str:
     settings, admission = conductor.settings, conductor.rollout.admission
     spare = [group for group in admission.groups.values() if group.spare]
     if sorted(group.number for group in spare) != sorted(admission.spare) or len(spare) > settings.extra_groups:

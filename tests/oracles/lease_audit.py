@@ -4,7 +4,8 @@ command."""
 
 from __future__ import annotations
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.plugins.lease.conductor import LeasedConductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
@@ -48,10 +49,10 @@ class LeaseAudit:
         self.switches = 0
         self._held_back: list[Command] = []
 
-    def decided(self, conductor: Conductor, sent: list[Command]) -> list[Command]:
+    def decided(self, conductor: AnyConductor, sent: list[Command]) -> list[Command]:
         """What the conductor decided at this event: what it sent and had not decided before, and what it now holds
         back."""
-        assert conductor.delivery is not None
+        assert isinstance(conductor, LeasedConductor)
         before = {id(command) for command in self._held_back}
         self._held_back = [command for own in conductor.delivery.held_back.values() for command in own]
         return [command for command in (*sent, *self._held_back) if id(command) not in before]

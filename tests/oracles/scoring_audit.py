@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     Command,
     Event,
@@ -40,7 +40,7 @@ class ScoringAudit:
     shaken: set[str] = field(default_factory=set)
     finished: dict[str, int] = field(default_factory=dict)
 
-    def note(self, event: Event, commands: list[Command], conductor: Conductor) -> str:
+    def note(self, event: Event, commands: list[Command], conductor: AnyConductor) -> str:
         """What is wrong with this decision, in words, or nothing."""
         if self.rules is None:
             scores = any(isinstance(command, ScoreSample) for command in commands)
@@ -113,7 +113,7 @@ class ScoringAudit:
         told = [self.scores.get(payload_id) for payload_id in command.payload_ids]
         return "" if told == list(command.scores) else f"{command} has the scores {command.scores}; they are {told}"
 
-    def _waiting(self, conductor: Conductor) -> str:
+    def _waiting(self, conductor: AnyConductor) -> str:
         """A scorer with nothing to do although a sample waits; or a sample that nobody will score."""
         samples = conductor.rollout.samples.values()
         unscored = {s.payload_id for s in samples if s.state is SampleState.SCORING}

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from tests.oracles.evaluation_audit import EvaluationAudit
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.conductors import restore_conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.records import (
@@ -73,12 +74,12 @@ class Turns(BatchScheduler):
 class TrainingOnlyConductor:
     """Decides for training alone, in parallel with `conductor`, which must have no stations yet."""
 
-    def __init__(self, conductor: Conductor, book: EvaluationAudit) -> None:
+    def __init__(self, conductor: AnyConductor, book: EvaluationAudit) -> None:
         assert not conductor.stations.incarnations, "the conductor has stations already"
         self._real, self._book = conductor, book
         self._apart = conductor.settings.evaluator if conductor.settings.evaluator_only else ""
         settings = replace(conductor.settings, evaluator="", evaluator_only=False)
-        self._alone = Conductor.restore(settings, json.loads(json.dumps(conductor.save())))
+        self._alone = restore_conductor(settings, json.loads(json.dumps(conductor.save())))
         saved = self._alone.serving
         self._turns = Turns(
             *(settings, saved.queue, saved.router, saved.slots, saved.generators),

@@ -17,6 +17,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.best import BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
@@ -82,7 +83,7 @@ def test_an_evaluation_gets_what_its_version_alone_earns(weights: str, tmp_path:
         best = tmp_path / BEST_FILE
         entry = next(e for e in listed(tmp_path) if e["version"] == load_policy(best)[2])
     _, weights_of, version = load_policy(best)
-    pipeline = build_pipeline(settings, version=version, trainer=False, start=False)
+    pipeline = build_pipeline(RunContext(settings, version=version, trainer=False), start=False)
     pipeline.weights.publish(version, weights_of)
     pipeline.loop.start()
     results = pipeline.loop.evaluate("again", held_out(5, 7, 1, greedy=True))
@@ -118,7 +119,7 @@ def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
         freshness={"max_lag": 3, "on_update": "continue"},
         batching={"type": "dynamic"},
     )
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     told: list[tuple[int, set[int]]] = []
     episodes = [r.Episode(0, 0, seed, greedy=True) for seed in range(30)]
     beside = BackgroundEvaluator(

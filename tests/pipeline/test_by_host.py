@@ -11,16 +11,16 @@ from typing import Any, cast
 
 import pytest
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.terminal import Terminal
+from polyrhythm.pipeline.observers.hosts import HostTotals, StationHosts, in_order
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
-from polyrhythm.plugins.cluster.observers import HostTotals, StationPlaces, in_order
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import GeneratorJoined, SimulatorJoined, StationLost, TrainerJoined
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
@@ -57,20 +57,20 @@ def launcher(hosts: dict[str, str] = HOSTS) -> Any:
 
 def test_a_station_is_where_it_was_announced_until_it_is_announced_elsewhere() -> None:
     cluster = launcher()
-    places = StationPlaces(cluster)
+    places = StationHosts(cluster)
     assert (places.of("trainer"), places.of("nobody"), places.several) == ("host-1", "main", True)
     cluster.places["trainer"] = cluster.places["simulator-1"] = "host-3"  # being replaced
     assert places.of("simulator-1") == "host-2", "it was lost on its old host"
-    places.note(SimulatorJoined("simulator-1", 1, (), "host-3"))
-    places.note(TrainerJoined("trainer", 1, 0))
+    places.on_decision(0.0, SimulatorJoined("simulator-1", 1, (), "host-3"), [])
+    places.on_decision(0.0, TrainerJoined("trainer", 1, 0), [])
     assert (places.of("simulator-1"), places.of("trainer")) == ("host-3", "host-3"), "a trainer does not say it itself"
     assert places.mean_of({"simulator-0": 0.5, "simulator-1": 0.1, "trainer": 0.3}) == {"main": 0.5, "host-3": 0.2}
 
 
 def test_a_run_on_one_host_has_nothing_by_host() -> None:
-    places = StationPlaces(launcher({}))
-    places.note(GeneratorJoined("generator-0", 0))
-    totals = RunTotals(places=places)
+    places = StationHosts(launcher({}))
+    places.on_decision(0.0, GeneratorJoined("generator-0", 0), [])
+    totals = RunTotals(hosts=places)
     totals.on_decision(0.0, StationLost("generator-0", 0, "died"), [])
     assert not places.several
     assert totals.faults == [{"station": "generator-0", "reason": "died", "transitions": 0}]
@@ -85,11 +85,11 @@ def test_host_names_are_in_the_order_of_their_numbers() -> None:
 
 def test_utilisation_by_host_follows_a_station_that_moves_and_goes_on_after_an_interruption() -> None:
     cluster = launcher()
-    places = StationPlaces(cluster)
+    places = StationHosts(cluster)
     first = HostTotals(places, 100.0, cluster.statistics())
     cluster.busy |= {"simulator-0": 5.0, "simulator-1": 4.0, "trainer": 10.0}
     first.advance(110.0, cluster.statistics())
-    places.note(SimulatorJoined("simulator-1", 1, (), "main"))
+    places.on_decision(0.0, SimulatorJoined("simulator-1", 1, (), "main"), [])
     cluster.busy["simulator-1"] += 9.0
     first.advance(120.0, cluster.statistics())
     found = first.summary({"host-2": 1})
@@ -107,14 +107,14 @@ def test_utilisation_by_host_follows_a_station_that_moves_and_goes_on_after_an_i
 
 def test_metrics_of_an_update_have_each_host(tmp_path: Path) -> None:
     cluster = launcher()
-    places = StationPlaces(cluster)
-    totals, stations = RunTotals(places=places), StationActivity(cluster)
+    places = StationHosts(cluster)
+    totals, stations = RunTotals(hosts=places), StationActivity(cluster)
     totals.on_decision(0.0, StationLost("simulator-1", 0, "died"), [])
     totals.on_decision(0.0, StationLost("simulator-1", 1, "died"), [])
     stations.on_tick(0.0)
     cluster.busy |= {"simulator-1": 1.0, "generator-0": 5.0, "trainer": 4.0}
     stations.on_tick(10.0)
-    idle = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
+    idle = IdleMeter(build_conductor(SchedulerSettings(batch_size=1)), 0.0)
     with MetricsWriter(tmp_path, tensorboard=False) as writer:
         sources = (SampleLedger(), EpisodeTracker(1), totals, stations, (idle, PassMeter(())))
         UpdateMetrics(writer, *sources, began=0.0, now=0.0).on_report(10.0, Report("trainer", 0, "update", 0, {}))
@@ -135,6 +135,7 @@ def test_the_terminal_shows_each_host() -> None:
 
         def __init__(self) -> None:
             self.launcher, self.loop = launcher(), self
+            self.hosts = StationHosts(self.launcher)
 
         def add_observers(self, *_: object) -> None:
             """Nobody decides here."""

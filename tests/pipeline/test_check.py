@@ -17,6 +17,7 @@ from tests.stations.counting import Counting
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.rollout_checks import batching_findings
 from polyrhythm.policies.form import describe
@@ -324,7 +325,7 @@ def test_a_batch_that_is_not_what_was_asked_for_is_refused_and_ends_a_run():
     with pytest.raises(ConfigError, match=r"^env.type = .*: build\(6\) returned rows = 5; it must have 6 rows"):
         validate_run(short)
     with pytest.raises(RunHalted, match=r"env.build\(6\) gave rows = 5, it must be 6; correct the environment"):
-        build_pipeline(short)
+        build_pipeline(RunContext(short))
     assert ShortSettings.made[-1].closed
 
 

@@ -23,6 +23,7 @@ from tests.stations.sharded import save_as_folder
 from polyrhythm.config.load import merge
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.build import STATES, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
@@ -47,7 +48,7 @@ ASYNCHRONOUS = {
 
 def stopped(folder, stop, changes=ASYNCHRONOUS):
     """A real run that stands where `stop(conductor)` was first true."""
-    pipeline = build_pipeline(config(**changes), folder=folder, record=True)
+    pipeline = build_pipeline(RunContext(config(**changes), folder=folder), record=True)
     pipeline.loop.stop = lambda: stop(pipeline.loop.conductor)
     with pytest.raises(Interrupted):
         pipeline.loop.train_until(3)
@@ -142,7 +143,7 @@ def test_a_run_goes_on_from_where_it_was_saved(every_versions, tmp_path):
     first = stopped(tmp_path, in_the_second_version, changes)
     first.close()
     saved = load_run(save(tmp_path, first))
-    second = build_pipeline(config(**changes), folder=tmp_path, saved=saved, record=True)
+    second = build_pipeline(RunContext(config(**changes), folder=tmp_path, saved=saved), record=True)
     conductor = second.loop.conductor
     assert waiting(conductor) >= set(saved.samples)
     assert second.weights.newest == saved.version
@@ -282,7 +283,7 @@ def test_a_checkpoint_with_other_content_is_refused(content, tmp_path, saved_onc
 def test_a_run_is_saved_when_the_trainers_state_is_as_old_as_the_conductor(tmp_path):
     """Not more often than it may be, and never in the middle of an update."""
     settings = config(**ASYNCHRONOUS, checkpoint={"run_every_s": 5.0})
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     conductor = pipeline.loop.conductor
     saver = RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 100.0)
     for now, updates in ((104.0, 0), (105.0, 1), (106.0, 0), (110.0, 0), (111.0, 0)):
@@ -318,7 +319,7 @@ class Gate:
 def test_decisions_go_on_while_a_run_is_written_and_what_is_written_is_of_one_moment(tmp_path):
     changes = {"training": {"versions": 6}, "freshness": {"max_lag": 4.0}, "checkpoint": {"run_every_s": 0.0}}
     settings = config(**merge({**ASYNCHRONOUS, "freshness": {}}, changes))
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     loop, gate = pipeline.loop, Gate(pipeline)
     saver = RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0, write=gate)
 
@@ -372,7 +373,7 @@ def test_a_block_that_is_needed_is_copied_first(tmp_path):
 
 def test_the_next_save_begins_when_the_one_before_is_written(tmp_path):
     settings = config(**ASYNCHRONOUS, checkpoint={"run_every_s": 5.0})
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     gate = Gate(pipeline)
     saver = RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 100.0, write=gate)
     for now in (105.0, 110.0, 115.0):
@@ -388,7 +389,7 @@ def test_the_next_save_begins_when_the_one_before_is_written(tmp_path):
 
 def test_a_save_that_does_not_end_is_said_once_and_nobody_waits_for_it(tmp_path, caplog):
     settings = config(**ASYNCHRONOUS)
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     gate = Gate(pipeline)
     saver = RunCheckpointer(
         *(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0), deadline_s=0.0, write=gate
@@ -406,7 +407,7 @@ def test_a_save_that_does_not_end_is_said_once_and_nobody_waits_for_it(tmp_path,
 
 def test_a_save_that_was_given_up_is_not_waited_for_again(tmp_path, caplog):
     settings = config(**ASYNCHRONOUS)
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     gate = Gate(pipeline)
     saver = RunCheckpointer(
         *(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0), deadline_s=0.0, write=gate
@@ -421,7 +422,7 @@ def test_a_save_that_was_given_up_is_not_waited_for_again(tmp_path, caplog):
 
 def test_an_interrupt_while_the_last_save_is_written_ends_the_waiting_for_good(tmp_path, caplog):
     settings = config(**ASYNCHRONOUS)
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     gate = Gate(pipeline)
     saver = RunCheckpointer(
         *(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0), deadline_s=2.0, write=gate
@@ -442,7 +443,7 @@ def test_an_interrupt_while_the_last_save_is_written_ends_the_waiting_for_good(t
 
 def test_a_bug_while_a_run_is_written_is_raised_once(tmp_path):
     settings = config(**ASYNCHRONOUS)
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
 
     def broken(snapshot, keep):
         raise ValueError("a bug")
@@ -468,7 +469,7 @@ def test_a_run_is_saved_though_an_older_one_cannot_be_removed(tmp_path, caplog):
 
 def test_a_run_whose_trainers_states_somebody_removed_is_not_saved_and_goes_on(tmp_path, caplog):
     settings = config(**ASYNCHRONOUS)
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     for path in pipeline.states.paths():
         path.unlink()
     RunCheckpointer(tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram(), None, 0.0).save()
@@ -501,7 +502,7 @@ def limited(folder):
     logging.basicConfig()
     settings = config(**ASYNCHRONOUS)
     saved = load_run(saved_runs(folder / STATES)[-1])
-    pipeline = build_pipeline(settings, folder=folder, saved=saved)
+    pipeline = build_pipeline(RunContext(settings, folder=folder, saved=saved))
     saver = RunCheckpointer(folder / STATES, pipeline, settings.checkpoint, LagHistogram(), saved, 0.0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
     saver.save()
@@ -511,7 +512,7 @@ def limited(folder):
 
 def test_what_a_run_has_counted_goes_on_counting(tmp_path):
     settings = config()
-    pipeline = build_pipeline(settings, folder=tmp_path)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path))
     saver = RunCheckpointer(
         tmp_path / STATES, pipeline, settings.checkpoint, LagHistogram({"1": 4}), None, pipeline.loop.clock()
     )
@@ -521,7 +522,7 @@ def test_what_a_run_has_counted_goes_on_counting(tmp_path):
     pipeline.close()
     saved = load_run(saved_runs(tmp_path / STATES)[-1])
     assert saved.counts["lags"] == {"1": 4}
-    again = build_pipeline(settings, folder=tmp_path, saved=saved)
+    again = build_pipeline(RunContext(settings, folder=tmp_path, saved=saved))
     later = RunCheckpointer(tmp_path / STATES, again, settings.checkpoint, LagHistogram(), saved, again.loop.clock())
     again.loop.add_observers(later)
     again.loop.train_until(2)

@@ -20,6 +20,7 @@ from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.evaluation.overrides import with_overrides
 from polyrhythm.pipeline.evaluation.standalone import evaluate
@@ -77,7 +78,7 @@ def test_a_run_trains_and_evaluates_on_what_a_server_samples(
     with server_of(validate(LANGUAGE), kind) as (url, model):
         freshness = {"max_lag": 0 if on_update == "drain" else 1, "on_update": on_update}
         config = configured(url, kind, launcher=launcher, freshness=freshness)
-        with closing(build_pipeline(config, folder=tmp_path)) as pipeline:
+        with closing(build_pipeline(RunContext(config, folder=tmp_path))) as pipeline:
             pipeline.loop.add_observers(heard)
             results = pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
             pipeline.loop.train_until(4)
@@ -111,7 +112,7 @@ def _check_server(model: Model, load: str, pause: str, resume: str) -> None:
 def test_a_server_that_dies_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
     with (
         server_of(validate(LANGUAGE)) as (url, model),
-        closing(build_pipeline(configured(url), folder=tmp_path)) as pipeline,
+        closing(build_pipeline(RunContext(configured(url), folder=tmp_path))) as pipeline,
     ):
         pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
         model.broken["dies"] = True
@@ -175,7 +176,7 @@ def test_a_run_trains_and_evaluates_on_what_vllm_samples(on_update: str, tmp_pat
     heard = Reports()
     freshness = {"max_lag": 0 if on_update == "drain" else 1, "on_update": on_update}
     config = validate(merge(merge(LANGUAGE, IN_VLLM), {"freshness": freshness}))
-    with closing(build_pipeline(config, folder=tmp_path)) as pipeline:
+    with closing(build_pipeline(RunContext(config, folder=tmp_path))) as pipeline:
         pipeline.loop.add_observers(heard)
         results = pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
         pipeline.loop.train_until(4)

@@ -14,6 +14,7 @@ from tests.pipeline.runs import LOCKSTEP, config
 from polyrhythm.cli.main import main
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
 from polyrhythm.scheduler.records import DropReason
@@ -55,7 +56,7 @@ def slippery(**settings):
 @pytest.mark.parametrize("changes", [{}, ASYNCHRONOUS], ids=["lockstep", "asynchronous"])
 def test_episodes_that_diverge_cost_their_attempts_and_nothing_else(changes, caplog):
     settings = config(env=diverging(), **changes)
-    with closing(build_pipeline(settings)) as pipeline:
+    with closing(build_pipeline(RunContext(settings))) as pipeline:
         pipeline.loop.train_until(3)
         ledger, failures = pipeline.loop.conductor.ledger, pipeline.failures
         assert ledger.trained == 3 * settings.training.batch_size * settings.freshness.sync_interval
@@ -84,7 +85,7 @@ def test_a_policy_that_slips_now_and_then_is_blamed_row_by_row(field, caplog):
             "policy": {"type": name, "field": field, "every": 300},
             "env": {**diverging(reward_of=2**62, shown_of=2**62), "id": "Pendulum-v1"},
         }
-    with closing(build_pipeline(config(**changes))) as pipeline:
+    with closing(build_pipeline(RunContext(config(**changes)))) as pipeline:
         pipeline.loop.train_until(2)
         ledger = pipeline.loop.conductor.ledger
     kind = f"policy: {field} is not finite"
@@ -102,7 +103,7 @@ def test_a_policy_that_is_never_finite_ends_the_run_with_its_name_and_version():
         r"\(task .*, seed \d+, env step 0, weights of version 0\); correct the policy, then resume the run; "
         r"if its weights have diverged, begin another run with a lower learning rate"
     )
-    with closing(build_pipeline(settings)) as pipeline, pytest.raises(RunHalted, match=reason):
+    with closing(build_pipeline(RunContext(settings))) as pipeline, pytest.raises(RunHalted, match=reason):
         pipeline.loop.train_until(1)
 
 
@@ -110,11 +111,11 @@ def test_evaluation_episodes_that_fail_are_reported(caplog):
     episodes = held_out(20, 1, 1, greedy=True)
     bad = sum(episode.seed % 5 == 0 or episode.seed % 7 == 0 for episode in episodes)
     assert 0 < bad < 20
-    with closing(build_pipeline(config(env=diverging()), trainer=False)) as pipeline:
+    with closing(build_pipeline(RunContext(config(env=diverging()), trainer=False))) as pipeline:
         results = pipeline.evaluate("before", episodes)
     assert len(results) == 20 - bad
     assert f"evaluation before: {bad} of 20 episodes were dropped and are missing in its result" in caplog.text
-    with closing(build_pipeline(config(policy=slippery(every=1)), trainer=False)) as pipeline:
+    with closing(build_pipeline(RunContext(config(policy=slippery(every=1)), trainer=False))) as pipeline:
         words = rf"every episode .* policy.type = {SLIPPERY}: logprob is not finite \(.*version 0\)"
         with pytest.raises(RunHalted, match=words):
             pipeline.evaluate("before", held_out(3, 1, 1, greedy=True))
@@ -128,7 +129,7 @@ def test_evaluation_episodes_that_fail_are_reported(caplog):
     ],
 )
 def test_an_answer_of_another_shape_names_policy_and_field(field, words):
-    with closing(build_pipeline(config(policy=slippery(field=field, extra=True)))) as pipeline:
+    with closing(build_pipeline(RunContext(config(policy=slippery(field=field, extra=True))))) as pipeline:
         said = rf"policy.type = {SLIPPERY}: act returned {words}.*; correct act"
         with pytest.raises(RunHalted, match=said):
             pipeline.loop.train_until(1)

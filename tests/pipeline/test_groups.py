@@ -9,6 +9,7 @@ from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.scheduler.records import SampleFinished, StartUpdate
 
 ASYNCHRONOUS = {
@@ -22,7 +23,7 @@ ASYNCHRONOUS = {
 def trained(groups):
     """The pipeline after its run, and the samples that were lent, by their return."""
     config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"groups": {"size": 2, **groups}}))
-    pipeline = build_pipeline(config, record=True)
+    pipeline = build_pipeline(RunContext(config), record=True)
     try:
         pipeline.loop.train_until(config.training.versions)
         ledger = pipeline.loop.conductor.ledger

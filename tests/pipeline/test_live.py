@@ -12,6 +12,7 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.live import LiveDisplay, live_terminal
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
@@ -34,7 +35,7 @@ class Screen(io.StringIO):
 def test_a_run_is_told_from_its_evaluation_to_its_last_update():
     stream = Screen()
     live = LiveDisplay(Terminal(stream))
-    pipeline = build_pipeline(config(**ASYNCHRONOUS))
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)))
     live.watch(pipeline)
     live.phase("evaluation_before", live._clock())
     pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))

@@ -13,15 +13,16 @@ import torch
 from tests.oracles.replay import first_difference
 from tests.pipeline.runs import config
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.run_loop import Interrupted, RunLoop
 from polyrhythm.pipeline.train import wind_down
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     BatchDone,
     CancelRow,
@@ -55,13 +56,13 @@ ASYNCHRONOUS = {
 @pytest.mark.parametrize("changes", [{}, ASYNCHRONOUS], ids=["lockstep", "asynchronous"])
 def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands(changes):
     """Guarantee 10: the events of a run with real stations, replayed where simulated ones are driven."""
-    pipeline = build_pipeline(config(**changes), record=True)
+    pipeline = build_pipeline(RunContext(config(**changes)), record=True)
     pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
     pipeline.loop.train_until(3)
     pipeline.close()
     trace = pipeline.loop.trace
     assert sum(isinstance(decision.event, RequestArrived) for decision in trace) > 50
-    fresh = Conductor(pipeline.loop.conductor.settings)
+    fresh = build_conductor(pipeline.loop.conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.deadline() == pipeline.loop.conductor.deadline()
     assert fresh.save() == pipeline.loop.conductor.save()
@@ -71,7 +72,9 @@ def test_copies_of_the_last_episodes_change_no_result():
     """Thirteen episodes on six rows: the last ones have copies on the other rows, and equal results."""
     found = {}
     for hedge in (False, True):
-        pipeline = build_pipeline(config(evaluation={"hedge": hedge}, batching={"type": "dynamic"}), record=True)
+        pipeline = build_pipeline(
+            RunContext(config(evaluation={"hedge": hedge}, batching={"type": "dynamic"})), record=True
+        )
         results = pipeline.loop.evaluate("before", held_out(13, 1, 1, greedy=False))
         trace = pipeline.loop.trace
         pipeline.close()
@@ -79,7 +82,7 @@ def test_copies_of_the_last_episodes_change_no_result():
         tickets = [grant.ticket for start in starts for grant in start.grants]
         assert (len(tickets) > 13) == hedge
         found[hedge] = sorted((each.seed, each.episode_return, each.env_steps) for each in results)
-        assert first_difference(Conductor(pipeline.loop.conductor.settings), trace) is None
+        assert first_difference(build_conductor(pipeline.loop.conductor.settings), trace) is None
     assert len(found[True]) == 13
     assert found[True] == found[False]
 
@@ -90,7 +93,7 @@ def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is
     monkeypatch.setattr(generator, "passes_on", lambda device, layout, rows, _graphs: passes(device, layout, rows))
     one = {**ASYNCHRONOUS["rollout"], "generators": 1, "sharding": "even:6"}
     loaded = {**ASYNCHRONOUS, "rollout": one, "batching": {"type": "dynamic", "max_rows": 1, "max_wait_ms": 1}}
-    pipeline = build_pipeline(config(**loaded), record=True)
+    pipeline = build_pipeline(RunContext(config(**loaded)), record=True)
     pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
     pipeline.loop.train_until(3)
     pipeline.close()
@@ -102,13 +105,13 @@ def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is
     assert (under_way, most) == (0, 2)
     conductor = pipeline.loop.conductor
     assert (conductor.ledger.trained, conductor.ledger.imbalance) == (60, 0)
-    fresh = Conductor(conductor.settings)
+    fresh = build_conductor(conductor.settings)
     assert first_difference(fresh, pipeline.loop.trace) is None
     assert fresh.save() == conductor.save()
 
 
 def test_the_lag_keeps_its_bound_and_nothing_is_left():
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     pipeline.loop.train_until(3)
     commands = [command for decision in pipeline.loop.trace for command in decision.commands]
     lags = [c.version - oldest for c in commands if type(c).__name__ == "StartUpdate" for oldest in c.oldest]
@@ -149,7 +152,7 @@ def flaky(period, **changes):
 @pytest.mark.parametrize("changes", [{}, ASYNCHRONOUS], ids=["lockstep", "asynchronous"])
 def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog):
     settings = flaky(37, **changes)
-    pipeline = build_pipeline(settings, record=True)
+    pipeline = build_pipeline(RunContext(settings), record=True)
     with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host"):
         pipeline.loop.train_until(2)
     failed = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFailed)]
@@ -162,16 +165,16 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
-    pipeline = build_pipeline(flaky(1, rollout={"max_dropped": 5}))
+    pipeline = build_pipeline(RunContext(flaky(1, rollout={"max_dropped": 5})))
     quiet = caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host")
     with quiet, pytest.raises(RunHalted, match="fell over"):
         pipeline.loop.train_until(1)
 
 
 def test_a_run_that_nothing_can_move_says_who_waits_for_what():
-    pipeline = build_pipeline(config())
+    pipeline = build_pipeline(RunContext(config()))
     empty = build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({}))
-    stuck = RunLoop(Conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
+    stuck = RunLoop(build_conductor(pipeline.loop.conductor.settings), empty, time.monotonic, stall_s=0.05)
     with pytest.raises(RunHalted, match=r"nothing has happened.*\(none\).*trained 0, published -1.*trainer: none"):
         stuck.train_until(1)
 
@@ -200,8 +203,9 @@ class Silent:
 
     work_done, names = 0, ("s",)
 
-    def statistics(self, *, fresh):
+    def statistics(self, *, fresh, pending_work):
         assert fresh
+        assert pending_work
 
     def station(self, name):
         return self
@@ -212,7 +216,7 @@ class Silent:
 
 def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck():
     launcher = Silent()
-    conductor = Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
+    conductor = build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0, max_attempts=2))
     loop = RunLoop(conductor, launcher, launcher.clock, stall_s=60.0, record=True)
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
@@ -226,7 +230,10 @@ def test_a_timer_that_is_due_wakes_the_conductor_before_the_run_is_called_stuck(
 def test_a_timer_later_than_the_stall_limit_is_waited_for():
     launcher = Silent()
     loop = RunLoop(
-        Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=500.0)), launcher, launcher.clock, stall_s=60.0
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=500.0)),
+        launcher,
+        launcher.clock,
+        stall_s=60.0,
     )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
@@ -253,7 +260,9 @@ class Late(Silent):
 def test_what_came_before_a_deadline_is_heard_before_it_counts():
     """A main process that was stopped, or overloaded, must not cancel what has ended meanwhile."""
     late = Late([])
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True)
+    loop = RunLoop(
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), late, late.clock, record=True
+    )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 2, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
     loop.submit(TrainUntil(2))
@@ -277,7 +286,9 @@ class Flood(Late):
 
 def test_a_flood_of_events_puts_a_deadline_off_but_not_for_ever():
     flood = Flood([])
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True)
+    loop = RunLoop(
+        build_conductor(SchedulerSettings(batch_size=1, episode_deadline_s=7.0)), flood, flood.clock, record=True
+    )
     loop.submit(SimulatorJoined("s", 0, (shard("e", 1, "whole", []),)))
     loop.submit(GeneratorJoined("g", 0, 0))
     loop.submit(TrainUntil(1))
@@ -307,14 +318,14 @@ class Busy(Silent):
 
 def test_a_station_at_work_is_no_stall_however_long_it_is_silent():
     launcher = Busy()
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
+    loop = RunLoop(build_conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock, stall_s=60.0)
     with pytest.raises(StopIteration):
         loop.train_until(1)
 
 
 def interrupted(folder, stop):
     """A run that was told to stop when `stop(conductor)` was first true, and what it had sent by then."""
-    pipeline = build_pipeline(config(), folder=folder, record=True)
+    pipeline = build_pipeline(RunContext(config(), folder=folder), record=True)
     loop = pipeline.loop
     loop.stop = lambda: stop(loop.conductor)
     with pytest.raises(Interrupted):
@@ -358,7 +369,7 @@ class Hanging(Silent):
 
 def test_winding_down_says_once_whom_it_waits_for_and_how_long(caplog):
     launcher = Hanging()
-    loop = RunLoop(Conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock)
+    loop = RunLoop(build_conductor(SchedulerSettings(batch_size=1)), launcher, launcher.clock)
     loop.submit(TrainerJoined("trainer", 0))
     with caplog.at_level(logging.INFO):
         assert not loop.wind_down(10.0)
@@ -384,7 +395,7 @@ def granted(pipeline):
 
 @pytest.fixture(scope="module")
 def without_evaluation():
-    pipeline = build_pipeline(config(), record=True)
+    pipeline = build_pipeline(RunContext(config()), record=True)
     pipeline.loop.train_until(3)
     return pipeline
 
@@ -393,7 +404,7 @@ def without_evaluation():
 @pytest.mark.parametrize("episodes", [3, 9], ids=["fewer than rows", "more than rows"])
 def test_an_evaluation_leaves_training_as_it_was(places, episodes, without_evaluation):
     """The same tickets in the same rows, and the same weights to the last bit."""
-    pipeline = build_pipeline(config(), record=True)
+    pipeline = build_pipeline(RunContext(config()), record=True)
     for place in places:
         if place:
             pipeline.loop.train_until(place)
@@ -408,7 +419,7 @@ def test_an_evaluation_leaves_training_as_it_was(places, episodes, without_evalu
 
 
 def test_the_same_held_out_episodes_give_the_same_results():
-    pipeline = build_pipeline(config())
+    pipeline = build_pipeline(RunContext(config()))
     for greedy in (True, False):
         episodes = held_out(8, 2, 1, greedy=greedy)
         one = pipeline.loop.evaluate(f"one {greedy}", episodes)

@@ -12,6 +12,7 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES, LossOutput
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.processes import supervision
@@ -35,7 +36,7 @@ def trained(**changes):
             if report.topic == "update":
                 reports.append(report.values)
 
-    with closing(build_pipeline(checked.config)) as pipeline:
+    with closing(build_pipeline(RunContext(checked.config))) as pipeline:
         pipeline.loop.add_observers(Reports())
         pipeline.loop.train_until(checked.config.training.versions)
         weights = {name: x.clone() for name, x in pipeline.weights.read()[1].items()}
@@ -256,7 +257,7 @@ def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_
     monkeypatch.setattr(supervision, "MAX_SAME_WORDS", 2)  # each takes the start of a trainer
     checked = validate_run(config(**with_loss("breaking_later"), launcher=launcher))
     with (
-        closing(build_pipeline(checked.config, folder=tmp_path)) as pipeline,
+        closing(build_pipeline(RunContext(checked.config, folder=tmp_path))) as pipeline,
         pytest.raises((RuntimeError, RunHalted), match="the formula has a hole") as failure,
     ):
         pipeline.loop.train_until(1)
@@ -268,7 +269,7 @@ def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_
 def test_a_loss_whose_shape_changes_later_ends_the_run():
     checked = validate_run(config(**with_loss("shrinking")))
     with (
-        closing(build_pipeline(checked.config)) as pipeline,
+        closing(build_pipeline(RunContext(checked.config))) as pipeline,
         pytest.raises(ValueError, match=r"shrinking returned a loss \[\]; return one number per entry, \[\d+, 1, 1\]"),
     ):
         pipeline.loop.train_until(1)

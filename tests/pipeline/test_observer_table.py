@@ -9,7 +9,9 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
@@ -18,7 +20,6 @@ from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
 
 WAKE, GRANT = records.Wake(), records.StartRows("s", "e/0", ())
 SERVE = records.Serve("g", records.Batch(0, "g", ()))
@@ -126,7 +127,7 @@ class Untouched(Observer):
 
 def test_a_real_run_calls_an_observer_for_its_types_alone():
     notes = []
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     pipeline.loop.add_observers(Untouched(), HearsServe("serve", notes))
     pipeline.loop.train_until(2)
     pipeline.close()
@@ -154,9 +155,9 @@ def watchers(conductor):
 def test_an_observer_finds_the_same_as_if_it_were_told_everything(seed):
     """Over simulated runs with faults: `hears` leaves out nothing that matters."""
     own = arbitrary_cluster(random.Random(seed), redundant=seed % 4 == 0)
-    cluster = Cluster(own, Conductor(own.scheduler), record=True)
+    cluster = Cluster(own, build_conductor(own.scheduler), record=True)
     cluster.run()
-    conductor = Conductor(own.scheduler)
+    conductor = build_conductor(own.scheduler)
     some, others = watchers(conductor), watchers(conductor)
     table = ObserverTable(list(some))
     for step in cluster.driver.steps:

@@ -13,9 +13,11 @@ from tests.pipeline.runs import LOCKSTEP, config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
 from polyrhythm.cli.main import main
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.load import merge
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
@@ -25,7 +27,6 @@ from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Report
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
     Batch,
     BatchDone,
@@ -63,7 +64,7 @@ def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
         stations = StationActivity(build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({})))
         sources = (ledger, EpisodeTracker(tasks=1), account, stations)
-        idle = IdleMeter(Conductor(SchedulerSettings(batch_size=1)), 0.0)
+        idle = IdleMeter(build_conductor(SchedulerSettings(batch_size=1)), 0.0)
         metrics = UpdateMetrics(writer, *sources, (idle, PassMeter(())), began=0.0, now=0.0)
         metrics.on_decision(0.0, TrainerJoined("trainer", 0, 0), [])
         for step, now in ((0, 1.0), (1, 2.0), (2, 3.0)):
@@ -177,7 +178,7 @@ class Kept(EpisodeTracker):
 def test_a_live_run_in_segments_reports_whole_episodes():
     """In CartPole an episode's return is its length; nearly all are longer than a segment of 8."""
     episodes = Kept(tasks=1)
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     pipeline.loop.add_observers(episodes)
     pipeline.loop.evaluate("before", held_out(5, 1, 1, greedy=True))
     pipeline.loop.train_until(2)
@@ -238,7 +239,7 @@ def test_a_stream_off_policy_run_reports_its_lag_in_updates(tmp_path):
 
 
 def test_idle_times_are_those_of_the_decisions():
-    conductor = Conductor(SchedulerSettings(batch_size=2, max_lag=0.0, on_update="drain"))
+    conductor = build_conductor(SchedulerSettings(batch_size=2, max_lag=0.0, on_update="drain"))
     tempo = IdleMeter(conductor, 0.0)
 
     def tell(event, at):

@@ -20,6 +20,7 @@ from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
@@ -49,7 +50,7 @@ def test_what_is_played_is_what_the_evaluation_counts(greedy: bool, step_rows: b
     run = _lamp(step_rows=step_rows)
     _, spec, policy = validate_run(run, trainer=False)
     episodes = held_out(8, 5, 2, greedy=greedy)
-    pipeline = build_pipeline(run, policy, trainer=False)
+    pipeline = build_pipeline(RunContext(run, policy, trainer=False))
     counted = pipeline.evaluate("evaluation", episodes)
     pipeline.close()
     played = play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy.chunk), 3, 4)

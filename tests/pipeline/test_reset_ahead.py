@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from tests.pipeline.runs import config
 from tests.pipeline.test_serial_equivalence import live, tickets
 
+from polyrhythm.envs.base import EnvTraits
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.errors import ConfigError
@@ -93,11 +94,10 @@ def test_environments_that_cannot_are_refused() -> None:
 
 
 def test_an_environment_that_does_not_say_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GymnasiumSettings, "leaves_device", True, raising=False)
+    monkeypatch.setattr(GymnasiumSettings, "traits", EnvTraits(leaves_device=True))
     assert "leaves its device for others" in refusal()
-    monkeypatch.setattr(GymnasiumSettings, "leaves_device", False)
-    monkeypatch.setattr(GymnasiumSettings, "resets_beside", False)
-    assert "declare resets_beside in its settings" in refusal()
+    monkeypatch.setattr(GymnasiumSettings, "traits", EnvTraits())
+    assert "declare the trait resets_ahead in its settings" in refusal()
 
 
 def test_more_spares_than_rows_are_refused() -> None:

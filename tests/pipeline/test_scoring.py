@@ -14,6 +14,7 @@ from tests.pipeline.test_language import SINGLE, run
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.persistence.checkpoints import load_run
 from polyrhythm.pipeline.validation.check import validate_run
@@ -71,7 +72,7 @@ def test_samples_that_were_not_scored_when_a_run_was_saved_are_scored_when_it_go
     saved = load_run(save(tmp_path, first))
     before = first.loop.conductor.rollout.samples.values()
     unscored = {sample.ticket.number for sample in before if sample.state is SampleState.SCORING}
-    second = build_pipeline(config(**CARTPOLE), folder=tmp_path, saved=saved, record=True)
+    second = build_pipeline(RunContext(config(**CARTPOLE), folder=tmp_path, saved=saved), record=True)
     conductor = second.loop.conductor
     assert unscored <= {sample.ticket.number for sample in conductor.rollout.samples.values() if sample.payload_id}
     second.loop.train_until(3)
@@ -88,7 +89,10 @@ def test_samples_that_were_not_scored_when_a_run_was_saved_are_scored_when_it_go
 def test_a_reward_function_that_never_works_ends_the_run_with_its_words(tmp_path: Path) -> None:
     scoring = {"function": "tests.process.rewards:picky", "options": {"share": 1}}
     pipeline = build_pipeline(
-        config(**{**CARTPOLE, "rollout": {"sharding": "even:2", "max_dropped": 5}, "scoring": scoring}), folder=tmp_path
+        RunContext(
+            config(**{**CARTPOLE, "rollout": {"sharding": "even:2", "max_dropped": 5}, "scoring": scoring}),
+            folder=tmp_path,
+        )
     )
     with pytest.raises(RunHalted, match=r"after scoring.max_attempts = 3 attempts each.*picky: ValueError: no opinion"):
         pipeline.loop.train_until(3)

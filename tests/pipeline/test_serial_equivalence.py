@@ -12,6 +12,7 @@ from tests.built import built
 from tests.pipeline.runs import ROWS, config
 
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.scheduler.records import StartRows, StartUpdate
 from polyrhythm.scheduler.samples.admission import mix as flow_mix
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
@@ -114,7 +115,7 @@ def one_and_the_rest(env_batch, generators):
 
 
 def live(settings):
-    pipeline = build_pipeline(settings, record=True)
+    pipeline = build_pipeline(RunContext(settings), record=True)
     pipeline.loop.train_until(settings.training.versions)
     assert pipeline.launcher.payloads.in_flight.finished() == ()
     assert not pipeline.loop.conductor.ledger.imbalance

@@ -13,16 +13,17 @@ import pytest
 from tests.oracles.replay import first_difference
 from tests.pipeline.runs import config
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.load import validate
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.totals import StationActivity
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import ApplyWeights, SampleFinished, StartStream, StartUpdate, StreamDone
 
 LANGUAGE: dict[str, Any] = {
@@ -42,7 +43,7 @@ LANGUAGE: dict[str, Any] = {
 @pytest.mark.parametrize("on_update", ["abort", "continue", "drain"])
 def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands(on_update: str) -> None:
     changes = {**LANGUAGE, "freshness": {"max_lag": 1, "on_update": on_update}}
-    pipeline = build_pipeline(validate(changes), record=True)
+    pipeline = build_pipeline(RunContext(validate(changes)), record=True)
     pipeline.loop.evaluate("before", held_out(7, 4, 1, greedy=True))
     pipeline.loop.train_until(4)
     statistics = pipeline.launcher.hosting.statistics(fresh=True)
@@ -61,7 +62,7 @@ def test_a_live_runs_trace_gives_the_simulated_clusters_driver_the_same_commands
     events = [decision.event for decision in trace]
     partial = [event for event in events if isinstance(event, SampleFinished) and event.newest > event.oldest]
     assert bool(partial) == (on_update != "drain"), "one message each, with tokens of several versions"
-    fresh = Conductor(conductor.settings)
+    fresh = build_conductor(conductor.settings)
     assert first_difference(fresh, trace) is None
     assert fresh.save() == conductor.save()
 
@@ -79,7 +80,7 @@ def test_tokens_per_second_are_those_of_the_generators(tmp_path: Path) -> None:
 
 
 def test_token_rates_are_counts_over_the_seconds_since_the_last_ones() -> None:
-    pipeline = build_pipeline(validate(LANGUAGE))
+    pipeline = build_pipeline(RunContext(validate(LANGUAGE)))
     stations = StationActivity(pipeline.launcher, 5.0)
     pipeline.loop.train_until(1)
     counts = Counter[str]()
@@ -121,7 +122,7 @@ def test_a_policy_that_answers_in_one_pass_cannot_stream() -> None:
     with pytest.raises(ConfigError, match="categorical answers in one pass; set batching"):
         validate_run(one_pass)
     with pytest.raises(RunHalted, match="categorical: it answers in one pass"):
-        build_pipeline(one_pass)
+        build_pipeline(RunContext(one_pass))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 from tests.pipeline.test_observers import finish
 
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.scheduler.records import SampleFinished, StationLost, Wake
 
@@ -65,7 +66,7 @@ def test_what_was_lost_with_a_host_that_ended_the_run_is_told_once():
 
 
 def test_a_live_run_is_counted_and_looked_at():
-    pipeline = build_pipeline(config(**ASYNCHRONOUS), record=True)
+    pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     account, stations = RunTotals(), StationActivity(pipeline.launcher)
     looks = []
     stations.activity.take = lambda now, counters: looks.append(counters)

@@ -100,7 +100,7 @@ def test_every_check_passes_without_a_note(case: Case) -> None:
     learns = case not in [CASES[name] for name in WITHOUT_GRADIENT]
     checks = conformance.policy_checks(case.settings, case.observations(), case.spec, learns=learns, imitates=True)
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
-    assert len(checks) == 12 + learns
+    assert len(checks) == 13 + learns
 
 
 def test_the_trial_before_a_run_passes_with_two_rows_and_with_one(case: Case) -> None:

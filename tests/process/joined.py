@@ -14,7 +14,8 @@ from tests.runtime.links import free_port
 from polyrhythm import __version__
 from polyrhythm.config.load import load_env, merge
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
-from polyrhythm.plugins.join.joiner import Joiner
+from polyrhythm.pipeline.context import RunContext
+from polyrhythm.plugins.join.joining import JoinClient
 from polyrhythm.plugins.join.token import read_token
 from polyrhythm.scheduler import records
 
@@ -32,7 +33,7 @@ class Joining:
         self.ended: str | BaseException | None = None
         token = settings.pop("token", folder / "join.token")
         env = env if env is not None else load_env("gymnasium:CartPole-v1", ["max_steps=40"])
-        self.joiner = Joiner(
+        self.client = JoinClient(
             f"tcp://127.0.0.1:{port}", read_token(token), env, version, **{"patience_s": 30.0, **settings}
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -40,7 +41,7 @@ class Joining:
 
     def _run(self) -> None:
         try:
-            self.ended = self.joiner.run()
+            self.ended = self.client.run()
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             self.ended = error
 
@@ -55,7 +56,7 @@ def opened(folder: Path, base: dict[str, Any] = ALONE, **changes: Any) -> Iterat
     """A run that has not started, and the port of its first place."""
     port = free_port()
     pipeline = build_pipeline(
-        config(base, **merge(changes, {"join": {"port": port}})), folder=folder, start=False, record=True
+        RunContext(config(base, **merge(changes, {"join": {"port": port}})), folder=folder), start=False, record=True
     )
     try:
         yield pipeline, port

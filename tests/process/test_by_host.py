@@ -22,6 +22,7 @@ from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.launching import launch_on
 
 #: Seconds by which the monotonic clock of the second host is ahead.
 AHEAD_S = 1000
@@ -62,7 +63,7 @@ def test_a_run_on_two_hosts_says_by_host_what_was_where(tmp_path: Path) -> None:
     folder.mkdir()
     checked = validate_run(config(training={"versions": 12}, rollout={"simulators": 1, "generators": 1}))
     began = time.monotonic()
-    summary = train(checked, folder, callbacks=Callbacks([note]), nodes=nodes)
+    summary = train(checked, folder, callbacks=Callbacks([note]), launch=launch_on(nodes))
     took_s = time.monotonic() - began
     assert not children()
     assert not orphaned_folders()
@@ -104,9 +105,9 @@ def test_the_loss_of_the_trainers_host_is_told_after_the_resume(tmp_path: Path) 
     changes = {"rollout": {"simulators": 1, "generators": 1}, "checkpoint": {"run_every_s": 3600}}
     checked = validate_run(config(training={"versions": 8}, **changes))
     with pytest.raises(HostLost, match=r"host host-1 is lost \(its agent has ended with status -9\), .* with resume,"):
-        train(checked, folder, callbacks=Callbacks([disturb]), nodes=[first, second])
+        train(checked, folder, callbacks=Callbacks([disturb]), launch=launch_on([first, second]))
     assert not children()
-    summary = train(checked, folder, nodes=[second, third])
+    summary = train(checked, folder, launch=launch_on([second, third]))
     assert [(fault["station"], fault["host"], fault["reason"]) for fault in summary["faults"]] == [
         ("generator-0", "host-2", "was ended by SIGKILL"),
         ("simulator-0", "host-1", "is on host host-1, which is lost"),

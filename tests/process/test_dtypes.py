@@ -15,9 +15,10 @@ from tests.process.runs import LOCKSTEP, config
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
 from polyrhythm.pipeline.persistence.checkpoints import STATES
-from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.policies.form import load_published
 from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load_state
@@ -62,7 +63,7 @@ def logprobs(policy, sample):
 def test_replies_are_computed_by_the_published_bfloat16_weights(launcher, tmp_path):
     settings = config(LOCKSTEP, launcher=launcher, policy=HALF, training={"versions": VERSIONS})
     spec = settings.env.spec()
-    with closing(build_pipeline(settings, folder=tmp_path)) as pipeline:
+    with closing(build_pipeline(RunContext(settings, folder=tmp_path))) as pipeline:
         witness = Witness(pipeline)
         pipeline.loop.add_observers(witness)
         pipeline.loop.train_until(VERSIONS)
@@ -80,7 +81,7 @@ def test_replies_are_computed_by_the_published_bfloat16_weights(launcher, tmp_pa
     for sample, (told, tried) in itertools.product(witness.samples, gaps):
         of_it = torch.from_numpy(sample.version == told)
         if bool(of_it.any()):
-            apply_state(acting, witness.weights[tried])
+            load_published(acting, witness.weights[tried])
             gap = logprobs(acting, sample) - torch.from_numpy(sample.logprob.copy())
             gaps[told, tried] += float(gap[of_it].abs().sum())
     for told in range(VERSIONS):
@@ -92,7 +93,7 @@ def test_replies_are_computed_by_the_published_bfloat16_weights(launcher, tmp_pa
 def test_the_first_weights_of_the_trainer_are_not_rounded(tmp_path):
     settings = config(LOCKSTEP, launcher="inline", policy=HALF)
     first = HalfSettings(hidden=16).build(settings.env.spec(), seed=settings.seed, device="cpu", role="train")
-    with closing(build_pipeline(settings, folder=tmp_path)) as pipeline:
+    with closing(build_pipeline(RunContext(settings, folder=tmp_path))) as pipeline:
         assert pipeline.weights.read()[0] == 0
     state = load_state(tmp_path / STATES / "trainer-00000000.pt")["policy"]
     assert all(torch.equal(tensor, state[name]) for name, tensor in first.state_dict().items())
@@ -106,4 +107,4 @@ def test_a_module_that_does_not_fit_the_layout_ends_the_start_with_a_sentence(la
         r"\[16, 4\], form\(\) publishes bfloat16 \[16, 4\]; make both the same"
     )
     with pytest.raises(RunHalted, match=said):
-        build_pipeline(settings, folder=tmp_path)
+        build_pipeline(RunContext(settings, folder=tmp_path))

@@ -11,6 +11,7 @@ from tests.long import long
 from tests.process.runs import children, config
 
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 
 
@@ -27,7 +28,7 @@ def test_a_seed_that_hangs_is_set_aside_alone(tmp_path: Path, caplog: pytest.Log
     )
     with (
         caplog.at_level(logging.WARNING),
-        closing(build_pipeline(settings, folder=tmp_path, trainer=False)) as pipeline,
+        closing(build_pipeline(RunContext(settings, folder=tmp_path, trainer=False))) as pipeline,
     ):
         results = pipeline.evaluate("evaluation", episodes)
         found = pipeline.loop.conductor.summary()["set_aside"]

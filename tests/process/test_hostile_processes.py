@@ -14,6 +14,7 @@ from tests.runtime.strangers import WAYS, Stranger
 from tests.runtime.test_wire import MESSAGES
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.runtime.launcher import Launcher
@@ -126,7 +127,7 @@ class Attack(Observer):
 
 @pytest.mark.parametrize("act", [attack_without_keys, attack_with_keys])
 def test_a_run_over_tcp_trains_on_among_hostile_processes(act, tmp_path):
-    pipeline = build_pipeline(config(**TCP, **SINGLE), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(config(**TCP, **SINGLE), folder=tmp_path), record=True)
     attack, reports = Attack(pipeline, act), []
     attack.on_report = lambda now, report: reports.append(report)
     pipeline.loop.add_observers(attack)

@@ -19,11 +19,13 @@ from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, children, config, orphane
 
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.launching import launch_on
 from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.runtime.memory.traffic import read_traffic
 from polyrhythm.scheduler import records
@@ -34,7 +36,9 @@ AGENT = "polyrhythm.plugins.cluster.hosts.agent"
 
 @contextmanager
 def running(folder: Path, nodes: Sequence[LocalNode] = (), base: dict = ASYNCHRONOUS, **changes) -> Iterator[Pipeline]:
-    pipeline = build_pipeline(config(base, **changes), folder=folder, record=True, nodes=nodes)
+    pipeline = build_pipeline(
+        RunContext(config(base, **changes), folder=folder, launch=launch_on(nodes) if nodes else None), record=True
+    )
     try:
         yield pipeline
     finally:
@@ -293,7 +297,7 @@ def test_a_host_without_memory_is_refused_before_anything_starts(tmp_path: Path)
     checked, folder = validate_run(config()), tmp_path / "run"
     folder.mkdir()
     with pytest.raises(StartError, match=r"far: POLYRHYTHM_SHARED_MEMORY = .*nowhere is no folder"):
-        train(checked, folder, nodes=nodes)
+        train(checked, folder, launch=launch_on(nodes))
     assert not children()
     assert not orphaned_folders()
     assert not list(folder.iterdir()), "nothing of the run was made"

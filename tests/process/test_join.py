@@ -24,6 +24,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_env, merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.standalone import without_joining
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.plugins.join.token import write_token
@@ -59,7 +60,7 @@ def run_until(pipeline: Pipeline, done: Callable[[], bool]) -> None:
 def test_a_run_learns_the_same_bit_by_bit_from_a_simulator_that_joined(tmp_path: Path) -> None:
     """Observations, actions, samples and noise are those of a simulator in the run's own process."""
     base = merge(LOCKSTEP, {"launcher": "inline"})
-    own = build_pipeline(config(base))
+    own = build_pipeline(RunContext(config(base)))
     own.loop.train_until(2)
     expected = own.weights.read()[1]
     own.close()
@@ -108,22 +109,20 @@ def test_a_simulator_joins_a_run_on_a_ray_cluster(tmp_path: Path) -> None:
 
 def test_without_a_setting_no_port_is_opened(tmp_path: Path) -> None:
     write_token(tmp_path / "join.token", make_keys())  # as a resumed run finds it after its machine went down
-    pipeline = build_pipeline(config(ASYNCHRONOUS, launcher="inline"), folder=tmp_path)
+    pipeline = build_pipeline(RunContext(config(ASYNCHRONOUS, launcher="inline"), folder=tmp_path))
     pipeline.close()
-    assert pipeline.places is None
     assert not [*tmp_path.glob("join*")]
 
 
-#: A process with the places of a run, until it is killed.
+#: A process with the token of a run, until it is killed.
 OPENS = """
 import sys, time
 from pathlib import Path
-from tests.process.joined import ALONE
-from tests.process.runs import config
-from polyrhythm.plugins.join.places import open_places
-places = open_places(config(ALONE), Path(sys.argv[1]))
-print(oct(places.token.stat().st_mode), flush=True)
-time.sleep(3600)
+from polyrhythm.plugins.join.places import open_token
+token = Path(sys.argv[1], "join.token")
+with open_token(token):
+    print(oct(token.stat().st_mode), flush=True)
+    time.sleep(3600)
 """
 
 
@@ -200,10 +199,10 @@ def test_who_finds_all_places_taken_says_once_that_it_waits(tmp_path: Path, capl
         taken = f"tcp://127.0.0.1:{port}: the only place of the run is taken"
         waits = "gymnasium CartPole-v1 waits for one to be free, 60 s at most (--patience)"
         run_until(pipeline, lambda: f"{taken}; {waits}" in caplog.messages)
-        first.joiner.leave()
+        first.client.leave()
         run_until(pipeline, lambda: f"joined tcp://127.0.0.1:{port} as {STATION}" in caplog.text)
         assert sum("taken" in message for message in caplog.messages) == 1
-        second.joiner.leave()
+        second.client.leave()
         run_until(pipeline, lambda: second.ended is not None)
 
 
@@ -273,7 +272,7 @@ def test_a_simulator_that_leaves_takes_no_attempt_with_it_and_another_may_come(t
         next_ones: list[Joining] = []
 
         def go() -> None:
-            first.joiner.leave()
+            first.client.leave()
             next_ones.append(Joining(tmp_path, port))
 
         pipeline.loop.add_observers(On(records.RequestArrived, 20, go))
@@ -295,9 +294,9 @@ def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None
         def go() -> None:
             link.cut(stays=True)
             until = time.monotonic() + PATIENCE_S
-            while first.joiner._attached and time.monotonic() < until:  # what it sent before would be lost
+            while first.client.joiner.attached and time.monotonic() < until:  # what it sent before would be lost
                 time.sleep(0.005)
-            first.joiner.leave()
+            first.client.leave()
             threading.Timer(1.0, come_back).start()
 
         def come_back() -> None:
@@ -321,7 +320,7 @@ def test_who_leaves_while_the_link_stays_down_gives_up_quietly(tmp_path: Path) -
 
         def go() -> None:
             link.cut(stays=True)
-            first.joiner.leave()
+            first.client.leave()
 
         pipeline.loop.add_observers(
             On(records.RequestArrived, 20, go), On(records.StationLost, 1, lambda: Joining(tmp_path, port))

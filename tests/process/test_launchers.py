@@ -16,6 +16,7 @@ import zmq
 from tests.process.runs import LOCKSTEP, children, config, orphaned_folders
 
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.factories import Resources
@@ -39,7 +40,7 @@ LAUNCHERS = {
 def asynchronous(request, tmp_path_factory):
     """An asynchronous run that has ended: two simulators of two env batches, two generators, segments."""
     settings = config(**LAUNCHERS[request.param])
-    pipeline = build_pipeline(settings, folder=tmp_path_factory.mktemp("run"), record=True)
+    pipeline = build_pipeline(RunContext(settings, folder=tmp_path_factory.mktemp("run")), record=True)
     try:
         pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
         pipeline.loop.train_until(4)
@@ -124,7 +125,7 @@ def test_nothing_is_left_behind(asynchronous):
 def test_lockstep_grants_and_trains_the_same_samples_under_every_launcher(launcher, tmp_path):
     def run(name, folder):
         folder.mkdir()
-        pipeline = build_pipeline(config(LOCKSTEP, **LAUNCHERS[name]), folder=folder, record=True)
+        pipeline = build_pipeline(RunContext(config(LOCKSTEP, **LAUNCHERS[name]), folder=folder), record=True)
         try:
             pipeline.loop.train_until(3)
             weights = pipeline.weights.read()[1]
@@ -250,7 +251,7 @@ urgency = Urgency()
 def test_a_users_function_that_raises_ends_the_run_with_its_traceback(launcher, tmp_path):
     settings = config(**LAUNCHERS[launcher], rollout={"queue_key": f"{__name__}:urgency"})
     with (
-        closing(build_pipeline(settings, folder=tmp_path)) as pipeline,
+        closing(build_pipeline(RunContext(settings, folder=tmp_path))) as pipeline,
         pytest.raises(KeyError, match="urgency") as raised,
     ):
         pipeline.loop.train_until(4)
@@ -266,7 +267,7 @@ def test_updates_that_skip_every_step_are_published_all_the_same(launcher, tmp_p
         "algorithm": {"early_stop_ratio": 1.5, "proximal": "behavior"},
     }
     stopped = EarlyStops()
-    with closing(build_pipeline(config(**changes), folder=tmp_path)) as pipeline:
+    with closing(build_pipeline(RunContext(config(**changes), folder=tmp_path))) as pipeline:
         first = pipeline.weights.read()[1]
         pipeline.loop.add_observers(stopped)
         pipeline.loop.train_until(4)

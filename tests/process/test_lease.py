@@ -17,14 +17,15 @@ from tests.long import long
 from tests.oracles.replay import first_difference
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.plugins.lease.seats import HOST
 from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost
 
 LEASED: dict[str, Any] = {"placement": {"sharing": "lease", "lease": {"min_hold_s": 0.05}}}
@@ -35,7 +36,7 @@ def run(
 ) -> tuple[Pipeline, dict[str, Any]]:
     """A run of so many versions; the pipeline, closed, and its last weights."""
     folder.mkdir(exist_ok=True)
-    pipeline = build_pipeline(config(base, **changes), folder=folder, record=True)
+    pipeline = build_pipeline(RunContext(config(base, **changes), folder=folder), record=True)
     try:
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
@@ -79,7 +80,7 @@ def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without
     assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
     assert leased["statistics"]["trainer"]["switches"] == 10
     assert in_turn.loop.conductor.ledger == together.loop.conductor.ledger
-    assert first_difference(Conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
+    assert first_difference(build_conductor(in_turn.loop.conductor.settings), in_turn.loop.trace) is None
 
 
 @long(15, "ranks that leave a device")
@@ -159,7 +160,9 @@ def test_the_loss_of_a_holder_or_of_a_waiter_is_made_good(name: str, holding: bo
 
 def test_an_evaluation_before_training_and_one_beside_it_take_their_turns(tmp_path: Path) -> None:
     evaluation = {"every": 2, "every_episodes": 4, "weights": "second_copy", "episodes": 0}
-    pipeline = build_pipeline(config(evaluation=evaluation, launcher="local", **LEASED), folder=tmp_path, record=True)
+    pipeline = build_pipeline(
+        RunContext(config(evaluation=evaluation, launcher="local", **LEASED), folder=tmp_path), record=True
+    )
     with closing(pipeline):
         assert len(pipeline.evaluate("before", held_out(5, 1, 1, greedy=True))) == 5
         pipeline.loop.submit(records.Evaluate("beside", tuple(held_out(4, 1, 1, greedy=True)), background=True))
@@ -172,7 +175,7 @@ def test_an_evaluation_before_training_and_one_beside_it_take_their_turns(tmp_pa
 
 
 def test_a_run_that_winds_down_saves_a_trainer_that_is_off_the_host(tmp_path: Path) -> None:
-    pipeline = build_pipeline(config(launcher="local", **LEASED), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(config(launcher="local", **LEASED), folder=tmp_path), record=True)
     with closing(pipeline):
         pipeline.loop.train_until(2)
         conductor = pipeline.loop.conductor
@@ -187,7 +190,9 @@ def test_a_run_that_winds_down_saves_a_trainer_that_is_off_the_host(tmp_path: Pa
 
 def test_the_timeline_shows_every_switch_in_the_lane_of_the_device(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    pipeline = build_pipeline(config(LOCKSTEP, launcher="local", **LEASED), folder=tmp_path, record=True, start=False)
+    pipeline = build_pipeline(
+        RunContext(config(LOCKSTEP, launcher="local", **LEASED), folder=tmp_path), record=True, start=False
+    )
     with closing(pipeline), TraceWriter(path) as writer:
         observer = TraceObserver(writer, pipeline.launcher, pipeline.loop.clock())
         pipeline.loop.add_observers(observer)

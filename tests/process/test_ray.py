@@ -37,6 +37,7 @@ from polyrhythm.errors import ConfigError, HostLost, MissingError, RunHalted, St
 from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.launcher_checks import check_launcher
@@ -158,7 +159,9 @@ def of_runs(processes: Sequence[psutil.Process]) -> list[int]:
 @LONG
 def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_nodes: Any, tmp_path: Path) -> None:
     changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}}
-    pipeline = build_pipeline(config(**changes, training={"versions": 500}), folder=tmp_path / "run", record=True)
+    pipeline = build_pipeline(
+        RunContext(config(**changes, training={"versions": 500}), folder=tmp_path / "run"), record=True
+    )
     try:
         pipeline.loop.train_until(version := 1)
         assert "tcp" in set.union(*ways(pipeline).values())
@@ -185,7 +188,9 @@ def raylet_of(pid: int) -> int:
 def test_a_lost_node_is_survived(three_nodes: Any, tmp_path: Path) -> None:
     """One with neither the trainer nor the head, while samples wait for the trainer."""
     changes = {**RAY, "ray": {"address": three_nodes.address, "strategy": "spread"}, "freshness": {"max_lag": 2}}
-    pipeline = build_pipeline(config(**changes, training={"versions": 500}), folder=tmp_path / "run", record=True)
+    pipeline = build_pipeline(
+        RunContext(config(**changes, training={"versions": 500}), folder=tmp_path / "run"), record=True
+    )
     try:
         pipeline.loop.train_until(1)
         raylets = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
@@ -225,7 +230,9 @@ def test_a_run_goes_on_with_less_and_uses_a_node_that_comes_within_30_s(three_no
     """Three nodes of two CPUs, six stations: a lost node leaves no CPU free for the two that were on it."""
     settings = {"address": three_nodes.address, "strategy": "spread", "min_simulators": 1, "min_generators": 1}
     changes = {**RAY, "ray": settings, "freshness": {"max_lag": 2}, "training": {"versions": 100_000}}
-    pipeline = build_pipeline(config(**changes, rollout={"generators": 3}), folder=tmp_path / "run", record=True)
+    pipeline = build_pipeline(
+        RunContext(config(**changes, rollout={"generators": 3}), folder=tmp_path / "run"), record=True
+    )
     try:
         pipeline.loop.train_until(1)
         hosting: Any = pipeline.launcher.hosting
@@ -407,7 +414,7 @@ def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_found(ra
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20)
     try:
         with pytest.raises(StartError, match=r"5 CPUs are wanted for 5 stations, 2 are in the cluster \(2 on .*\)"):
-            build_pipeline(config(**RAY), folder=tmp_path / "run")
+            build_pipeline(RunContext(config(**RAY), folder=tmp_path / "run"))
     finally:
         ray.shutdown()
     assert not orphaned_folders()
@@ -415,7 +422,7 @@ def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_found(ra
 
 def test_a_cluster_that_is_not_there_is_refused_at_once(ray: Any, tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"ray.address = 127.0.0.1:1: no cluster answers there"):
-        build_pipeline(config(**RAY, ray={"address": "127.0.0.1:1"}), folder=tmp_path / "run")
+        build_pipeline(RunContext(config(**RAY, ray={"address": "127.0.0.1:1"}), folder=tmp_path / "run"))
     with pytest.raises(MissingError, match=r"ray.address = 127.0.0.1:1: no cluster answers there"):
         check_launcher(config(**RAY, ray={"address": "127.0.0.1:1"}))
     assert not children()

@@ -19,6 +19,7 @@ from tests.runtime.links import free_port
 from polyrhythm.config.load import load_config, load_env
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.scheduler import records
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "robot"
@@ -40,7 +41,7 @@ def test_the_recipe_runs_with_a_robot_that_parks_and_is_stopped(tmp_path: Path) 
         EXAMPLE / "robot.yaml",
         ["launcher=inline", f"join.port={port}", "training.versions=2", *[f"env.{words}" for words in settings]],
     )
-    pipeline = build_pipeline(config, folder=tmp_path / "run", start=False, record=True)
+    pipeline = build_pipeline(RunContext(config, folder=tmp_path / "run"), start=False, record=True)
     try:
         robot = Joining(tmp_path / "run", port, env=env, park_s=0.2)
         pipeline.loop.start()

@@ -16,6 +16,7 @@ from tests.process.test_supervision import balanced, lost, run
 
 from polyrhythm.config.load import merge
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 
 PINNED = "tests.envs.pinned_env:PinnedSettings"
 POLICY = {"type": "gaussian", "hidden": 8}
@@ -30,7 +31,9 @@ def test_a_lock_step_run_gives_the_same_weights(python: str, tmp_path: Path) -> 
     weights, there = [], {"python": python}
     for name, env, launcher in (("here", {}, "inline"), ("inline", there, "inline"), ("local", there, "local")):
         (tmp_path / name).mkdir()
-        pipeline = build_pipeline(config(merge(LOCKSTEP, {"env": env}), launcher=launcher), folder=tmp_path / name)
+        pipeline = build_pipeline(
+            RunContext(config(merge(LOCKSTEP, {"env": env}), launcher=launcher), folder=tmp_path / name)
+        )
         try:
             pipeline.loop.train_until(2)
             weights.append(pipeline.weights.read(2)[1])

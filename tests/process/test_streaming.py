@@ -16,11 +16,13 @@ from tests.process.test_supervision import at_update, lost, run
 from polyrhythm.config.load import merge
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.pipeline.persistence.checkpoints import load_run
 from polyrhythm.pipeline.persistence.snapshot import write_snapshot
+from polyrhythm.plugins.cluster.launching import launch_on
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler import records
 
@@ -70,7 +72,7 @@ def audited(pipeline):
 
 
 def test_the_trainer_begins_before_the_last_sample_is_finished(tmp_path):
-    pipeline = build_pipeline(config(SLOW), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(config(SLOW), folder=tmp_path), record=True)
     loop = pipeline.loop
     try:
         with TraceWriter(tmp_path / "trace.json") as writer:
@@ -123,7 +125,7 @@ def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(sta
 
 def test_a_run_that_is_stopped_in_the_middle_of_an_update_goes_on_with_its_samples(tmp_path):
     """The trainer saves what it was before the update at once, and does not wait for the rest of its samples."""
-    pipeline = build_pipeline(config(SLOW), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(config(SLOW), folder=tmp_path), record=True)
     conductor, loop = pipeline.loop.conductor, pipeline.loop
     try:
         loop.submit(records.TrainUntil(4))
@@ -135,7 +137,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_update_goes_on_with_its_sampl
     finally:
         pipeline.close()
     saved = load_run(path)
-    again = build_pipeline(config(SLOW), folder=tmp_path, record=True, saved=saved)
+    again = build_pipeline(RunContext(config(SLOW), folder=tmp_path, saved=saved), record=True)
     try:
         assert {again.loop.conductor.rollout.samples[number].state.value for number in lent} <= {"buffered", "lent"}
         again.loop.train_until(4)
@@ -149,7 +151,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_an_update_goes_on_with_its_sampl
 def test_a_stop_waits_for_the_rest_of_an_update_that_has_changed_the_weights(tmp_path):
     """A state between two of its mini-batches cannot be saved, and what was trained before it must not be lost."""
     divided = {"training": STEPPED, "algorithm": {"proximal": "behavior"}}
-    pipeline = build_pipeline(config(SLOW, **divided), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(config(SLOW, **divided), folder=tmp_path), record=True)
     conductor, loop = pipeline.loop.conductor, pipeline.loop
 
     def stepped():
@@ -170,7 +172,9 @@ def test_a_stop_waits_for_the_rest_of_an_update_that_has_changed_the_weights(tmp
 def test_parts_that_lie_on_another_host_are_fetched_as_they_come(tmp_path):
     """The second simulator is on another host than the trainer."""
     one, two = apart_by_setting(tmp_path, 2)
-    pipeline = build_pipeline(config(SLOW), folder=tmp_path / "run", record=True, nodes=[one, two, one, one])
+    pipeline = build_pipeline(
+        RunContext(config(SLOW), folder=tmp_path / "run", launch=launch_on([one, two, one, one])), record=True
+    )
     try:
         pipeline.loop.train_until(4)
     finally:

@@ -15,6 +15,7 @@ from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler.records import (
@@ -139,7 +140,7 @@ def test_a_generator_that_is_lost_in_mid_answer_loses_no_sample(on_update: str, 
         "training": {"versions": VERSIONS},
         "supervision": {"heartbeat_s": 60.0 if kill else 10.0},
     }
-    pipeline = build_pipeline(validate(merge(LANGUAGE, changes)), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(validate(merge(LANGUAGE, changes)), folder=tmp_path), record=True)
     audit, fault = TicketAudit(1.0, "sample"), Fault(pipeline, kill=kill)
     pipeline.loop.add_observers(audit)
     try:

@@ -22,6 +22,7 @@ from tests.process.runs import ASYNCHRONOUS, PATIENCE_S, children, config, orpha
 from polyrhythm.config.load import merge
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
@@ -42,7 +43,7 @@ SINGLE = merge(ASYNCHRONOUS, {"rollout": {"simulators": 1, "env_batches": 2, "ge
 
 def run(folder, versions=4, base=SINGLE, during=None, **changes):
     """A run in processes to its end; `during` is called in a thread with the pipeline. The pipeline, closed."""
-    pipeline = build_pipeline(config(base, **changes), folder=folder, record=True)
+    pipeline = build_pipeline(RunContext(config(base, **changes), folder=folder), record=True)
     try:
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
@@ -96,7 +97,7 @@ def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_pa
 
 def test_a_stop_names_the_station_that_it_waits_for_and_another_signal_ends_it_at_once(tmp_path, caplog):
     env = {**ENV, "fault": "hang", "at": 4, "marker": str(tmp_path / "hung")}
-    pipeline = build_pipeline(config(SINGLE, env=env), folder=tmp_path)
+    pipeline = build_pipeline(RunContext(config(SINGLE, env=env), folder=tmp_path))
     station = pipeline.launcher.hosting.station("simulator-0")
     pipeline.loop.stop = lambda: station.current_call().startswith("in one step for 2")
     with pytest.raises(Interrupted):
@@ -168,7 +169,7 @@ def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path)
     """Its answers are large, so some are still being written when its report has already been heard."""
     policy = {"type": "tests.process.policies:HeavySettings"}
     changes = {"policy": policy, "rollout": {"env_batches": 1, "rows": 4}, "training": {"versions": 6}}
-    pipeline = build_pipeline(config(SINGLE, **changes), folder=tmp_path, record=True)
+    pipeline = build_pipeline(RunContext(config(SINGLE, **changes), folder=tmp_path), record=True)
     killed = []
 
     class Killer(Observer):

@@ -11,6 +11,7 @@ from tests.process.runs import ASYNCHRONOUS, children, config
 from polyrhythm.config.load import merge
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 
 #: Two simulators of two env batches of two slots, two generators.
@@ -26,7 +27,7 @@ RUNS = {
 def traced(request, tmp_path_factory):
     """Busy seconds by station, threads of a simulator, and by lane its bars as (begin, end, name, slots)."""
     folder = tmp_path_factory.mktemp("run")
-    pipeline = build_pipeline(config(BASE, **RUNS[request.param]), folder=folder)
+    pipeline = build_pipeline(RunContext(config(BASE, **RUNS[request.param]), folder=folder))
     loop, launcher = pipeline.loop, pipeline.launcher
     try:
         with TraceWriter(folder / "trace.json") as writer:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 from tests.oracles.arbitrary import arbitrary_cluster
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight, blocks_needed
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     Command,
     DropReason,
@@ -224,7 +225,7 @@ TestOwnership.settings = settings(max_examples=50, stateful_step_count=40, suppr
 class Listening:
     """A conductor whose events and commands pass by a pool, as they do at a launcher; `most`: blocks in use at once."""
 
-    def __init__(self, conductor: Conductor, count: int) -> None:
+    def __init__(self, conductor: AnyConductor, count: int) -> None:
         self.conductor, self.pool, self.count, self.most = conductor, of_blocks(count), count, 0
         self._blocks: dict[tuple[int, int], int] = {}
         self._handles: dict[str, str] = {}
@@ -269,7 +270,7 @@ def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
     rows = sum(group.count * group.env_batches * group.slots * group.rows for group in cluster_settings.simulators)
     spare = {"group_size": scheduler.group_size, "extra_groups": scheduler.extra_groups}
     count = blocks_needed(rows, scheduler.version_samples, scheduler.max_lag, **spare)
-    decider = Listening(Conductor(scheduler), count)
+    decider = Listening(build_conductor(scheduler), count)
     return Cluster(cluster_settings, decider), decider
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -37,14 +36,14 @@ from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.joined import JoinedSimulator, JoinedSimulatorFactory
 from polyrhythm.plugins.join.joined_samples import JoinedSamples
-from polyrhythm.plugins.join.joiner import Joiner
-from polyrhythm.plugins.join.joining import Session
+from polyrhythm.plugins.join.joiner import FrameCame, HandOver, Joiner
+from polyrhythm.plugins.join.joining import JoinedStation
 from polyrhythm.plugins.join.reception import Heard
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import Departed, Reply
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import make_keys
-from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records as r
 from polyrhythm.specs import ArraySpec, Task
 from polyrhythm.specs.hashing import mix_array
@@ -108,7 +107,7 @@ def said(number: int, event: Any) -> bytes:
     elif isinstance(event, r.SampleFinished):
         arena.rewards[2], arena.valid[2] = 1.0, True
         pieces = bytes_of(pieces_of_rest(arena, 2))
-    return m.pack(m.Said("0", number, 0, wire.encode(event)), pieces)
+    return m.pack(m.SimulatorSaid("0", number, 0, wire.encode(event)), pieces)
 
 
 # ---------------------------------------------------------------- the run's end
@@ -117,7 +116,7 @@ def said(number: int, event: Any) -> bytes:
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_comes_to_a_port_is_dropped_or_ends_one_session(count: int) -> None:
     frames = [m.pack(message) for message in (HELLO, msgspec.structs.replace(HELLO, session="0"), m.Leave("0", "x"))]
-    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.Said("0", 1, 0, b"e"), [b"abc"])]
+    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.SimulatorSaid("0", 1, 0, b"e"), [b"abc"])]
     door, departed, kinds = Door(name_session=lambda: "0"), 0, Counter[str]()
     door.join()
     with steady():
@@ -163,7 +162,7 @@ def test_what_a_simulator_says_changes_only_its_own_blocks_or_sends_it_away(coun
                 if number % 2:
                     given = spoiled(given, number)
                 try:
-                    frame = m.pack(m.Said(session_of(station), 1, 0, content), given)
+                    frame = m.pack(m.SimulatorSaid(session_of(station), 1, 0, content), given)
                     heard = station._reception.hear(b"a", frame, station._clock())
                     assert heard is not None
                     station._take(heard)
@@ -216,37 +215,34 @@ def spoiled(pieces: list[bytes], seed: int) -> list[bytes]:
 def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count: int) -> None:
     welcome = m.Welcome("0", "s", 0, "s.0.0", INFO, m.encode_settings(StepSettings(1)), LAYOUT, 20.0)
     frames = [m.pack(message) for message in (m.Resumed("0", 0), m.Alive("0", 0), m.Over("0", "x", True))]
-    frames += [m.pack(m.Refused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
+    frames += [m.pack(m.JoinRefused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
     frames += [m.pack(m.Told("0", 1, 0), [wire.encode(START)]), m.pack(m.Told("0", 1, 0), [wire.encode_reply(REPLY)])]
     frames += [m.pack(welcome)]
-    env = load_env("gymnasium:CartPole-v1")
-    joiner = Joiner("tcp://127.0.0.1:9", make_keys(), env, "1.2")  # type: ignore[arg-type]
-    joiner._env.work = lambda _: None  # type: ignore[method-assign] - frames are tried, not an environment
+    env: Any = None  # frames are tried, not an environment
     ended = 0
-    try:
-        with steady():
-            for number, frame in enumerate(mutated_frames(frames, count, 3)):
-                joiner._session = None
-                if number % 3:
-                    joiner._session = Session(welcome, joiner._env.batch, joiner.wake, DropCounter("test"))
-                joiner._ports, joiner._at = [9], 0
-                try:
-                    joiner._hear(memoryview(frame))
-                except PolyrhythmError:
-                    ended += 1
-                joiner._outcome, joiner._session, joiner._ending = "", None, None
-        assert ended > 0
-        assert joiner._drops.counts()["undecodable"] > count / 10
-    finally:
-        joiner.close()
+    with steady():
+        dropped = Counter[str]()
+        for number, frame in enumerate(mutated_frames(frames, count, 3)):
+            joiner = Joiner("tcp://127.0.0.1:9", (SPEC, "an environment"), "1.2", 0.0)
+            station = JoinedStation(welcome, lambda _: env, lambda: None, joiner.drops)
+            if number % 3:
+                joiner.handle(FrameCame(memoryview(m.pack(welcome))), 0.0)
+            try:
+                for action in joiner.handle(FrameCame(memoryview(frame)), 1.0):
+                    if isinstance(action, HandOver):
+                        station.take(action)
+            except PolyrhythmError:
+                ended += 1
+            dropped.update(joiner.drops.counts())
+    assert ended > 0
+    assert dropped["undecodable"] > count / 10
 
 
 def test_a_spec_that_no_run_would_hear_is_refused_at_once() -> None:
     env = load_env("gymnasium:CartPole-v1")
     spec = dataclasses.replace(env.spec(), tasks=tuple(Task(f"task {i}", "go") for i in range(20_000)))
-    large = SimpleNamespace(spec=lambda: spec)
     with pytest.raises(StartError, match=r"its spec takes [\d,]+ bytes, a run hears at most 61,440"):
-        Joiner("tcp://127.0.0.1:9", make_keys(), large, "1.2")  # type: ignore[arg-type]
+        Joiner("tcp://127.0.0.1:9", (spec, "large"), "1.2", 0.0)
 
 
 # ---------------------------------------------------------------- hosts

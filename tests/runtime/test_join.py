@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.numbering import Numbering
 from polyrhythm.plugins.join.reception import Reception
 from polyrhythm.plugins.join.terms import Terms, difference, refusal
 from polyrhythm.plugins.join.token import read_token, write_token
@@ -29,7 +28,7 @@ from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 SPEC = EnvSpec({"state": ArraySpec((4,), "float32")}, ActionSpec("discrete", 1, choices=2), (Task("a", "do"),), 40)
 INFO = records.EnvBatchInfo("s.0", (records.SlotInfo("s.0/0", 0, 2),))
 LAYOUT = ArenaLayout(4, 10, 1, {"state": ArraySpec((4,), "float32")}, {}, {"s.0/0": 2})
-HELLO = m.Hello("1.2", m.protocol_digest(), msgspec.msgpack.encode(SPEC))
+HELLO = m.JoinHello("1.2", m.protocol_digest(), msgspec.msgpack.encode(SPEC))
 A, B = b"a", b"b"
 
 
@@ -156,9 +155,9 @@ def test_the_first_difference_between_specs_is_named(change: dict[str, Any], say
 def test_the_digest_of_messages_knows_every_type_and_field() -> None:
     """It is the same in another process, and other for other fields (msgspec's schema has them all)."""
     assert len(m.protocol_digest()) == 16
-    _, components = msgspec.json.schema_components((*wire._TYPES, m.Hello, m.Said))
-    assert {"Ticket", "Grant", "StartRows", "SlotInfo", "Said"} <= components.keys()
-    assert components["Said"]["properties"].keys() == {"type", *m.Said.__struct_fields__}
+    _, components = msgspec.json.schema_components((*wire._TYPES, m.JoinHello, m.SimulatorSaid))
+    assert {"Ticket", "Grant", "StartRows", "SlotInfo", "SimulatorSaid"} <= components.keys()
+    assert components["SimulatorSaid"]["properties"].keys() == {"type", *m.SimulatorSaid.__struct_fields__}
 
 
 # ---------------------------------------------------------------- who is let in
@@ -213,7 +212,7 @@ def test_silence_loses_it_with_blame_and_leaving_without() -> None:
 def test_a_broken_connection_comes_back_and_nothing_is_lost_or_taken_twice() -> None:
     door = Door()
     session = door.join()
-    door.hear(A, m.Said(session, 1, 0, b"one"))
+    door.hear(A, m.SimulatorSaid(session, 1, 0, b"one"))
     assert door.heard is not None
     assert door.heard.event == b"one"
     for content in (b"x", b"y", b"z"):
@@ -223,12 +222,12 @@ def test_a_broken_connection_comes_back_and_nothing_is_lost_or_taken_twice() -> 
     resumed, *again = door.hear(B, msgspec.structs.replace(HELLO, session=session, received=1))
     assert resumed == (B, m.Resumed(session, 1))
     assert [(to, told.number) for to, told in again] == [(B, 2), (B, 3)]
-    door.hear(B, m.Said(session, 1, 1, b"one"))
+    door.hear(B, m.SimulatorSaid(session, 1, 1, b"one"))
     assert door.heard is None, "it was taken before"
-    door.hear(B, m.Said(session, 2, 3, b"two"))
+    door.hear(B, m.SimulatorSaid(session, 2, 3, b"two"))
     assert door.heard is not None
     assert door.heard.event == b"two"
-    door.hear(A, m.Said(session, 3, 3, b"three"))
+    door.hear(A, m.SimulatorSaid(session, 3, 3, b"three"))
     assert door.heard is None, "the connection was replaced"
     assert door.drops.counts() == {"earlier_incarnation": 1}
     assert door.reception.reconnects == 1
@@ -240,19 +239,19 @@ def test_who_claims_a_session_that_is_not_his_is_refused_and_counted() -> None:
     session = door.join()
     ((_, refused),) = door.hear(B, msgspec.structs.replace(HELLO, session="guess"))
     assert refused.kind == "session"
-    assert door.hear(B, m.Said("guess", 1, 0, b"")) == []
-    assert door.hear(B, m.Said(session, 1, 0, b"")) == [], "the right name by another connection"
+    assert door.hear(B, m.SimulatorSaid("guess", 1, 0, b"")) == []
+    assert door.hear(B, m.SimulatorSaid(session, 1, 0, b"")) == [], "the right name by another connection"
     assert door.hear(B, msgspec.structs.replace(HELLO, session=session, received=7)) == []
     assert door.drops.counts() == {"refused": 1, "unknown_station": 1, "earlier_incarnation": 1, "impossible": 1}
-    door.hear(A, m.Said(session, 1, 0, b"still here"))
+    door.hear(A, m.SimulatorSaid(session, 1, 0, b"still here"))
     assert door.heard is not None
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        m.Said("0", 2, 0, b"one is missing"),
-        m.Said("0", 1, 9, b"nine were never told"),
+        m.SimulatorSaid("0", 2, 0, b"one is missing"),
+        m.SimulatorSaid("0", 1, 9, b"nine were never told"),
         beat("0", ready=False),
         beat("0", for_s=1e9),
         beat("0", for_s=float("nan")),
@@ -309,7 +308,7 @@ def test_the_call_under_way_is_that_of_the_environment() -> None:
 @given(st.lists(st.sampled_from(["say", "arrive", "break", "know"]), max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_every_message_arrives_once_and_in_order_over_any_breaks(events: list[str]) -> None:
-    ours, theirs, said, arrived = Numbering(), Numbering(), 0, list[int]()
+    ours, theirs, said, arrived = m.Numbering(), m.Numbering(), 0, list[int]()
     line: deque[tuple[int, bytes]] = deque()
 
     def arrive() -> None:
@@ -342,7 +341,7 @@ def test_every_message_arrives_once_and_in_order_over_any_breaks(events: list[st
 
 
 def test_a_gap_and_an_acknowledgement_of_the_future_are_unfit() -> None:
-    numbering = Numbering()
+    numbering = m.Numbering()
     with pytest.raises(UnfitMessage):
         numbering.take(2)
     with pytest.raises(UnfitMessage):
@@ -353,9 +352,9 @@ def test_a_gap_and_an_acknowledgement_of_the_future_are_unfit() -> None:
 
 
 def test_a_frame_carries_its_pieces() -> None:
-    frame = m.pack(m.Said("s", 1, 0, b"e"), [b"abc", b"", bytes(1000)])
+    frame = m.pack(m.SimulatorSaid("s", 1, 0, b"e"), [b"abc", b"", bytes(1000)])
     message, pieces = m.unpack(frame, "simulator")
-    assert message == m.Said("s", 1, 0, b"e")
+    assert message == m.SimulatorSaid("s", 1, 0, b"e")
     assert [bytes(piece) for piece in pieces] == [b"abc", b"", bytes(1000)]
     assert len(frame) % 64 == 0
 
@@ -365,7 +364,7 @@ def test_a_frame_carries_its_pieces() -> None:
 )
 def test_a_damaged_frame_is_undecodable(spoil: Any) -> None:
     with pytest.raises(UnfitMessage) as raised:
-        m.unpack(spoil(m.pack(m.Said("s", 1, 0, b"e"), [b"abc"])), "simulator")
+        m.unpack(spoil(m.pack(m.SimulatorSaid("s", 1, 0, b"e"), [b"abc"])), "simulator")
     assert raised.value.kind == "undecodable"
 
 

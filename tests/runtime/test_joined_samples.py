@@ -19,7 +19,7 @@ from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.simulator.slot import StepSettings
 
 DECLARED = replace(SPEC, metrics={"height": "last"})
-NOISE = np.array([grant.ticket.noise for grant in START.command.grants])
+NOISE = np.array([grant.ticket.noise for grant in START.grants])
 Pieces = dict[str, Any]
 
 
@@ -153,9 +153,9 @@ def test_an_answer_is_not_written_to_a_block_that_another_attempt_has_by_then() 
     arena, samples = begun()
     samples.request(POSTED, sent(asked()))
     samples.fail(replace(FAILED, ticket=0))
-    (grant,) = START.command.grants[:1]
-    other = replace(START.command, grants=(replace(grant, ticket=replace(grant.ticket, number=9)),))
-    samples.start(replace(START, command=other, blocks=(2,)))
+    (grant,) = START.grants[:1]
+    other = replace(grant, ticket=replace(grant.ticket, number=9), block=2)
+    samples.start(replace(START, grants=(other,)))
     answers = np.zeros(2, LAYOUT.answer_dtype)
     answers[VERSION] = 4
     samples.answer(REPLY._replace(answers=answers))

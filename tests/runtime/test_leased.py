@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from polyrhythm.plugins.lease.station import _MOST_AT_HAND, LeasedStation, SwitchReport
-from polyrhythm.runtime.messages import Reply
+from polyrhythm.runtime.messages import OffloadStore, Reply
 from polyrhythm.runtime.spans import TAKE, YIELD
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -55,15 +56,30 @@ class Counting:
     def statistics(self) -> dict[str, float]:
         return {"passes": 2.0}
 
-    def suspend(self) -> int:
+    def suspend(self, store: OffloadStore) -> int:
         self.log.append("left")
-        return 100
+        return store.suspend(["weights"])
 
-    def resume(self) -> None:
+    def resume(self, store: OffloadStore) -> None:
+        store.resume()
         self.log.append("came back")
 
     def close(self) -> None:
         self.log.append("closed")
+
+
+class Kept:
+    """A store that frees 100 bytes."""
+
+    def suspend(self, tensors: Iterable[Any]) -> int:
+        self.kept = list(tensors)
+        return 100
+
+    def resume(self) -> None:
+        assert self.kept == ["weights"]
+
+    def close(self) -> None:
+        self.kept = []
 
 
 class Stand:
@@ -71,7 +87,7 @@ class Stand:
         self.said, self.log = list[Event](), list[str]()
         report = SwitchReport(parts, self.said.append)
         joined = GeneratorJoined("g", 3)
-        self.parts = [LeasedStation(joined, lambda: Counting(self.log), devices, report) for _ in range(parts)]  # type: ignore[arg-type]
+        self.parts = [LeasedStation(joined, lambda: Counting(self.log), devices, report, Kept()) for _ in range(parts)]  # type: ignore[arg-type]
         self.part = self.parts[0]
 
     def tell(self, *commands: Any) -> None:
@@ -100,7 +116,9 @@ def test_it_announces_itself_before_it_is_made_and_is_made_on_its_device() -> No
 
 def test_it_leaves_and_comes_back_and_does_nothing_between() -> None:
     stand = Stand()
-    stand.tell(TakeDevice("g", 0), )
+    stand.tell(
+        TakeDevice("g", 0),
+    )
     stand.tell(ApplyWeights("g", 1))
     stand.tell(YieldDevice("g", 0))
     answer: Any = Reply("g.3.0", "s", 1, None)  # type: ignore[arg-type]

@@ -14,9 +14,10 @@ import pytest
 import torch
 from tests.conformance.weights import Module, layout_of, state
 
+from polyrhythm.policies.form import load_published
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
-from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors, copy_into, tensors_over
+from polyrhythm.runtime.memory.tensors import as_array, as_tensors, copy_into, tensors_over
 from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.specs import WeightsLayout, WeightSpec
 from polyrhythm.specs.weights import weight_specs
@@ -192,11 +193,11 @@ def test_weights_are_applied_whole_or_not_at_all():
     module = torch.nn.Linear(3, 2)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with pytest.raises(ValueError, match=r"bias is \(5,\), it should be \(2,\)"):
-        apply_state(module, {"weight": torch.zeros(2, 3), "bias": torch.zeros(5)})
+        load_published(module, {"weight": torch.zeros(2, 3), "bias": torch.zeros(5)})
     with pytest.raises(ValueError, match="extra"):
-        apply_state(module, {**before, "extra": torch.zeros(1)})
+        load_published(module, {**before, "extra": torch.zeros(1)})
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
-    apply_state(module, {"weight": torch.ones(2, 3), "bias": torch.ones(2)})
+    load_published(module, {"weight": torch.ones(2, 3), "bias": torch.ones(2)})
     assert module.weight.eq(1).all()
 
 

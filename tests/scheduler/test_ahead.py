@@ -18,10 +18,11 @@ from tests.scheduler.test_background import Beside
 from tests.scheduler.test_conductor import Script, slots_of
 from tests.scheduler.test_detach import cut
 
+from polyrhythm.conductors import build_conductor, restore_conductor
+from polyrhythm.plugins.lease.conductor import LeasedConductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 
@@ -167,7 +168,7 @@ def test_the_requests_of_both_batches_of_a_lost_generator_wait_again_since_they_
         ask(script, number)
     if resumed:
         saved = json.loads(json.dumps(script.conductor.save()))
-        script.conductor = Conductor.restore(script.conductor.settings, saved)
+        script.conductor = restore_conductor(script.conductor.settings, saved)
     assert state(script).ahead is not None
     script.now = 0.5
     assert script.say(r.StationLost("g0", 0, "dies")) == []
@@ -230,7 +231,7 @@ def test_an_evaluation_that_comes_later_waits_for_both_batches() -> None:
 
 def test_a_generator_gives_its_device_back_after_both_batches() -> None:
     lease = LeaseSettings({"g0": (0,), "trainer": (0,)}, min_hold_s=0.0)
-    conductor = Conductor(SchedulerSettings(batch_size=1, max_rows=1, max_lag=99, lease=lease))
+    conductor = build_conductor(SchedulerSettings(batch_size=1, max_rows=1, max_lag=99, lease=lease))
     slots = tuple(r.SlotInfo(f"s{i}", i, 1) for i in range(4))
     for event in (
         r.SimulatorJoined("sim", 0, (r.EnvBatchInfo("b", slots),)),
@@ -246,7 +247,7 @@ def test_a_generator_gives_its_device_back_after_both_batches() -> None:
     assert hear(0, 1.0) + hear(1, 1.0) == [("g0", ["s0"]), ("g0", ["s1"])]
     ended = r.SampleFinished("sim", 0, 3, 1, "p", r.SampleEnd.TERMINATED, 1, 1, 0, 0, True, 1.0)
     assert not [c for c in conductor.handle(ended, 2.0) if isinstance(c, r.YieldDevice)], "it has two passes to do"
-    assert conductor.delivery is not None
+    assert isinstance(conductor, LeasedConductor)
     assert conductor.delivery.leases.present["g0"].under_way == 2
     assert conductor.handle(r.BatchDone("g0", 0, 1, 0), 3.0) == []
     assert hear(2, 3.5) == []
@@ -274,7 +275,7 @@ def loaded(rng: random.Random) -> ClusterSettings:
 @given(st.randoms(use_true_random=False))
 def test_guarantees_hold_and_weights_wait_for_two_passes_at_most(rng: random.Random) -> None:
     cluster_settings = loaded(rng)
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
     watch = GuaranteeChecker(cluster, conductor)
     check_target_reached(cluster, conductor, watch)

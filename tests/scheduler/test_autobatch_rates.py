@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.plugins.autobatch.candidates import WAIT_CYCLES, Candidate, build_grid
-from polyrhythm.plugins.autobatch.forecast import ClosedLoop
+from polyrhythm.plugins.autobatch.forecast import ClosedLoop, select_group
 from polyrhythm.plugins.autobatch.rates import RateMeter
-from polyrhythm.plugins.autobatch.search import OperatingPoint, Search
-from polyrhythm.plugins.autobatch.snapshot import select_group
+from polyrhythm.plugins.autobatch.search import WAIT_CYCLES, Candidate, OperatingPoint, Search, build_grid
 from polyrhythm.plugins.autobatch.timing import SlotTiming
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
@@ -16,7 +16,7 @@ class Script:
     def __init__(
         self, *, generators: int = 1, slots: int = 2, rows: int = 1, depth: int = 1, target: int = 9, **settings: object
     ) -> None:
-        self.conductor = Conductor(SchedulerSettings(**{"batch_size": 2, "max_wait_s": 1.0, **settings}))  # type: ignore[arg-type]
+        self.conductor = build_conductor(SchedulerSettings(**{"batch_size": 2, "max_wait_s": 1.0, **settings}))  # type: ignore[arg-type]
         self.now = 0.0
         self.said: list[r.Command] = []
         self.tickets: dict[int, r.Ticket] = {}
@@ -76,7 +76,7 @@ def slots_of(command: r.Serve) -> list[str]:
 
 
 def test_no_ticket_before_the_first_weights_are_applied() -> None:
-    conductor = Conductor(SchedulerSettings(batch_size=2))
+    conductor = build_conductor(SchedulerSettings(batch_size=2))
     conductor.handle(r.SimulatorJoined("sim", 0, (r.EnvBatchInfo("b", (r.SlotInfo("s0", 0, 1),)),)), 0.0)
     conductor.handle(r.TrainUntil(1), 0.0)
     assert conductor.handle(r.TrainerJoined("t", 0), 0.0) == [r.PublishWeights("t", 0)]
@@ -463,7 +463,7 @@ def test_a_run_that_halts_begins_nothing_more_until_it_is_resumed() -> None:
         script.finish(number)
         assert not script.of(r.StartUpdate)
         assert not script.of(r.StartRows)
-    resumed = Conductor.restore(script.conductor.settings, script.conductor.save())
+    resumed = restore_conductor(script.conductor.settings, script.conductor.save())
     resumed.detach()
     assert any(isinstance(command, r.StartUpdate) for command in resumed.handle(r.TrainerJoined("trainer", 1), 9.0))
 

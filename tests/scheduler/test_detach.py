@@ -14,18 +14,19 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker
 from tests.scheduler.test_conductor import Script, train_one
 
+from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster, Member
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 
 
 def cut(script: Script) -> Script:
     """The script's conductor saved, restored and without stations."""
     before = script.conductor
     saved = json.loads(json.dumps(before.save()))
-    script.conductor = Conductor.restore(before.settings, saved)
+    script.conductor = restore_conductor(before.settings, saved)
     script.conductor.detach()
     assert script.conductor.ledger.imbalance == 0
     return script
@@ -171,7 +172,7 @@ class Cut(Exception):
 class Stopping:
     """A conductor that is taken away after some events, counted from the first one of this kind."""
 
-    def __init__(self, conductor: Conductor, left: int, since: type = object) -> None:
+    def __init__(self, conductor: AnyConductor, left: int, since: type = object) -> None:
         self.conductor, self._left, self._since = conductor, left, since
 
     def handle(self, event: r.Event, now: float) -> list[r.Command]:
@@ -186,7 +187,7 @@ class Stopping:
         return self.conductor.deadline()
 
 
-def stopping(conductor: Conductor, rng: random.Random) -> Stopping:
+def stopping(conductor: AnyConductor, rng: random.Random) -> Stopping:
     """Anywhere, or soon after a station was lost or came back."""
     since = rng.choice((object, r.StationLost, r.TrainerJoined))
     return Stopping(conductor, rng.randint(1, rng.choice((10, 50, 250))), since)
@@ -226,7 +227,7 @@ class Part(Cluster):
         return super()._incarnation(member)
 
 
-def offered_by(before: Cluster, conductor: Conductor, rng: random.Random) -> int:
+def offered_by(before: Cluster, conductor: AnyConductor, rng: random.Random) -> int:
     """The version that a resumed run begins with: one that is published, or was written and never heard of."""
     versions = conductor.versions
     if not versions.in_version and before._checkpoint == versions.updates:
@@ -248,9 +249,9 @@ def trained(cluster: Cluster) -> list[int]:
     return done
 
 
-def restored(conductor: Conductor) -> Conductor:
+def restored(conductor: AnyConductor) -> AnyConductor:
     """Saved, restored and without stations, as a resumed run begins."""
-    after = Conductor.restore(conductor.settings, json.loads(json.dumps(conductor.save())))
+    after = restore_conductor(conductor.settings, json.loads(json.dumps(conductor.save())))
     dropped = dict(after.ledger.dropped)
     after.detach()
     assert after.ledger.imbalance == 0
@@ -266,7 +267,7 @@ def test_a_run_that_is_cut_anywhere_again_and_again_and_loses_stations_reaches_i
     if rng.random() < 0.5:
         unheard = FaultPlan(station="trainer", at=rng.choice((0.0, 0.05, 0.2, 0.5)), after_reply=True)
         cluster_settings = cluster_settings.model_copy(update={"faults": (*cluster_settings.faults, unheard)})
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     parts: list[Part] = []
     for cut in [*[True] * rng.randint(1, 3), False]:
         decider = stopping(conductor, rng) if cut else Stopping(conductor, -1)

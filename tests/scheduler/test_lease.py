@@ -8,9 +8,11 @@ import math
 
 import pytest
 
+from polyrhythm.conductors import build_conductor, restore_conductor
+from polyrhythm.plugins.lease.conductor import LeasedConductor
 from polyrhythm.plugins.lease.lease import DeviceLeases
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 
 TRAINER, GENERATOR, SIMULATOR = range(3)
@@ -182,10 +184,10 @@ def test_the_loss_of_a_holder_frees_its_devices_and_that_of_a_waiter_its_place()
 # ---------------------------------------------------------------- in the conductor
 
 
-def joined(**rules: object) -> Conductor:
+def joined(**rules: object) -> AnyConductor:
     """A simulator of two slots on the host; generator and trainer on device 0; version 0 is offered."""
     lease = LeaseSettings({"g": (0,), "trainer": (0,)}, **{"min_hold_s": 5.0, **rules})  # type: ignore[arg-type]
-    conductor = Conductor(SchedulerSettings(batch_size=2, max_wait_s=1.0, lease=lease))
+    conductor = build_conductor(SchedulerSettings(batch_size=2, max_wait_s=1.0, lease=lease))
     slots = (r.SlotInfo("s0", 0, 1), r.SlotInfo("s1", 1, 1))
     conductor.handle(r.SimulatorJoined("sim", 0, (r.EnvBatchInfo("b", slots),)), 0.0)
     conductor.handle(r.TrainerJoined("trainer", 0), 0.0)
@@ -196,7 +198,7 @@ def joined(**rules: object) -> Conductor:
 
 def test_a_trainer_publishes_as_soon_as_it_has_its_device_and_the_generator_follows() -> None:
     conductor = joined()
-    assert conductor.delivery is not None
+    assert isinstance(conductor, LeasedConductor)
     assert conductor.delivery.leases.holders == {0: "trainer"}
     assert conductor.handle(r.DeviceTaken("trainer", 0, 0, 0.1), 1.0) == [r.PublishWeights("trainer", 0)]
     assert conductor.handle(r.Published("trainer", 0, 0), 2.0) == [r.YieldDevice("trainer", 0)]
@@ -204,7 +206,7 @@ def test_a_trainer_publishes_as_soon_as_it_has_its_device_and_the_generator_foll
     assert conductor.handle(r.DeviceTaken("g", 0, 0, 0.1), 4.0) == [r.ApplyWeights("g", 0)]
 
 
-def serving() -> Conductor:
+def serving() -> AnyConductor:
     """The generator is on the device, with version 0; both slots run."""
     conductor = joined()
     for event in (
@@ -218,16 +220,16 @@ def serving() -> Conductor:
     return conductor
 
 
-def ask(conductor: Conductor, slot: str, now: float, sequence: int = 1) -> list[r.Command]:
+def ask(conductor: AnyConductor, slot: str, now: float, sequence: int = 1) -> list[r.Command]:
     return conductor.handle(r.RequestArrived("sim", 0, slot, sequence, 1, 0, "h"), now)
 
 
-def finish(conductor: Conductor, ticket: int, now: float) -> list[r.Command]:
+def finish(conductor: AnyConductor, ticket: int, now: float) -> list[r.Command]:
     ended = r.SampleEnd.TERMINATED
     return conductor.handle(r.SampleFinished("sim", 0, ticket, 1, f"p{ticket}", ended, 1, 1, 0, 0, True, 1.0), now)
 
 
-def training() -> Conductor:
+def training() -> AnyConductor:
     """Both slots have finished a sample; the trainer is on the device with the update, and both slots run again."""
     conductor = serving()
     ask(conductor, "s0", 0.0)
@@ -244,7 +246,7 @@ def training() -> Conductor:
 
 def test_requests_wait_in_common_while_the_generator_is_off_its_device() -> None:
     conductor = training()
-    assert conductor.delivery is not None
+    assert isinstance(conductor, LeasedConductor)
     assert ask(conductor, "s0", 5.0, sequence=2) == []
     assert conductor.deadline() == 6.0, "the batch clock runs"
     assert conductor.handle(r.Wake(), 6.0) == []
@@ -266,7 +268,7 @@ def test_a_trainer_that_must_go_delivers_first() -> None:
     ask(conductor, "s0", 5.0, sequence=2)
     ask(conductor, "s1", 5.0, sequence=2)  # a batch is due, so the generator waits for the device
     done = conductor.handle(r.UpdateDone("trainer", 0, 0), 20.0)  # min_hold_s is over
-    assert conductor.delivery is not None
+    assert isinstance(conductor, LeasedConductor)
     assert conductor.delivery.leases.present["trainer"].leaving
     assert [type(command) for command in done] == [r.ReleasePayloads, r.PublishWeights]
     assert conductor.handle(r.Published("trainer", 0, 1), 21.0) == [r.YieldDevice("trainer", 0)]
@@ -277,16 +279,15 @@ def test_a_saved_conductor_knows_who_holds_what_and_what_waits() -> None:
     ask(conductor, "s0", 0.0)
     ask(conductor, "s1", 0.0)
     saved = json.loads(json.dumps(conductor.save()))
-    restored = Conductor.restore(conductor.settings, saved)
+    restored = restore_conductor(conductor.settings, saved)
     assert restored.delivery == conductor.delivery
     restored.detach()
-    assert restored.delivery is not None
+    assert isinstance(restored, LeasedConductor)
     assert restored.delivery.leases.holders == {}
 
 
 def test_a_conductor_without_leases_saves_nothing_of_them() -> None:
-    conductor = Conductor(SchedulerSettings(batch_size=2))
-    assert conductor.delivery is None
+    conductor = build_conductor(SchedulerSettings(batch_size=2))
     assert "delivery" not in conductor.save()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -28,7 +28,7 @@ def test_a_sample_is_dropped_for_a_known_reason_only() -> None:
     ],
 )
 def test_the_ledgers_key_is_the_reason_and_never_the_error(reason: r.DropReason, error: str) -> None:
-    conductor = Conductor(SchedulerSettings(batch_size=1, max_attempts=1))
+    conductor = build_conductor(SchedulerSettings(batch_size=1, max_attempts=1))
     conductor.handle(r.GeneratorJoined("g", 0, 0), 0.0)
     conductor.handle(r.WeightsOffered(0), 0.0)
     conductor.handle(r.TrainUntil(1), 0.0)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
-from polyrhythm.scheduler.inference.locality import deal, exchange
+from polyrhythm.scheduler.inference.routing import deal, exchange
 from polyrhythm.scheduler.records import (
     Command,
     EnvBatchInfo,
@@ -118,7 +119,7 @@ def on_hosts(found: ClusterSettings) -> ClusterSettings:
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_guarantee_is_broken_on_hosts(rng: random.Random) -> None:
     found = on_hosts((arbitrary_streams if rng.random() < 0.3 else arbitrary_cluster)(rng))
-    conductor = Conductor(found.scheduler)
+    conductor = build_conductor(found.scheduler)
     cluster = Cluster(found, conductor)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.scheduler.test_conductor import Script
 
+from polyrhythm.conductors import restore_conductor
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_update_begins_it_anew() -> No
     script.finish(1)
     script.finish(0)
     saved = json.loads(json.dumps(script.conductor.save()))
-    script.conductor = Conductor.restore(script.conductor.settings, saved)
+    script.conductor = restore_conductor(script.conductor.settings, saved)
     script.conductor.detach()
     assert (script.conductor.ledger.lent, script.conductor.ledger.buffered) == (0, 2)
     script.say(r.TrainerJoined("trainer", 1, 0))

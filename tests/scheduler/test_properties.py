@@ -18,10 +18,11 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.oracles.replay import first_difference
 
+from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.costs import FREE
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, SimulatorGroup
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     Command,
     Episode,
@@ -44,8 +45,8 @@ examples = settings(max_examples=200, deadline=None, suppress_health_check=list(
 few_examples = settings(examples, max_examples=50)
 
 
-def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, Conductor, GuaranteeChecker]:
-    conductor = Conductor(cluster_settings.scheduler)
+def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, AnyConductor, GuaranteeChecker]:
+    conductor = build_conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
     return cluster, conductor, GuaranteeChecker(cluster, conductor)
 
@@ -96,7 +97,7 @@ def test_samples_of_lost_hosts_run_again_under_their_numbers(rng: random.Random)
         assert all(granted[number] > 1 for number in lost - waiting)
 
 
-def _reaches_its_target(cluster_settings: ClusterSettings) -> Conductor:
+def _reaches_its_target(cluster_settings: ClusterSettings) -> AnyConductor:
     cluster, conductor, watch = watched(cluster_settings)
     check_target_reached(cluster, conductor, watch)
     return conductor
@@ -178,13 +179,16 @@ def _course(cluster_settings: ClusterSettings) -> tuple[list[object], list[objec
     return tickets, batches, updates
 
 
-class Settled(Conductor):
+class Settled:
     """Asserts after every event that a second look at the same moment finds nothing to do, unless a timer is due."""
 
+    def __init__(self, conductor: AnyConductor) -> None:
+        self._conductor, self.deadline = conductor, conductor.deadline
+
     def handle(self, event: Event, now: float) -> list[Command]:
-        commands = super().handle(event, now)
+        commands = self._conductor.handle(event, now)
         if self.deadline() > now:
-            left = super().handle(Wake(), now)
+            left = self._conductor.handle(Wake(), now)
             assert not left, f"after {event} at {now} only another event starts {left}"
         return commands
 
@@ -201,7 +205,7 @@ def test_nothing_that_can_start_waits_for_another_event(rng: random.Random) -> N
             "simulators": tuple(group.model_copy(update={"broken": broken}) for group in base.simulators),
         }
     )
-    cluster = Cluster(cluster_settings, Settled(cluster_settings.scheduler), record=True)
+    cluster = Cluster(cluster_settings, Settled(build_conductor(cluster_settings.scheduler)), record=True)
     asked = []
     for number in range(rng.randint(2, 6)):
         seeds = [rng.randint(0, 3) for _ in range(rng.randint(0, 4))]
@@ -217,7 +221,7 @@ def test_nothing_that_can_start_waits_for_another_event(rng: random.Random) -> N
 class Resumed:
     """A conductor that is saved and restored, through JSON, before its n-th event."""
 
-    def __init__(self, conductor: Conductor, before: int) -> None:
+    def __init__(self, conductor: AnyConductor, before: int) -> None:
         self.conductor = conductor
         self.left = before
 
@@ -225,7 +229,7 @@ class Resumed:
         self.left -= 1
         if self.left == 0:
             saved = json.loads(json.dumps(self.conductor.save()))
-            self.conductor = Conductor.restore(self.conductor.settings, saved)
+            self.conductor = restore_conductor(self.conductor.settings, saved)
         return self.conductor.handle(event, now)
 
     def deadline(self) -> float | None:
@@ -237,7 +241,7 @@ def check_restored(cluster_settings: ClusterSettings, rng: random.Random) -> Non
     cluster = Cluster(cluster_settings, record=True)
     cluster.run()
     before = rng.randint(1, len(cluster.driver.steps))
-    resumed = Resumed(Conductor(cluster_settings.scheduler), before)
+    resumed = Resumed(build_conductor(cluster_settings.scheduler), before)
     assert first_difference(resumed, cluster.driver.steps) is None
 
 
@@ -255,7 +259,7 @@ def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_command
     first.run()
     second.run()
     assert first.driver.steps == second.driver.steps
-    assert first_difference(Conductor(cluster_settings.scheduler), first.driver.steps) is None
+    assert first_difference(build_conductor(cluster_settings.scheduler), first.driver.steps) is None
 
 
 @few_examples

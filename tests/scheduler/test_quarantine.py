@@ -8,11 +8,11 @@ import pytest
 from tests.clustersim.clusters import run, settings
 from tests.scheduler.test_conductor import Script
 
+from polyrhythm.conductors import restore_conductor
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import DropReason
-from polyrhythm.scheduler.samples.fault_limit import FaultLimit
 from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.limits import FaultLimit
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
@@ -194,7 +194,7 @@ def test_an_evaluation_drops_what_is_set_aside_and_the_next_one_does_not_start_i
     assert r.EvaluationDone("one", 1, 2) in fails(script, -3), "the first one waited for another attempt"
     said = script.say(r.Evaluate("two", (bad,)))
     assert r.EvaluationDone("two", 0, 1) in said, "nothing is left to wait for"
-    resumed = Conductor.restore(script.conductor.settings, json.loads(json.dumps(script.conductor.save())))
+    resumed = restore_conductor(script.conductor.settings, json.loads(json.dumps(script.conductor.save())))
     assert resumed.summary()["set_aside"] == [{"task": 0, "seed": 7, "reason": "environment raised"}]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.plugins.scoring.rules import ScorerState, ScoringQueue
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.conductors import build_conductor, restore_conductor
+from polyrhythm.plugins.scoring.queue import ScorerState, ScoringQueue
 from polyrhythm.scheduler.records import ReleasePayloads, ScorerJoined, SimulatorJoined, StationLost
 from polyrhythm.scheduler.settings import SchedulerSettings, ScoringRules
 
@@ -18,7 +18,7 @@ def queue(*places: int, tickets: int = 0) -> ScoringQueue:
 
 
 def started(found: ScoringQueue) -> list[tuple[str, int]]:
-    return [(scorer, begun.ticket) for scorer, begun in found.start()]
+    return [(scorer, begun.ticket) for scorer, begun in found.begin()]
 
 
 def test_samples_go_in_their_order_to_the_scorer_with_the_fewest() -> None:
@@ -31,7 +31,7 @@ def test_samples_go_in_their_order_to_the_scorer_with_the_fewest() -> None:
 
 def test_a_sample_that_failed_goes_first_and_counts_its_tries() -> None:
     found = queue(1, tickets=3)
-    ((_, begun),) = found.start()
+    ((_, begun),) = found.begin()
     found.retry(found.end("c0", begun.number))
     assert found.waiting[0].failed == 1
     assert started(found) == [("c0", 0)]
@@ -41,7 +41,7 @@ def test_a_sample_that_failed_goes_first_and_counts_its_tries() -> None:
 
 def test_a_sample_whose_scorer_was_lost_is_alone() -> None:
     found = queue(3, tickets=4)
-    first = found.start()
+    first = found.begin()
     assert len(first) == 3
     found.retry(found.end("c0", 0), alone=True)
     assert started(found) == [], "it waits until the scorer has nothing else, and nobody passes it"
@@ -54,11 +54,11 @@ def test_a_sample_whose_scorer_was_lost_is_alone() -> None:
 
 @pytest.mark.parametrize("blame", [True, False])
 def test_what_was_given_up_is_released_when_its_scorer_is_gone(blame: bool) -> None:
-    conductor = Conductor(SchedulerSettings(batch_size=1, scoring=ScoringRules()))
+    conductor = build_conductor(SchedulerSettings(batch_size=1, scoring=ScoringRules()))
     conductor.handle(ScorerJoined("c0", 0, 2), 0.0)
     scoring = conductor.rollout.scoring
     scoring.add(5)
-    scoring.start()
+    scoring.begin()
     assert not scoring.give_up(5, "block")
     commands = conductor.handle(StationLost("c0", 0, "died", blame), 1.0)
     assert commands == [ReleasePayloads(("block",))]
@@ -66,7 +66,7 @@ def test_what_was_given_up_is_released_when_its_scorer_is_gone(blame: bool) -> N
 
 
 def test_a_station_that_is_no_scorer_is_lost_as_before() -> None:
-    conductor = Conductor(SchedulerSettings(batch_size=1, scoring=ScoringRules()))
+    conductor = build_conductor(SchedulerSettings(batch_size=1, scoring=ScoringRules()))
     conductor.handle(SimulatorJoined("s", 0, ()), 0.0)
     conductor.handle(ScorerJoined("c0", 0), 0.0)
     conductor.handle(StationLost("s", 0, "died"), 1.0)
@@ -82,3 +82,15 @@ def test_rules_that_cannot_be_are_refused(name: str) -> None:
 def test_segments_have_no_score() -> None:
     with pytest.raises(ValueError, match="segments, which have no score; set segment_steps to 0"):
         SchedulerSettings(batch_size=1, segments=True, scoring=ScoringRules())
+
+
+def test_a_run_saved_when_the_queue_was_a_part_of_the_rollout_is_restored() -> None:
+    conductor = build_conductor(SchedulerSettings(batch_size=1, scoring=ScoringRules()))
+    conductor.rollout.scoring.add(5)
+    saved = conductor.save()
+    saved["rollout"]["scoring"] = saved.pop("scoring")
+    assert restore_conductor(conductor.settings, saved).rollout.scoring == conductor.rollout.scoring
+    plain = build_conductor(SchedulerSettings(batch_size=1))
+    assert "scoring" not in plain.save()
+    restored = restore_conductor(plain.settings, {**plain.save(), "rollout": saved["rollout"]})
+    assert restored.rollout.scoring == plain.rollout.scoring

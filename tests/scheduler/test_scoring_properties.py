@@ -10,8 +10,8 @@ from tests.oracles.arbitrary import arbitrary_scored
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.scheduler.test_properties import check_restored
 
+from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import PayloadsLost
 from polyrhythm.scheduler.samples.ledger import SampleState
 
@@ -23,7 +23,7 @@ randoms = st.randoms(use_true_random=False)
 @given(randoms)
 def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
     cluster_settings = arbitrary_scored(rng)
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
@@ -32,7 +32,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
 @given(randoms)
 def test_samples_of_lost_hosts_run_again_scored_or_not(rng: random.Random) -> None:
     cluster_settings = arbitrary_scored(rng)
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
 
     def lose(_: object) -> None:
@@ -58,11 +58,11 @@ def test_a_run_that_goes_on_without_its_stations_scores_what_was_not(rng: random
     cluster_settings = arbitrary_scored(rng).model_copy(update={"evaluations": ()})
     first = Cluster(cluster_settings, record=True)
     first.run()
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     for step in first.driver.steps[: rng.randint(1, len(first.driver.steps))]:
         conductor.handle(step.event, step.now)
     before = conductor.ledger.as_dict()
-    conductor = Conductor.restore(cluster_settings.scheduler, conductor.save())
+    conductor = restore_conductor(cluster_settings.scheduler, conductor.save())
     conductor.detach()
     after = conductor.ledger.as_dict()
     assert conductor.ledger.imbalance == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.conductors import build_conductor
 from polyrhythm.scheduler.records import (
     AbortStream,
     ApplyWeights,
@@ -40,7 +40,7 @@ class Stand:
     """A conductor with one simulator of slots of these rows, and generators that hold version 0."""
 
     def __init__(self, *rows: int, generators: int = 1, settings: SchedulerSettings = SETTINGS) -> None:
-        self.conductor, self.now = Conductor(settings), 0.0
+        self.conductor, self.now = build_conductor(settings), 0.0
         slots = tuple(EnvBatchInfo(f"b{i}", (SlotInfo(f"s{i}", 0, count),)) for i, count in enumerate(rows))
         self.tell(TrainerJoined("t", 0), WeightsOffered(0))
         for i in range(generators):

@@ -10,8 +10,8 @@ from tests.oracles.arbitrary import arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.scheduler.test_properties import check_restored
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
-from polyrhythm.scheduler.conductor import Conductor
 
 examples = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 randoms = st.randoms(use_true_random=False)
@@ -21,7 +21,7 @@ randoms = st.randoms(use_true_random=False)
 @given(randoms)
 def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
     cluster_settings = arbitrary_streams(rng)
-    conductor = Conductor(cluster_settings.scheduler)
+    conductor = build_conductor(cluster_settings.scheduler)
     cluster = Cluster(cluster_settings, conductor, record=True)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from polyrhythm.plugins.autobatch.timing import PassTimeModel, SlotTiming
-from polyrhythm.scheduler.padding import padded
+from polyrhythm.scheduler.inference.batching import padded
 
 
 def fit(*passes: tuple[int, float]) -> PassTimeModel:

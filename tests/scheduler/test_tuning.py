@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.oracles.replay import first_difference
 
+from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.autobatch.tuning import BatchTuner
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.scenario import BatchingScenario, cluster_of
@@ -83,11 +84,11 @@ def test_the_same_events_give_the_same_choices_also_after_a_restore() -> None:
     cluster, chosen = told(BatchingScenario(8, 2, 2, "lognormal:10ms:0.8", "10ms+0.1ms"), seconds=4.0)
     assert chosen
     steps = cluster.driver.steps
-    assert first_difference(Conductor(AUTO), steps) is None
+    assert first_difference(build_conductor(AUTO), steps) is None
     half = len(steps) // 2
-    conductor = Conductor(AUTO)
+    conductor = build_conductor(AUTO)
     assert first_difference(conductor, steps[:half]) is None
-    restored = Conductor.restore(AUTO, json.loads(json.dumps(conductor.save())))
+    restored = restore_conductor(AUTO, json.loads(json.dumps(conductor.save())))
     assert first_difference(restored, steps[half:]) is None
 
 
@@ -107,7 +108,7 @@ def test_a_resumed_run_keeps_what_was_learned_and_begins_its_clock_anew() -> Non
 
 def test_others_than_auto_learn_nothing_and_say_nothing() -> None:
     for batching in ("dynamic", "lockstep"):
-        conductor = Conductor(replace(AUTO, batching=batching))
+        conductor = build_conductor(replace(AUTO, batching=batching))
         assert conductor.serving.tuning is None
         assert conductor.serving.limits == conductor.settings.limits
         assert conductor.summary() == {"groups": {}, "set_aside": []}

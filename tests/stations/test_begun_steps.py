@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import select
 import sys
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 from tests.stations.counting import Bench, Counting, ticket
 from tests.stations.test_reset_ahead import settle
 
-from polyrhythm.envs.base import BeginsSteps, StepResult
+from polyrhythm.envs.base import EnvTraits, StepResult, batch_traits
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.joiner import _EnvThread, _Kept
-from polyrhythm.plugins.join.joining import Session
+from polyrhythm.plugins.join.joiner import HandOver
+from polyrhythm.plugins.join.joining import EnvThread, JoinedStation, KeptEnv
 from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter
@@ -314,7 +313,7 @@ def test_what_a_failed_step_has_begun_ends_before_its_row_is_a_spare() -> None:
     env.broken.add(7)
     for _ in range(2):
         assert env.dropped == []
-        assert isinstance(ahead, BeginsSteps)
+        assert ahead.traits.async_steps
         ahead.begin_step([0], action)
         if env.state[0, 1]:
             with pytest.raises(RuntimeError, match="fell over"):
@@ -330,7 +329,7 @@ def test_what_a_failed_step_has_begun_ends_before_its_row_is_a_spare() -> None:
 
 def test_spare_rows_begin_no_steps_that_the_environment_does_not_begin() -> None:
     with contextlib.closing(ResetAhead(Counting(2), 1)) as ahead:
-        assert not isinstance(ahead, BeginsSteps)
+        assert not ahead.traits.async_steps
 
 
 def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
@@ -338,35 +337,33 @@ def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
     bench = Bench(2, sharding="even:2", settings=settings, env=env)
     layout, info = bench.arena.layout, bench.simulator.hosts[0].info
     spoken = threading.Semaphore(0)
-    thread = _EnvThread(SimpleNamespace(build=lambda _: env), env.spec)  # type: ignore[arg-type]
+    thread = EnvThread(SimpleNamespace(build=lambda _: env), env.spec)  # type: ignore[arg-type]
     welcome = m.Welcome("0", "s", 0, "s.0.0", info, m.encode_settings(settings), layout, 20.0)
-    session = Session(welcome, thread.batch, spoken.release, DropCounter("test"))
-    thread.work(session)
+    station = JoinedStation(welcome, thread.batch, spoken.release, DropCounter("test"))
+    thread.work(station)
     said: list[Event] = []
 
     def heard(count: int) -> list[str]:
         """Slots that have asked for actions; waits until there are so many."""
         while len(requests(said)) < count:
             assert spoken.acquire(timeout=60)
-            while session.out:
-                message, _ = m.unpack(memoryview(session.out.popleft()), "simulator")
-                assert isinstance(message, m.Said)
-                said.append(wire.decode(message.event, layout.answer_dtype))  # type: ignore[arg-type]
+            while station.said:
+                said.append(wire.decode(station.said.popleft().event, layout.answer_dtype))  # type: ignore[arg-type]
         return requests(said)
 
     env.instant = {1}
     for row in range(2):
         start = StartRows("s", f"e/{row}", (Grant(row, ticket(row, 5), block=row),))
-        session.hear(m.Told("0", row + 1, 0), memoryview(wire.encode(start)))
+        station.take(HandOver(start, memoryview(wire.encode(start))))
     assert sorted(heard(2)) == ["e/0", "e/1"]
     for row in range(2):
         reply = Reply("s.0.0", f"e/{row}", 0, np.zeros(1, layout.answer_dtype))
-        session.hear(m.Told("0", row + 3, 0), memoryview(wire.encode_reply(reply)))
+        station.take(HandOver(reply, memoryview(wire.encode_reply(reply))))
     assert heard(3)[2:] == ["e/1"]
     assert env.steps == [([1], False)]
-    session.stop()
-    assert session.part.over.wait(60)
-    assert session.part.error is None
+    station.stop()
+    assert station.part.over.wait(60)
+    assert station.part.error is None
     thread.close()
 
 
@@ -381,12 +378,10 @@ def _no_descriptor_is_left() -> Any:
     assert psutil.Process().num_fds() <= before
 
 
-def test_what_a_joined_environment_can_do_is_seen_without_asking_it() -> None:
-    """As `isinstance` looks from Python 3.12 on."""
+def test_a_joined_environment_keeps_its_traits() -> None:
     env = Calling(2)
-    kept = _Kept(env)
-    for name in ("begin_step", "drop_step", "waits", "fileno"):
-        assert inspect.getattr_static(kept, name) == getattr(env, name)
+    kept = KeptEnv(env)
+    assert batch_traits(kept) == batch_traits(env) == EnvTraits(async_steps=True, expert=True)
     kept.close()
     assert env.fileno() >= 0, "it outlasts the session"
     env.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.stations.counting import Bench, Counting, ticket
 
-from polyrhythm.envs.base import RowsFailed, TranscribesRows
+from polyrhythm.envs.base import RowsFailed
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records as r
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
@@ -205,7 +205,7 @@ def test_texts_are_those_of_the_row_that_changed_places() -> None:
     ahead.prepare([(0, 8)], [])
     settle(ahead, (0, 8))
     ahead.reset([1], [0], [8])
-    assert isinstance(ahead, TranscribesRows)
+    assert ahead.traits.texts
     assert [ahead.texts(row) for row in range(2)] == [["5"], ["8"]]
     ahead.close()
 

@@ -13,11 +13,11 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.plugins.scoring.reward_function import RewardFunction, WrongScore, as_score, load_reward
 from polyrhythm.plugins.scoring.scorer import Scorer
-from polyrhythm.plugins.scoring.scores import with_score
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import SampleScored, ScorerJoined, ScoreSample, ScoringFailed
 from polyrhythm.specs import SampleView, Score, Trajectory
+from polyrhythm.specs.scores import with_score
 
 ENV = ChainsSettings(tool=True, max_turns=3, max_new_tokens=8)
 

@@ -9,7 +9,8 @@ import torch
 from tests.training.toy import ToyPolicy, algorithm, collect, training
 from torch import Tensor
 
-from polyrhythm.policies.base import CountsTokens, Evaluation, Observations
+from polyrhythm.policies.base import Evaluation, Observations
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.steps import finish
@@ -45,7 +46,7 @@ class CountingPolicy(ToyPolicy):
 )
 def test_as_many_as_fit_go_together(steps: int, tokens: int, sizes: list[int]) -> None:
     policy = CountingPolicy()
-    assert isinstance(policy, CountsTokens)
+    assert policy_traits(policy).counts_tokens
     limits = MicroBatchLimits(policy, steps, tokens)
     assert limits.sizes(4, {"x": torch.tensor([[3.0], [3.0], [8.0], [0.0]])}, {}) == sizes
     assert limits.sizes(0, {"x": torch.zeros(0, 1)}, {}) == []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from polyrhythm.cli.show import columns
 
@@ -35,12 +36,39 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
     section = expand(arguments.type)
     one = adapter(kind, section["type"])
     spec = offered(kind, section, one)
+    traits = declared_traits(kind, section)
     if arguments.json:
         shown = {"spec": as_plain(spec)} if not isinstance(spec, str) else {}
-        print(json.dumps([plain(one) | shown], indent=2))
+        print(json.dumps([plain(one) | shown | {"traits": traits}], indent=2))
     else:
-        print("\n".join([detailed(one), *spec_lines(spec)]))
+        print("\n".join([detailed(one), *trait_lines(traits), *spec_lines(spec)]))
     return 0
+
+
+def declared_traits(kind: Literal["env", "policy"], section: dict[str, Any]) -> dict[str, Any]:
+    """The traits of a policy with these settings, without defaults, empty where settings are missing; or those that an
+    environment has, each with its meaning."""
+    from polyrhythm.config.registry import NestedRefusal, resolve, settings_class
+    from polyrhythm.envs.base import EnvTraits, traits_of
+    from polyrhythm.policies.traits import plain_traits, settings_traits
+
+    if kind == "env":
+        found = asdict(traits_of(settings_class("env", section["type"])))
+        meanings = get_type_hints(EnvTraits, include_extras=True)
+        return {name: meanings[name].__metadata__[0] for name, has in found.items() if has}
+    try:
+        return plain_traits(settings_traits(resolve("policy", section)))
+    except NestedRefusal:
+        return {}
+
+
+def trait_lines(traits: Mapping[str, Any]) -> list[str]:
+    """`  policy.critic: true`, a line for each declared trait."""
+    flat: dict[str, Any] = {}
+    for name, value in traits.items():
+        flat |= {f"{name}.{inner}": x for inner, x in value.items()} if isinstance(value, dict) else {name: value}
+    lines = [f"  {name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in flat.items()]
+    return ["", "traits", *lines] if flat else []
 
 
 def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyrhythm.cli import show
 from polyrhythm.cli.numbers import count, whole
-from polyrhythm.plugins.language import shown_conversations as conversations
+from polyrhythm.plugin import load
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe.run_folder import take_file
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.observers.live import live_terminal
-    from polyrhythm.plugins.language.conversations import append_conversations, conversations_of
 
     if (filmed := arguments.video_episodes) and not arguments.video:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
@@ -107,14 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
             Video(arguments.video, filmed or 9) if arguments.video else None,
             arguments.policy,
         )
-    if file and not (kept := conversations_of(result)):
+    if file and not load("observer", "conversations").append(file, result):
         log.warning(
             "%s is not written: no conversation was kept, since the environment is none of text, or the run has "
             "evaluation.conversations = 0 (then give --conversations N)",
             file,
         )
-    elif file:
-        append_conversations(file, kept)
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
@@ -124,5 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"\n{show.variants(result)}")
         if said := result.get("conversations"):
             encoding = sys.stdout.encoding or "ascii"
-            print(f"\n{conversations.lines(said)}".encode(encoding, "backslashreplace").decode(encoding))
+            lines = load("observer", "conversations").lines(said)
+            print(f"\n{lines}".encode(encoding, "backslashreplace").decode(encoding))
     return 0

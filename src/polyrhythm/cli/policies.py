@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.cli import adapters
+from polyrhythm.cli import adapters, export
 from polyrhythm.cli.show import size_text
-from polyrhythm.plugins.vla import policy_folders
 
 if TYPE_CHECKING:
     from polyrhythm.policies.form import PolicyForm
@@ -30,15 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ from the recipe"
     )
-    policy_folders.add_arguments(parser)
+    parser.add_argument("--base", metavar="FOLDER", help="with merge and export: the released folder that was trained")
+    parser.add_argument("--out", metavar="FOLDER", help="with merge and export: the new folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
 
-    if arguments.type in policy_folders.COMMANDS:
-        return policy_folders.run(arguments)
-    policy_folders.refuse_options(arguments)
+    if arguments.type in _folder_commands():
+        return _run_on_folder(arguments)
+    for name, value in (("base", arguments.base), ("out", arguments.out)):
+        if value:
+            usages = [usage for usage in _folder_commands().values() if f"--{name}" in usage]
+            raise ConfigError(f"--{name} = {value}: it belongs to {' and to '.join(usages)}")
     _refuse_misspelt(arguments.type or "")
     if not arguments.recipe:
         if arguments.overrides:
@@ -49,6 +53,35 @@ def run(arguments: argparse.Namespace) -> int:
     return _show_form(arguments)
 
 
+def _folder_commands() -> dict[str, str]:
+    """Command on folders → how it is written: ours, and `policies NAME` of plugins."""
+    from polyrhythm.plugin import plugins
+
+    purposes = [item for plugin in plugins().values() for item in plugin.purposes.items()]
+    added = {name.removeprefix("policies "): usage for name, usage in purposes if name.startswith("policies ")}
+    return {**added, "export": "polyrhythm policies export RUN --out FOLDER [--base FOLDER]"}
+
+
+def _run_on_folder(arguments: argparse.Namespace) -> int:
+    from polyrhythm.errors import ConfigError
+    from polyrhythm.plugin import load
+
+    command, folders = arguments.type, arguments.overrides
+    usage = _folder_commands()[command]
+    if len(folders) != 1:
+        raise ConfigError(f"policies {command} takes one folder, {len(folders)} are named; write {usage}")
+    if arguments.recipe:
+        raise ConfigError(f"--recipe = {arguments.recipe}: policies {command} takes none; write {usage}")
+    if "--out" in usage and not arguments.out:
+        raise ConfigError(f"policies {command} needs --out, the new folder; write {usage}")
+    folder = Path(folders[0]).expanduser()
+    if command == "export":
+        export.export_and_tell(folder, Path(arguments.out), arguments.base, as_json=arguments.json)
+        return 0
+    status: int = load("command", f"policies {command}")(folder, arguments)
+    return status
+
+
 def _refuse_misspelt(word: str) -> None:
     """ConfigError: no policy's type, but nearly one of the commands on folders."""
     from polyrhythm.config.nearest import nearest
@@ -56,9 +89,9 @@ def _refuse_misspelt(word: str) -> None:
     from polyrhythm.errors import ConfigError
 
     types = known_types("policy")
-    if word and ":" not in word and word not in types and (near := nearest(word, policy_folders.COMMANDS)):
+    if word and ":" not in word and word not in types and (near := nearest(word, _folder_commands())):
         raise ConfigError(
-            f"policies {word}: no such policy or command; {near}commands are {', '.join(policy_folders.COMMANDS)}, "
+            f"policies {word}: no such policy or command; {near}commands are {', '.join(_folder_commands())}, "
             f"policies {', '.join(types)}"
         )
 
@@ -98,10 +131,13 @@ def plain_form(form: PolicyForm) -> dict[str, Any]:
 
 def form_lines(form: PolicyForm) -> list[str]:
     """The form in words: a line per array and per published tensor."""
+    from polyrhythm.policies.traits import plain_traits
+
     size = sum(spec.nbytes for spec in form.published.values())
     lines = [
         f"chunk of {form.chunk} actions of {form.action_dim} entries, one value per {form.value}",
         f"{form.parameters:,} parameters, {form.trainable:,} of them trainable",
+        f"traits: {', '.join(plain_traits(form.traits)) or 'none'}",
         "forward_inputs of one row",
         *(f"  {name}  {array.dtype} {list(array.shape)}" for name, array in form.answers.items()),
         f"published weights, {size_text(size)} in {len(form.published)} tensors",

@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
     """Train in the folder, which may hold a part of the run already, and print the result."""
+    from polyrhythm.observe.run_folder import REPORT_FILE
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.train import train
-    from polyrhythm.plugins.report.write import REPORT_FILE
 
     with note_resume_command(folder), live_terminal(sys.stderr) as live:
         summary = train(checked, folder, live)

@@ -106,10 +106,15 @@ def _with_policy_defaults(tree: Tree) -> Tree:
         return tree
     if not isinstance(training, dict):
         return tree
-    declared = merge({}, getattr(policy, "training_defaults", {}))
+    declared = merge({}, dict(training_defaults(policy)))
     if _without_value(tree.get("algorithm")):
         declared.get("optimizer", {}).pop("value_lr", None)
     return tree | {"policy": policy, "training": merge(declared, training)}
+
+
+def training_defaults(policy: BaseModel) -> Mapping[str, Any]:
+    """What the policy's settings declare for the section `training`; empty if nothing."""
+    return getattr(policy, "training_defaults", {})
 
 
 def _without_value(algorithm: Any) -> bool:

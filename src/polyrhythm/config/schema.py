@@ -5,7 +5,7 @@ A component receives its own section, never the root.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -38,6 +38,12 @@ from polyrhythm.config.sections.running import (
     SupervisionSettings,
 )
 from polyrhythm.config.sections.scoring import ScoringSettings
+from polyrhythm.plugin import table
+
+if TYPE_CHECKING:
+    LauncherName = str
+else:  # plugins add some
+    LauncherName = Literal[("local", "inline", *table("launcher"))]
 
 
 def _env(value: Any) -> BaseModel:
@@ -57,7 +63,7 @@ class RunConfig(Section):
     """Seed of initial weights, initial states and sampling noise."""
     devices: Count | None = None
     """Devices that the numbers are for, which makes the recipe a row; devices=N scales them; null: not a row."""
-    launcher: Literal["local", "inline", "ray"] = "local"
+    launcher: LauncherName = "local"
     """local: a process per station on this machine; inline: all in this process; ray: processes on a Ray cluster."""
     out_dir: str = "runs"
     """Folder of all runs; this run's is <out_dir>/<name>/<time>."""

@@ -6,23 +6,21 @@ An adapter's file declares a frozen pydantic settings model with a `type` litera
 heavy imports happen inside the functions. `config.catalog` describes its optional attributes (`needs`, `extra`,
 `known_tasks`). `envs.conformance` has checks of this interface, for `polyrhythm check`.
 
-`resets_beside = True` says that one thread may reset a row while another one resets, steps or observes other rows, or
-calls another method of its batch for them (`BeginsSteps`, `TranscribesRows`); then `rollout.reset_ahead` may reset
-spare rows for coming episodes (`stations.simulator.reset_ahead`).
-
-`leaves_device = True` says that its batches have `suspend` and `resume` (`runtime.messages.Offloadable`): under
-`placement.sharing: lease` a simulator of them is on its device in turn with other stations.
+What an environment does beyond this is declared: `traits: ClassVar = EnvTraits(...)` of its settings. Without it the
+methods that are there count (`traits_of`, `batch_traits`, the only functions that look for them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec, Trajectory, Transcript
 
@@ -74,7 +72,10 @@ def first_cause(error: Exception) -> Exception:
     return next((cause for cause in causes if isinstance(cause, PolyrhythmError | ImportError)), causes[0])
 
 
-@runtime_checkable
+#: Members of an `EnvBatch`.
+REQUIRED = ("spec", "rows", "reset", "step", "observe", "close")
+
+
 class EnvBatch(Protocol):
     """A vector environment of `rows` rows, numbered from zero.
 
@@ -122,41 +123,113 @@ class EnvSettings(Protocol):
         ...
 
 
-@runtime_checkable
-class Wraps(Protocol):
-    """Settings with the user's wrappers (each has its address in `apply`), applied to every environment in order."""
+@dataclass(frozen=True, slots=True)
+class EnvTraits:
+    """What an environment does beyond `EnvSettings` and `EnvBatch`. Each trait with methods has them in
+    `FullEnvSettings` or `FullEnvBatch`; `envs.conformance` checks that they are there."""
+
+    resets_ahead: Annotated[
+        bool, "one thread may reset a row while another calls any method for other rows (rollout.reset_ahead)"
+    ] = False
+    own_process: Annotated[bool, "an env batch is in a process of its own, which makes one call at a time"] = False
+    leaves_device: Annotated[bool, "its batches can leave their device and come back (placement.sharing=lease)"] = False
+    wraps: Annotated[bool, "its settings have the user's wrappers"] = False
+    variants: Annotated[bool, "it has variants out of distribution (eval --variants)"] = False
+    rendering: Annotated[bool, "its settings can be changed to ones whose batches draw their rows (eval --video)"] = (
+        False
+    )
+    transcribes: Annotated[bool, "its samples can be written as conversations, for reward functions"] = False
+    references: Annotated[bool, "its prompts have reference answers, for reward functions"] = False
+    checks_expert: Annotated[bool, "it tells before the start that its expert cannot act"] = False
+    expert: Annotated[bool, "its batches have a scripted expert, for demonstrations"] = False
+    draws_rows: Annotated[bool, "its batches draw their rows, for videos without image observations"] = False
+    discards_rows: Annotated[bool, "its batches can give up what they keep of a row whose numbers are not finite"] = (
+        False
+    )
+    prepares_observations: Annotated[bool, "the first observation of a reset ahead is prepared ahead too"] = False
+    async_steps: Annotated[bool, "steps that wait for something outside overlap; needs EnvSpec.chunk"] = False
+    texts: Annotated[bool, "its batches have the texts of an episode that has ended, for evaluations"] = False
+
+
+#: Trait → the methods that come with it.
+SETTINGS_METHODS: Mapping[str, tuple[str, ...]] = {
+    "variants": ("variants",),
+    "rendering": ("rendering",),
+    "transcribes": ("transcribe",),
+    "references": ("reference",),
+    "checks_expert": ("check_expert",),
+}
+BATCH_METHODS: Mapping[str, tuple[str, ...]] = {
+    "leaves_device": ("suspend", "resume"),
+    "expert": ("expert_actions",),
+    "draws_rows": ("render",),
+    "discards_rows": ("discard",),
+    "prepares_observations": ("prepare_observation",),
+    "async_steps": ("begin_step", "drop_step", "waits", "fileno"),
+    "texts": ("texts",),
+}
+
+
+class FullEnvSettings(EnvSettings, Protocol):
+    """Settings with all optional members; which are there, `traits_of` says."""
 
     wrappers: Sequence[Any]
+    """The user's wrappers, applied to every environment in order; each has its address in `apply`."""
 
     def model_copy(self, *, update: Mapping[str, Any]) -> EnvSettings:
         """The same settings with other values; that of pydantic."""
         ...
 
+    def variants(self) -> Mapping[str, Variant]:
+        """The variants that these settings allow, by name."""
+        ...
 
-@runtime_checkable
-class ObservesAhead(Protocol):
-    """An env batch whose first observation after a reset is dear, such as that of a new model, and can be prepared."""
+    def rendering(self) -> EnvSettings | None:
+        """The same settings, but with batches that draw their rows; None if they do not allow it."""
+        ...
+
+    def transcribe(self, trajectory: Trajectory) -> Transcript:
+        """The conversation of a finished sample."""
+        ...
+
+    def reference(self, seed: int) -> Any:
+        """The answer to the prompt of an episode with this seed."""
+        ...
+
+    def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
+        """Raise ConfigError if the expert can act in none of these episodes, each a task and a seed."""
+        ...
+
+
+class FullEnvBatch(EnvBatch, Protocol):
+    """An env batch with all optional methods; which are there, `batch_traits` says."""
+
+    def suspend(self) -> int:
+        """Move what it keeps on its device to the host; returns the bytes freed. Called between two other calls."""
+        ...
+
+    def resume(self) -> None:
+        """Bring it back unchanged."""
+        ...
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[np.generic]:
+        """The scripted expert's action for the current state of each row: [n,A] in env units, [n,C,A] with
+        `spec.chunk`."""
+        ...
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """Render the current state of the row: [H,W,3]. Raises ConfigError if this machine cannot."""
+        ...
+
+    def discard(self, row: int) -> None:
+        """Give up what is kept of the row from episode to episode, such as a simulator: its numbers are not finite. It
+        is not used again before its next reset, which makes it anew, as after `RowsFailed`."""
+        ...
 
     def prepare_observation(self, row: int) -> None:
         """Do for the row what its next `observe` would do first. Called by the thread that reset it ahead, which is not
         the one that observes it."""
         ...
-
-
-@runtime_checkable
-class DiscardsRows(Protocol):
-    """An env batch that keeps something of a row from episode to episode, such as a simulator, and can give it up."""
-
-    def discard(self, row: int) -> None:
-        """Give up what the row has: its numbers are not finite. It is not used again before its next reset, which makes
-        it anew, as after `RowsFailed`."""
-        ...
-
-
-@runtime_checkable
-class BeginsSteps(Protocol):
-    """An env batch whose steps wait for something outside, such as the calls of a tool: begun early, those of different
-    rows overlap. For environments whose step takes a whole chunk (`spec.chunk`)."""
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
         """Begin what `step` of these rows with these actions will wait for, and return at once. Each row is stepped
@@ -177,67 +250,29 @@ class BeginsSteps(Protocol):
         """A descriptor that can be read when `waits` may have changed since it was asked last."""
         ...
 
-
-@runtime_checkable
-class TranscribesRows(Protocol):
-    """An env batch that can say what was said in a row, for who reads an evaluation."""
-
     def texts(self, row: int) -> Sequence[str]:
         """The prompt of the row's episode, then the policy's messages and the environment's replies in turn. Asked once
         the episode has ended, before the row's next reset."""
         ...
 
 
-@runtime_checkable
-class Transcribes(Protocol):
-    """An environment's settings that can say what a sample is as text, for reward functions."""
-
-    def transcribe(self, trajectory: Trajectory) -> Transcript:
-        """The conversation of a finished sample."""
-        ...
-
-
-@runtime_checkable
-class References(Protocol):
-    """Environment settings with an answer to each prompt, for reward functions."""
-
-    def reference(self, seed: int) -> Any:
-        """The answer to the prompt of an episode with this seed."""
-        ...
+def traits_of(settings: object) -> EnvTraits:
+    """The traits of an environment's settings, or of their class: those that `traits` declares, and those of the
+    methods that it has; `resets_beside` and `leaves_device` of a class count as declared."""
+    declared = getattr(settings, "traits", None)
+    found = {name for name, methods in SETTINGS_METHODS.items() if _has(settings, methods)}
+    found |= {"resets_ahead"} if getattr(settings, "resets_beside", False) else set()
+    found |= {"leaves_device"} if getattr(settings, "leaves_device", False) else set()
+    return replace(declared if isinstance(declared, EnvTraits) else EnvTraits(), **dict.fromkeys(found, True))
 
 
-@runtime_checkable
-class ChecksExpert(Protocol):
-    """Environment settings that can tell before the start that the expert cannot demonstrate."""
-
-    def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
-        """Raise ConfigError if the expert can act in none of these episodes, each a task and a seed."""
-        ...
-
-
-@runtime_checkable
-class Expert(Protocol):
-    """An env batch with a scripted expert, for demonstrations."""
-
-    def expert_actions(self, rows: RowNumbers) -> NDArray[np.generic]:
-        """The scripted expert's action for the current state of each row: [n,A] in env units, [n,C,A] with
-        `spec.chunk`."""
-        ...
+def batch_traits(batch: object) -> EnvTraits:
+    """The traits of an env batch: its own `traits`, else those of the methods that it has."""
+    declared = getattr(batch, "traits", None)
+    if isinstance(declared, EnvTraits):
+        return declared
+    return EnvTraits(**{name: _has(batch, methods) for name, methods in BATCH_METHODS.items()})
 
 
-@runtime_checkable
-class Renderer(Protocol):
-    """An env batch that can render a row for a video, for observations without an image."""
-
-    def render(self, row: int) -> NDArray[np.uint8]:
-        """Render the current state of the row: [H,W,3]. Raises ConfigError if this machine cannot."""
-        ...
-
-
-@runtime_checkable
-class Renderable(Protocol):
-    """Settings of an environment that can render its rows."""
-
-    def rendering(self) -> EnvSettings | None:
-        """The same settings, but with a `build` that returns a `Renderer`; None if they do not allow it."""
-        ...
+def _has(env: object, methods: Sequence[str]) -> bool:
+    return all(callable(getattr(env, name, None)) for name in methods)

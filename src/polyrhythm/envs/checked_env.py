@@ -1,8 +1,10 @@
-"""Wraps an environment: announces its calls and checks their results."""
+"""Wraps an environment: announces its calls and checks the form of their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
@@ -12,16 +14,17 @@ from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, violation_of
 from polyrhythm.envs.base import (
-    EnvBatch,
+    REQUIRED,
     EnvSettings,
     EpisodeRefused,
-    Expert,
+    FullEnvBatch,
     RowNumbers,
     RowsFailed,
     StepResult,
+    batch_traits,
     first_cause,
+    traits_of,
 )
-from polyrhythm.envs.results import check_form
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
 
@@ -36,27 +39,27 @@ class CheckedEnv:
 
     def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
         self._about_to = about_to
+        self.settings, self.declared = settings, traits_of(settings)
         self.spec = ask_spec(settings, about_to)
-        self._inner: EnvBatch = self._call("build", settings.build, rows)
+        self.inner: FullEnvBatch = self._call("build", settings.build, rows)
         self.rows = rows
         self._check_built()
+        self.traits = batch_traits(self.inner)
 
     def _check_built(self) -> None:
         """Check the batch's methods, rows and spec."""
-        if not isinstance(self._inner, EnvBatch):
-            missing = [
-                name for name in ("spec", "rows", "reset", "step", "observe", "close") if not hasattr(self._inner, name)
-            ]
+        missing = [name for name in REQUIRED if not hasattr(self.inner, name)]
+        if missing:
             raise ContractViolation(
-                f"build({self.rows}) returned a {type(self._inner).__name__} without {', '.join(missing)}",
+                f"build({self.rows}) returned a {type(self.inner).__name__} without {', '.join(missing)}",
                 "return an EnvBatch",
             )
-        if self._inner.rows != self.rows:
+        if self.inner.rows != self.rows:
             raise ContractViolation(
-                f"build({self.rows}) returned rows = {self._inner.rows}", f"it must have {self.rows} rows"
+                f"build({self.rows}) returned rows = {self.inner.rows}", f"it must have {self.rows} rows"
             )
         for field in fields(EnvSpec):
-            actual, expected = getattr(self._inner.spec, field.name), getattr(self.spec, field.name)
+            actual, expected = getattr(self.inner.spec, field.name), getattr(self.spec, field.name)
             if actual != expected:
                 raise ContractViolation(
                     f"the spec of build({self.rows}) has {field.name} = {actual}, that of the settings {expected}",
@@ -70,7 +73,7 @@ class CheckedEnv:
     def _reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         for again in range(_SEEDS):
             try:
-                self._inner.reset(rows, tasks, [seed + again for seed in seeds])
+                self.inner.reset(rows, tasks, [seed + again for seed in seeds])
             except RowsFailed as failed:
                 last = again == _SEEDS - 1
                 if last or not all(isinstance(error, EpisodeRefused) for error in failed.errors.values()):
@@ -82,7 +85,7 @@ class CheckedEnv:
 
     def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
         """Do one step. Raises ContractViolation unless the result is [n] finite numbers and flags."""
-        result: StepResult = self._call("step", self._inner.step, rows, actions)
+        result: StepResult = self._call("step", self.inner.step, rows, actions)
         check_form(result, len(rows), self.spec.metrics, self.spec.chunk)
         if not np.isfinite(result.reward).all():
             raise ContractViolation("step returned a reward of NaN or infinity", "check what the simulator returns")
@@ -104,9 +107,35 @@ class CheckedEnv:
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[Any] | None:
         """Those of the scripted expert; None without one."""
-        if not isinstance(self._inner, Expert):
+        if not self.traits.expert:
             return None
-        return np.asarray(self._call("expert", self._inner.expert_actions, rows))
+        return np.asarray(self._call("expert", self.inner.expert_actions, rows))
+
+    def discard(self, row: int) -> None:
+        """Have the batch give up what it keeps of the row."""
+        self._call("reset", self.inner.discard, row)
+
+    @contextmanager
+    def resetting(self, row: int, seed: int) -> Iterator[None]:
+        """Meanwhile a thread resets the row, and prepares its observation where the batch does that."""
+        errors: list[Exception] = []
+
+        def reset() -> None:
+            try:
+                self.inner.reset([row], [0], [seed])
+                if self.traits.prepares_observations:
+                    self.inner.prepare_observation(row)
+            except Exception as error:  # noqa: BLE001 - it is raised below
+                errors.append(error)
+
+        thread = threading.Thread(target=reset, name="reset ahead")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._call("reset", thread.join)
+        if errors:
+            raise ContractViolation(f"reset in a thread raised {errors[0]!r}", "leave the trait resets_ahead out")
 
     def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
         """Observe into arrays that are filled with this turn's fill value."""
@@ -114,11 +143,11 @@ class CheckedEnv:
             name: np.full((len(rows), *array.shape), _fill(np.dtype(array.dtype), turn), array.dtype)
             for name, array in self.spec.observation.items()
         }
-        self._call("observe", self._inner.observe, rows, MappingProxyType(out))
+        self._call("observe", self.inner.observe, rows, MappingProxyType(out))
         return out
 
     def close(self) -> None:
-        self._call("close", self._inner.close)
+        self._call("close", self.inner.close)
 
     def _call(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return _call(self._about_to, call, function, *arguments)
@@ -161,3 +190,52 @@ def _fill(dtype: np.dtype[Any], turn: int) -> Any:
 def _is_fill(array: NDArray[Any], turn: int) -> NDArray[np.bool_]:
     filled: NDArray[np.bool_] = array == np.asarray(_fill(array.dtype, turn), array.dtype)
     return filled
+
+
+def as_utf8(text: str) -> str:
+    """The text without lone surrogates, which no message can carry."""
+    return text.encode(errors="replace").decode()
+
+
+def check_form(result: object, rows: int, metrics: Collection[str], chunk: int = 0) -> None:
+    """Raise ContractViolation unless this is a StepResult of [rows] numbers and flags, with [rows] numbers for each
+    of these metrics, and with `executed` [rows,chunk] where a step takes a chunk."""
+    if not isinstance(result, StepResult):
+        raise ContractViolation(
+            f"step returned a {type(result).__name__}", "return StepResult(reward, terminated, truncated, success)"
+        )
+    if set(result.metrics) != set(metrics):
+        raise ContractViolation(
+            f"step returned the metrics {sorted(result.metrics)}, the spec declares {sorted(metrics)}",
+            "make them equal (NaN for a step without a value)",
+        )
+    numbers = {"reward": result.reward, **{f"metrics[{name}]": array for name, array in result.metrics.items()}}
+    flags = {"terminated": result.terminated, "truncated": result.truncated, "success": result.success}
+    success: NDArray[Any] = np.asarray(result.success)
+    if isinstance(result.success, np.ndarray) and success.dtype == np.int8 and np.isin(success, (-1, 0, 1)).all():
+        flags["success"] = success > 0
+    if chunk or result.executed is not None:
+        _check_executed(result.executed, rows, chunk)
+    for name, array in {**numbers, **flags}.items():
+        kinds, dtype = ("b", "bool") if name in flags else ("fiub", "float32")
+        found = np.asarray(array)
+        if not isinstance(array, np.ndarray) or found.shape != (rows,) or found.dtype.kind not in kinds:
+            raise ContractViolation(
+                f"step returned {name} as {type(array).__name__} of shape {list(found.shape)} and {found.dtype}",
+                f"return an array of shape [{rows}] and {dtype}",
+            )
+
+
+def _check_executed(executed: object, rows: int, chunk: int) -> None:
+    if not chunk:
+        raise ContractViolation("step returned executed, the spec has no chunk", "leave it out, or set the chunk")
+    if not isinstance(executed, np.ndarray) or executed.shape != (rows, chunk) or executed.dtype != np.bool_:
+        found = np.asarray(executed)
+        raise ContractViolation(
+            f"step returned executed as {type(executed).__name__} of shape {list(found.shape)} and {found.dtype}",
+            f"return an array of shape [{rows}, {chunk}] and bool",
+        )
+    if not executed[:, 0].all() or (executed[:, 1:] & ~executed[:, :-1]).any():
+        raise ContractViolation(
+            "step returned executed with a gap", "it is true for the first actions of each row, one or more, only"
+        )

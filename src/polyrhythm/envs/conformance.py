@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
-from polyrhythm.envs.base import EnvSettings, Wraps
+from polyrhythm.envs.base import BATCH_METHODS, SETTINGS_METHODS, EnvSettings, FullEnvSettings, traits_of
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec, split_seed
@@ -70,7 +71,8 @@ def find_memory(
     first: observation of `observe_reset`. The environment is not stepped: that may break what a robot moves. So a
     wrapper that remembers rewards is known by its name alone.
     """
-    wrappers = settings.wrappers if isinstance(settings, Wraps) else ()
+    full = cast(FullEnvSettings, settings)
+    wrappers = full.wrappers if traits_of(settings).wraps else ()
     for place, wrapper in enumerate(wrappers):
         if wrapper.apply.rpartition(":")[2] == "NormalizeReward":
             return f"env.wrappers.{place} = {wrapper.apply}", (
@@ -81,8 +83,8 @@ def find_memory(
         return "", ""
     problem = f"equal task and seed gave another {name!r} in a later episode"
     count = 0
-    if isinstance(settings, Wraps) and wrappers:
-        parts = (settings.model_copy(update={"wrappers": wrappers[:count]}) for count in range(len(wrappers)))
+    if wrappers:
+        parts = (full.model_copy(update={"wrappers": wrappers[:count]}) for count in range(len(wrappers)))
         differs = (_remembers(part, env.rows, about_to) for part in parts)
         count = next((count for count, found in enumerate(differs) if found), len(wrappers))
     if not count:
@@ -151,6 +153,7 @@ def env_checks(env: CheckedEnv) -> dict[str, Check]:
         "end of an episode": lambda: check_end(env),
         "tasks": lambda: check_tasks(env),
     }
+    checks["traits"] = lambda: check_traits(env)
     if env.rows < 2:
         del checks["rows in the order asked"], checks["rows reset alone"], checks["rows step alone"]
     return checks
@@ -310,6 +313,56 @@ def check_tasks(env: CheckedEnv) -> str:
                 f"task {env.spec.tasks[task].name!r}: {violation.problem}", violation.fix
             ) from violation
     return f"{_count(len(env.spec.tasks), 'task')} reset"
+
+
+def check_traits(env: CheckedEnv) -> str:
+    """Check that what the settings and the batch declare is there, and does what it says."""
+    for what, methods in ((env.settings, SETTINGS_METHODS), (env.inner, BATCH_METHODS)):
+        for trait, names in methods.items():
+            lacking = [name for name in names if not callable(getattr(what, name, None))]
+            if lacking and getattr(env.declared, trait) | (what is env.inner and getattr(env.traits, trait)):
+                raise ContractViolation(
+                    f"the trait {trait} is declared, but {type(what).__name__} has no {', '.join(lacking)}",
+                    "add it, or leave the trait out",
+                )
+    if env.traits.async_steps and not env.spec.chunk:
+        raise ContractViolation("the trait async_steps needs spec.chunk, which is 0", "set it, or leave the trait out")
+    if env.traits.expert:
+        _begin(env)
+        found = env.expert_actions(range(env.rows))
+        expected = _actions(env, env.rows).shape
+        if found is not None and found.shape != expected:
+            raise ContractViolation(f"the expert's actions are {found.shape}, not {expected}", "return [n,A]")
+    if env.traits.discards_rows:
+        env.discard(0)
+        _begin(env)
+    if env.declared.resets_ahead:
+        _check_resets_ahead(env)
+    has = [name for name in asdict(env.declared) if getattr(env.declared, name) or getattr(env.traits, name)]
+    return ", ".join(has) or "none"
+
+
+def _check_resets_ahead(env: CheckedEnv) -> None:
+    """Check that a row shows the same while a thread resets another one as without that."""
+    if env.rows < 2:
+        return
+    if not (env.spec.step_rows and env.spec.reset_rows):
+        raise ContractViolation("the trait resets_ahead needs rows that reset and step alone", "leave it out")
+    shown = []
+    for beside in (False, False, True):
+        _begin(env)
+        actions = np.random.default_rng(7)
+        with env.resetting(1, trial_seed(3)) if beside else nullcontext():
+            for _ in range(_REPLAYED):
+                result = env.step([0], _actions(env, 1, actions))
+                if result.terminated[0] or result.truncated[0]:
+                    break
+        shown.append(env.observe([0]))
+    repeatable = not _differing(*shown[:2])  # else nothing can be told
+    if repeatable and (name := _differing(*shown[1:])):
+        raise ContractViolation(
+            f"row 0 shows another {name!r} while a thread resets row 1", "leave the trait resets_ahead out"
+        )
 
 
 # ------------------------------------------------------------ helpers

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
-from polyrhythm.envs.gymnasium_observations import Observations
-from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
+from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
 from polyrhythm.envs.info import InfoReader
+from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
-from polyrhythm.plugins.simulators.mujoco_stability import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.hashing import library_seed
 from polyrhythm.specs.spaces import check_metrics
@@ -74,7 +73,7 @@ class GymnasiumSettings(_Settings):
     """
 
     needs: ClassVar = ("gymnasium",)
-    resets_beside: ClassVar = True
+    traits: ClassVar = EnvTraits(resets_ahead=True, wraps=True, rendering=True, draws_rows=True, discards_rows=True)
 
     type: Literal["gymnasium"] = "gymnasium"
     id: str = ""

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from polyrhythm.conformance import raised
-from polyrhythm.envs.base import RowNumbers, StepResult
+from polyrhythm.envs.base import EnvTraits, RowNumbers, StepResult
 from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wrapper
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
-from polyrhythm.envs.gymnasium_observations import Observations
-from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
+from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
 from polyrhythm.envs.info import InfoReader
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
@@ -50,6 +49,7 @@ class GymnasiumVectorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("gymnasium",)
+    traits: ClassVar = EnvTraits(wraps=True)
 
     type: Literal["gymnasium_vector"] = "gymnasium_vector"
     id: str = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 #: What is new to the policy, as in RLinf's table of results out of distribution.
 Kind = Literal["vision", "semantic", "position"]
@@ -21,12 +21,3 @@ class Variant:
     kind: Kind
     what: str
     settings: Mapping[str, Any]
-
-
-@runtime_checkable
-class HasVariants(Protocol):
-    """Settings of an environment that has variants."""
-
-    def variants(self) -> Mapping[str, Variant]:
-        """The variants that these settings allow, by name."""
-        ...

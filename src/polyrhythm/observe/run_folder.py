@@ -20,7 +20,7 @@ LOCK_FILE = ".lock"
 #: In every run's folder.
 CONFIG_FILE = "config.yaml"
 #: In a finished run's folder.
-SUMMARY_FILE = "summary.json"
+SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
 
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:

@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
+from polyrhythm.pipeline.context import AddedStations, LaunchPlan, RunContext, StationPlan, launch
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.observers.failures import SampleFailureLog
-from polyrhythm.pipeline.observers.metrics import check_metrics
-from polyrhythm.pipeline.persistence.checkpoints import STATES, SavedRun
+from polyrhythm.pipeline.observers.hosts import StationHosts
+from polyrhythm.pipeline.persistence.checkpoints import STATES
 from polyrhythm.pipeline.persistence.restore import restore_run
 from polyrhythm.pipeline.placed import (
     EVALUATION_GENERATOR,
@@ -32,29 +34,26 @@ from polyrhythm.pipeline.placed import (
     Placed,
     evaluator_name,
     generator_names,
+    joined_names,
     place,
-    scorer_names,
     trainer_ranks,
 )
 from polyrhythm.pipeline.run_loop import RunLoop
 from polyrhythm.pipeline.seats import describe_seat
-from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
-from polyrhythm.plugins.cluster.hosts.nodes import Node
-from polyrhythm.plugins.cluster.places import slots_of, spread_over
-from polyrhythm.plugins.join.places import OpenPlaces, open_places
-from polyrhythm.plugins.scoring.scorer_factory import ScorerFactory
+from polyrhythm.plugin import load, table
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
-from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
-from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
-from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory, StreamGeneratorFactory
+from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory
+from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -62,14 +61,15 @@ from polyrhythm.training.checkpoint import load_state
 
 log = logging.getLogger(__name__)
 
-#: Folder of the stations' logs in a run's folder.
-LOGS = "logs"
+#: Folder of the stations' logs in a run's folder, and the file with what simulators need to join it.
+LOGS, TOKEN_FILE = "logs", "join.token"
 
 
 @dataclass(slots=True)
 class Pipeline:
     """The connected parts of a run. weights: the published ones; states: the trainer's, if there is a folder; failures:
-    of samples; spec: of the environments; placed: its stations; places: for simulators that join, if any may."""
+    of samples; spec: of the environments; placed: its stations; hosts: where they
+    are; undo: closed by `close`, the launcher first."""
 
     loop: RunLoop
     launcher: Launcher
@@ -78,7 +78,8 @@ class Pipeline:
     failures: SampleFailureLog
     spec: EnvSpec
     placed: Placed
-    places: OpenPlaces | None = None
+    hosts: StationHosts
+    undo: ExitStack
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
         """Run these episodes and return their results in the order of finishing. RunHalted: all were dropped."""
@@ -93,11 +94,7 @@ class Pipeline:
         return results
 
     def close(self) -> None:
-        try:
-            self.launcher.close()
-        finally:
-            if self.places is not None:
-                self.places.close()
+        self.undo.close()
 
 
 def env_settings(config: RunConfig) -> EnvSettings:
@@ -175,66 +172,85 @@ def _scoring_rules(config: RunConfig, spec: EnvSpec) -> ScoringRules | None:
     return ScoringRules(config.scoring.max_attempts, scored_evaluations(rows))
 
 
-def build_pipeline(  # noqa: PLR0913 - what every run may be told
-    config: RunConfig,
-    initial: Policy | Path | None = None,
-    folder: Path | None = None,
-    *,
-    saved: SavedRun | None = None,
-    version: int = 0,
-    trainer: bool = True,
-    start: bool = True,
-    record: bool = False,
-    nodes: Sequence[Node] = (),
-) -> Pipeline:
-    """Build the parts of a run, and start them if `start`. The configuration has passed `pipeline.validation.check`.
+def build_pipeline(context: RunContext, *, start: bool = True, record: bool = False) -> Pipeline:
+    """Build the parts of a run, and start them if `start`. record: keep every decision in `loop.trace`.
 
-    initial: the first weights, published as `version`, instead of those of the seed; with a trainer a policy file,
-    which the trainer reads and publishes. folder: for logs and the trainer's states; launcher local needs one. saved:
-    the run to resume. trainer: build one.
-    record: keep every decision in `loop.trace`. nodes: places for the stations, in turn; none: as `launcher` says.
     StartError, RunHalted: the stations cannot be started.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         use_one_thread()
+    config, folder = context.config, context.folder
     spec = env_settings(config).spec()
-    infos = env_batch_infos(config, spec, trainer=trainer)
+    infos = env_batch_infos(config, spec, trainer=context.trainer)
     settings = policy_settings(config)
     form = settings.form(spec)
     states = _trainer_states(config, folder)
-    placed = place(config, trainer=trainer, folder=folder)
+    placed = place(config, trainer=context.trainer, folder=folder)
     buckets = bucket_sizes(config, infos, on_device=placed.serves_on_device)
-    places = open_places(config, folder)
+    if folder is not None:
+        (folder / TOKEN_FILE).unlink(missing_ok=True)  # of an earlier part of the run that was killed
+    step = step_settings(config, form.chunk, whole=bool(spec.chunk))
     with ExitStack() as undo:
-        if places is not None:
-            undo.callback(places.close)
-        factories = _rollout_factories(config, spec, infos, form.chunk, buckets, places)
-        if trainer:
-            assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
-            factories.append(_trainer_factory(config, spec, states, str(initial or ""), version))
-        factories += _scorer_factories(config, spec)
-        layout = arena_layout(config, spec, infos, form, trainer=trainer)
-        stations = _with_seats(factories, placed)
-        launcher = _launcher(config, stations, layout, WeightsLayout.of(form.published), folder, nodes, places)
+        added = _added_stations(StationPlan(context, spec, infos, step))
+        for one in added:
+            undo.push(one.undo)
+        factories = [*_own_factories(context, spec, infos, step, buckets), *(f for one in added for f in one.factories)]
+        if context.trainer:
+            factories.append(_trainer_factory(context, spec, states))
+        stations, logs = _in_order(factories, placed), folder / LOGS if folder is not None else None
+        layout, published = arena_layout(config, spec, infos, form, trainer=context.trainer), form.published
+        joining = next((one.joining for one in added if one.joining.stations), NOBODY_JOINS)
+        plan = LaunchPlan(config, stations, layout, WeightsLayout.of(published), logs, joining)
+        launcher = (context.launch or launch)(plan)
         undo.callback(launcher.close)
-        conductor = Conductor(scheduler_settings(config, spec, buckets, placed.lease))
-        if states is not None and trainer:
-            states.reset(saved.trainer if saved else None)
-        if saved is not None:
-            conductor = restore_run(saved, conductor.settings, launcher, config.training.versions)
-            version = saved.version
-            launcher.weights.publish(version, saved.policy)
-        elif not trainer:
-            launcher.weights.publish(version, _state(initial, settings, spec, config.seed))
+        if states is not None and context.trainer:
+            states.reset(context.saved.trainer if context.saved else None)
+        conductor = _conductor(context, scheduler_settings(config, spec, buckets, placed.lease), launcher)
+        if context.saved is None and not context.trainer:
+            launcher.weights.publish(context.version, _state(context.initial, settings, spec, config.seed))
         failures = _failure_log(config, spec, folder)
-        loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures], record=record)
-        _offer_weights(loop, version, there=launcher.weights.newest >= 0 or not placed.seats[TRAINER].leases)
-        if places is not None:
-            places.announce()
+        hosts = StationHosts(launcher)
+        loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures, hosts], record=record)
+        # A trainer that leases its device publishes the first weights itself, once it is on it.
+        if launcher.weights.newest >= 0 or not placed.seats[TRAINER].leases:
+            loop.submit(WeightsOffered(context.saved.version if context.saved else context.version))
+        for one in added:
+            one.announce()
         if start:
             loop.start()
-        undo.pop_all()
-    return Pipeline(loop, launcher, launcher.weights, states, failures, spec, placed, places)
+        kept = undo.pop_all()
+    return Pipeline(loop, launcher, launcher.weights, states, failures, spec, placed, hosts, kept)
+
+
+def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher) -> AnyConductor:
+    """A new conductor, or the saved run's, whose samples and weights are put into the launcher's memory."""
+    if (saved := context.saved) is None:
+        return build_conductor(settings)
+    conductor = restore_run(saved, settings, launcher, context.config.training.versions)
+    launcher.weights.publish(saved.version, saved.policy)
+    return conductor
+
+
+def _added_stations(plan: StationPlan) -> list[AddedStations]:
+    """The stations that plugins add. A plugin whose section of the recipe is not used is not loaded."""
+    config = plan.context.config
+    used = {"join": config.join.simulators > 0, "scoring": config.scoring is not None}
+    names = dict.fromkeys([name for name, is_used in used.items() if is_used])
+    names |= dict.fromkeys(name for name in table("station") if name not in used)
+    return [load("station", name)(plan) for name in names]
+
+
+def _in_order(factories: Sequence[StationFactory], placed: Placed) -> StationList:
+    """Each factory with the seat of its process, the trainer's with one for each rank: simulators, generators, the
+    trainer, scorers, others. The log says which."""
+    for name, seat in placed.seats.items():
+        log.info("%s: %s", name, describe_seat(seat))
+    for sentence in placed.warnings:
+        log.warning(sentence)
+    names = (name for own in placed.names.values() for name in own)  # in this order
+    order = {name: index for index, name in enumerate(names)}
+    ranked = sorted(factories, key=lambda factory: order.get(factory.name, len(order)))
+    return [(factory, *placed.seats_of(factory.name)) for factory in ranked]
 
 
 def _trainer_states(config: RunConfig, folder: Path | None) -> TrainerStates | None:
@@ -258,22 +274,6 @@ def _failure_log(config: RunConfig, spec: EnvSpec, folder: Path | None) -> Sampl
     return SampleFailureLog(logs, _sources_of_numbers(config), [task.name for task in spec.tasks])
 
 
-def _with_seats(factories: Sequence[StationFactory], placed: Placed) -> StationList:
-    """Each factory with the seat of its process, the trainer's with one for each rank; the log says which."""
-    for name, seat in placed.seats.items():
-        log.info("%s: %s", name, describe_seat(seat))
-    for sentence in placed.warnings:
-        log.warning(sentence)
-    return [(factory, *placed.seats_of(factory.name)) for factory in factories]
-
-
-def _offer_weights(loop: RunLoop, version: int, *, there: bool) -> None:
-    """Have the generators take the first weights. there: they are published before any station can be told; else the
-    trainer is told to publish them once it is on the device that it leases."""
-    if there:
-        loop.submit(WeightsOffered(version))
-
-
 def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:
     """The weights that the main process publishes in a run without a trainer."""
     if isinstance(initial, Path):
@@ -289,64 +289,22 @@ def _sources_of_numbers(config: RunConfig) -> dict[str, str]:
     return {who: f"{name}.type = {getattr(section, 'type', '')}" for who, (name, section) in sections.items()}
 
 
-def _launcher(
-    config: RunConfig,
-    stations: StationList,
-    layout: ArenaLayout,
-    weights: WeightsLayout,
-    folder: Path | None,
-    nodes: Sequence[Node],
-    joins: OpenPlaces | None,
-) -> Launcher:
-    joining = joins.joining if joins is not None else NOBODY_JOINS
-    if config.launcher == "inline":
-        return build_inline_launcher(stations, layout, weights, joining=joining)
-    assert folder is not None, "processes write their logs to a folder"
-    transport, logs = config.data_plane.transport, folder / LOGS
-    if config.launcher == "ray":
-        from polyrhythm.plugins.cluster.ray.launch import build_ray_launcher  # ray
-
-        return build_ray_launcher(
-            stations,
-            layout,
-            weights,
-            config.supervision,
-            logs,
-            settings=config.ray,
-            slots=slots_of(stations),
-            trainer=TRAINER,
-            generators=generator_names(config),
-            check_report=check_metrics,
-            joining=joining,
-        )
-    if nodes:
-        places = Places(nodes[0].address, spread_over(nodes, stations), slots_of(stations), TRAINER)
-        hosts = open_hosts(stations, layout, weights, config.supervision, logs, places, check_metrics, joining)
-        return build_hosts_launcher(hosts)
-    return build_local_launcher(
-        stations, layout, weights, config.supervision, logs, transport, check_report=check_metrics, joining=joining
-    )
-
-
-def _rollout_factories(
-    config: RunConfig,
+def _own_factories(
+    context: RunContext,
     spec: EnvSpec,
     infos: Sequence[Sequence[EnvBatchInfo]],
-    chunk: int,
+    step: StepSettings,
     buckets: tuple[int, ...],
-    places: OpenPlaces | None,
 ) -> list[StationFactory]:
-    """The factories of simulators and generators, in this order. places: for simulators that join."""
-    step = step_settings(config, chunk, whole=bool(spec.chunk))
-    env = config.env.model_dump(mode="json")
+    """The factories of the run's own simulators and of its generators, in this order."""
+    config = context.config
+    env, joined = config.env.model_dump(mode="json"), joined_names(config)
     own = _policy_factory(config, spec)
     factories: list[StationFactory] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
-        if places is not None and name in places.joining.stations:
-            factories.append(places.factory(name, spec, batches[0], step))
-            continue
-        factories.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
+        if name not in joined:
+            factories.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
     evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
     for name in generator_names(config):
         evaluates: Evaluates = "too" if name == evaluator else "no"
@@ -356,31 +314,20 @@ def _rollout_factories(
     return factories
 
 
-def _scorer_factories(config: RunConfig, spec: EnvSpec) -> list[StationFactory]:
-    scoring = config.scoring
-    if scoring is None:
-        return []
-    env = config.env.model_dump(mode="json")
-    return [
-        ScorerFactory(name, scoring.function, env, spec, scoring.at_a_time, dict(scoring.options))
-        for name in scorer_names(config)
-    ]
-
-
 def _generator_factory(
     config: RunConfig, name: str, policy: PolicyFactory, evaluates: Evaluates, buckets: tuple[int, ...]
 ) -> StationFactory:
     """The factory of a generator of the form that `batching` asks for."""
     if isinstance(config.batching, StreamsBatching):
         resumes = config.freshness.on_update == "abort"
-        return StreamGeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
+        return GeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
     return GeneratorFactory(name, policy, evaluates, buckets, config.rollout.graphs)
 
 
-def _trainer_factory(
-    config: RunConfig, spec: EnvSpec, states: TrainerStates | None, initial: str, version: int
-) -> StationFactory:
-    """The factory of the trainer: it loads the policy file `initial` ("": the seed's weights), publishes `version`."""
+def _trainer_factory(context: RunContext, spec: EnvSpec, states: TrainerStates | None) -> StationFactory:
+    """The factory of the trainer: it loads the policy file `initial` (none: the seed's weights) and publishes it."""
+    config, initial = context.config, context.initial
+    assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
     return TrainerFactory(
         TRAINER,
         _policy_factory(config, spec),
@@ -388,11 +335,11 @@ def _trainer_factory(
         config.training.model_dump(mode="json"),
         total_updates=config.training.versions * config.freshness.sync_interval,
         states=states,
-        initial=initial,
-        version=version,
+        initial=str(initial or ""),
+        version=context.version,
         strategy=config.placement.trainer.strategy,
         shard=config.placement.trainer.shard.model_dump(mode="json"),
-        token_versions=config.freshness.on_update == "abort" or getattr(config.policy, "keeps_no_old_cache", False),
+        token_versions=config.freshness.on_update == "abort" or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
     )
 

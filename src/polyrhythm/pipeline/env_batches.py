@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import raised
+from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.placed import EVALUATION_SIMULATOR, generator_names, joined_names
 from polyrhythm.scheduler.records import EnvBatchInfo
@@ -56,14 +57,15 @@ def _check_reset_ahead(config: RunConfig, spec: EnvSpec) -> None:
     prefix = f"rollout.reset_ahead = {config.rollout.reset_ahead}: "
     if not (spec.step_rows and spec.reset_rows):
         raise ConfigError(f"{prefix}the environment steps or resets only whole batches; set it to 0")
-    if getattr(config.env, "python", ""):
+    traits = traits_of(config.env)
+    if traits.own_process:
         raise ConfigError(f"{prefix}an environment with env.python does one thing at a time; set it to 0")
-    if getattr(config.env, "leaves_device", False):
+    if traits.leaves_device:
         raise ConfigError(f"{prefix}the environment leaves its device for others, and spare rows cannot; set it to 0")
-    if not getattr(config.env, "resets_beside", False):
+    if not traits.resets_ahead:
         raise ConfigError(
             f"{prefix}the environment does not say that a row may reset in another thread while others step; set it to "
-            "0, or declare resets_beside in its settings if they may (docs/rollout.md)"
+            "0, or declare the trait resets_ahead in its settings if they may (docs/own-environments.md)"
         )
 
 

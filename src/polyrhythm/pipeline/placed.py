@@ -7,10 +7,12 @@ have the same answer.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.envs.base import traits_of
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.pipeline.seats import (
     Kind,
@@ -20,7 +22,7 @@ from polyrhythm.pipeline.seats import (
     list_excess_threads,
     list_unused_devices,
 )
-from polyrhythm.plugins.lease.seats import lease_devices, lease_settings, list_unleased
+from polyrhythm.plugin import load
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
 from polyrhythm.runtime.memory.ways import CPU, Ends
@@ -32,6 +34,16 @@ TRAINER = "trainer"
 JOINED = "simulator-joined-"
 #: Stations for evaluation during training.
 EVALUATION_SIMULATOR, EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSeats:
+    """What a plugin of kind `placement`, by the name that `placement.sharing` has, makes of the seats: these seats, who
+    is on its device in turn, and a sentence for each setting that wastes devices."""
+
+    seats: Mapping[str, Resources]
+    lease: LeaseSettings | None = None
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +64,9 @@ class Placed:
         return any(self.seats[name].device != CPU for name in self.names["generators"])
 
     def seats_of(self, station: str) -> list[Resources]:
-        """The seat of the station's process, of the trainer one for each rank."""
-        return [self.seats[name] for name in (self.names["trainer"] if station == TRAINER else [station])]
+        """The seat of the station's process, of the trainer one for each rank; a default for plugins' own."""
+        names = self.names["trainer"] if station == TRAINER else [station]
+        return [self.seats.get(name, Resources()) for name in names]
 
 
 def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: int | None = None) -> Placed:
@@ -62,14 +75,19 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
     devices = count_devices() if devices is None else devices
     placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
     seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline", row=config.devices)
-    leaves = getattr(config.env, "leaves_device", False)
+    leaves = traits_of(config.env).leaves_device
     joined = {name: Resources("cpu", 1) for name in joined_names(config)}  # they only pass on what comes
     own = {name: seat for name, seat in seats.items() if name not in joined}
-    seats |= joined | lease_devices(placement, own, simulators_leave=leaves, offload=str(folder or ""))
+    shared = SharedSeats(own)
+    if placement.sharing != "share":
+        shared = load("placement", placement.sharing)(
+            placement, own, simulators_leave=leaves, offload=str(folder or "")
+        )
+    seats |= joined | dict(shared.seats)
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
-    warnings = [*_list_warnings(config, names, devices), *list_unleased(placement, seats)]
-    return Placed(names, seats, ends, lease_settings(placement, seats), tuple(warnings))
+    warnings = [*_list_warnings(config, names, devices), *shared.warnings]
+    return Placed(names, seats, ends, shared.lease, tuple(warnings))
 
 
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:

@@ -25,7 +25,7 @@ from polyrhythm.pipeline.stall_report import describe_stall
 from polyrhythm.runtime.hosting import pending_work
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RunLoop:
 
     def __init__(
         self,
-        conductor: Conductor,
+        conductor: AnyConductor,
         launcher: Launcher,
         clock: Callable[[], float],
         *,
@@ -99,7 +99,7 @@ class RunLoop:
         A trainer that leases its device publishes its first weights once it is on it: that is waited for."""
         for event in self.launcher.start():
             self.submit(event)
-        if self.conductor.delivery is not None:
+        if self.conductor.settings.lease is not None:
             self._run(lambda _: False, lambda: self.conductor.versions.published >= 0)
 
     def submit(self, event: records.Event) -> None:

@@ -17,10 +17,8 @@ from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
-from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert, refuse_misfit
+from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert, refuse_misfit
 from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, prepare_initial_policy
-from polyrhythm.plugins.lerobot.checking import check_dataset
-from polyrhythm.plugins.lerobot.reading import read_demonstrations
 from polyrhythm.training.demonstrations import Demonstrations
 
 
@@ -54,7 +52,7 @@ def check_demonstrations(file: Path | None, checked: ValidatedRun) -> None:
         fitting_demonstrations(file, checked)
         return
     if dataset is not None:
-        check_dataset(dataset, checked.spec, config.rollout.action_repeat)
+        dataset_format(dataset).check_dataset(dataset, checked.spec, config.rollout.action_repeat)
     else:
         refuse_without_expert(config)
         if config.demonstrations is not None:
@@ -84,11 +82,9 @@ def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
     """The file's demonstrations. Raises RunFolderError if it holds none, ConfigError if they do not fit this run."""
     _refuse_absent(file)
     if file.is_dir():
-        return read_demonstrations(
-            settings_of(file, checked.config),
-            checked.spec,
-            checked.policy.chunk,
-            checked.config.rollout.action_repeat,
+        dataset = settings_of(file, checked.config)
+        return dataset_format(dataset).read_demonstrations(
+            dataset, checked.spec, checked.policy.chunk, checked.config.rollout.action_repeat
         )
     found = Demonstrations.load(file)
     refuse_misfit(found, checked.spec, checked.policy.chunk, checked.config.rollout.action_repeat)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 
 
-def describe_stall(conductor: Conductor, stall_s: float, slots: Sequence[str]) -> str:
+def describe_stall(conductor: AnyConductor, stall_s: float, slots: Sequence[str]) -> str:
     """One sentence. stall_s: seconds in which nothing happened; slots: what the stations have not finished."""
     generators = [
         f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
@@ -20,32 +20,14 @@ def describe_stall(conductor: Conductor, stall_s: float, slots: Sequence[str]) -
         f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
         f"trainer: {conductor.updates.trainer or 'none'}, {len(conductor.updates.in_training)} groups lent",
         f"samples: {conductor.ledger.as_dict()}",
-        *_describe_scoring(conductor),
         *_describe_evaluations(conductor),
-        *_describe_leases(conductor),
+        *conductor.pending(),
         f"slots: {'; '.join(slots) or 'none is live'}",
     ]
     return "; ".join(parts) + ". Please report this with the run folder"
 
 
-def _describe_scoring(conductor: Conductor) -> list[str]:
-    if conductor.settings.scoring is None:
-        return []
-    scoring = conductor.rollout.scoring
-    scorers = ", ".join(f"{name} ({len(state.under_way)} samples)" for name, state in scoring.scorers.items())
-    return [f"{len(scoring.waiting)} samples wait for scorers {scorers or '(none)'}"]
-
-
-def _describe_leases(conductor: Conductor) -> list[str]:
-    if conductor.delivery is None:
-        return []
-    leases = conductor.delivery.leases
-    held = ", ".join(f"{device} by {name}" for device, name in sorted(leases.holders.items()))
-    waiting = [f"{name} ({len(conductor.delivery.held_back[name])} commands)" for name in sorted(leases.waiting)]
-    return [f"devices held: {held or 'none'}, waited for by {', '.join(waiting) or 'nobody'}"]
-
-
-def _describe_evaluations(conductor: Conductor) -> list[str]:
+def _describe_evaluations(conductor: AnyConductor) -> list[str]:
     evaluations, evaluator = conductor.rollout.evaluations, conductor.serving.generators.evaluator
     found = [
         f"evaluation {e.name}: {len(e.waiting)} episodes wait, {e.running} run"

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyrhythm.config.schema import RunConfig
 from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write, trouble
@@ -30,17 +30,18 @@ from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
+from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
+from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.limit import limit_of
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
 from polyrhythm.pipeline.observers.setbacks import SetbackWarning
-from polyrhythm.pipeline.observers.stations_now import StationsNow
 from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationsNow
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
@@ -58,11 +59,8 @@ from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
-from polyrhythm.plugins.cluster.hosts.nodes import Node
-from polyrhythm.plugins.report.write import write_report
 from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.scheduler.samples.ledger import SampleLedger
-from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +73,12 @@ def train(
     folder: Path,
     live: LiveDisplay | None = None,
     callbacks: Callbacks | None = None,
-    nodes: Sequence[Node] = (),
+    launch: Launch | None = None,
 ) -> dict[str, Any]:
     """Run all phases of the configuration that the folder does not have yet; return the content of summary.json.
 
-    checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. nodes: as of
-    `build_pipeline`. Raises StartError if it cannot start (then nothing of it is left in the folder), RunHalted if it
+    checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. launch: as of
+    `RunContext`. Raises StartError if it cannot start (then nothing of it is left in the folder), RunHalted if it
     cannot go on, KeyboardInterrupt if it was interrupted, and any exception of a callback.
     """
     refuse_misplaced(folder)
@@ -99,8 +97,21 @@ def train(
         ):
             finished = True
             try:
-                writers = (metrics, trace, endpoint)
-                _phases(checked, folder, saved, (progress, interrupts), writers, live, callbacks, nodes)
+                _phases(
+                    _Session(
+                        checked,
+                        folder,
+                        saved,
+                        progress,
+                        interrupts,
+                        metrics,
+                        trace,
+                        endpoint,
+                        callbacks,
+                        live,
+                        launch,
+                    )
+                )
             except Interrupted:
                 finished = False
             except RunHalted:
@@ -112,7 +123,7 @@ def train(
                 raise interrupts.interruption()
             raise callbacks.ended
         summary = _summarise(checked, folder, progress)
-        _write_report(folder)
+        _finish(folder)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
         raise callbacks.ended
@@ -125,46 +136,53 @@ def _deliver_remaining(callbacks: Callbacks) -> None:
         log.error("a callback failed while the run ended", exc_info=callbacks.ended)
 
 
-def _phases(
-    checked: ValidatedRun,
-    folder: Path,
-    saved: SavedRun | None,
-    course: tuple[PhaseJournal, Interrupts],
-    writers: tuple[MetricsWriter, TraceWriter, PrometheusEndpoint | None],
-    live: LiveDisplay | None,
-    callbacks: Callbacks,
-    nodes: Sequence[Node],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One part of a run, from its start or resume to its end or interruption: what its phases share."""
+
+    checked: ValidatedRun
+    folder: Path
+    saved: SavedRun | None
+    progress: PhaseJournal
+    interrupts: Interrupts
+    metrics: MetricsWriter
+    trace: TraceWriter
+    endpoint: PrometheusEndpoint | None
+    callbacks: Callbacks
+    live: LiveDisplay | None = None
+    launch: Launch | None = None
+
+
+def _phases(session: _Session) -> None:
     """Run the configured phases that are not done."""
-    config, spec, policy = checked
-    (progress, interrupts), (metrics, trace, endpoint) = course, writers
-    version = saved.version if saved else prepare_initial_policy(checked, folder, progress, metrics)
+    config, _, policy = session.checked
+    saved, progress, folder = session.saved, session.progress, session.folder
+    version = saved.version if saved else prepare_initial_policy(session.checked, folder, progress, session.metrics)
     training = config.training.versions > 0 and progress.result("rl") is None
     initial = folder / POLICY_FILE if training else policy
-    pipeline = build_pipeline(
-        config, initial, folder, saved=saved, version=version, trainer=training, start=False, nodes=nodes
-    )
+    context = RunContext(config, initial, folder, saved, version, trainer=training, launch=session.launch)
+    pipeline = build_pipeline(context, start=False)
     try:
-        if live:
-            live.watch(pipeline)
-        if endpoint:
-            pipeline.loop.add_observers(StationsNow(endpoint, pipeline.launcher))
+        if session.live:
+            session.live.watch(pipeline)
+        if session.endpoint:
+            pipeline.loop.add_observers(StationsNow(session.endpoint, pipeline.launcher, pipeline.hosts))
         pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
-        run = _Run(config, folder, pipeline, progress, metrics, spec, live, callbacks)
-        pipeline.loop.stop = lambda: interrupts.requested() or callbacks.deliver()
+        run = _Run(session, pipeline)
+        pipeline.loop.stop = lambda: session.interrupts.requested() or session.callbacks.deliver()
         if saved is None:
             run.start()
         if saved is None and progress.result("rl") is None:  # else the weights before training are gone
-            with interrupts.defer_first():
+            with session.interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "before")
         if training:
-            run.learn(trace, saved, interrupts)
+            run.learn()
         if config.training.versions:
-            with interrupts.defer_first():
+            with session.interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "after")
             progress.commit("best", run.evaluations.best())
     finally:
-        with interrupts.hold():
+        with session.interrupts.hold():
             pipeline.close()
 
 
@@ -182,43 +200,36 @@ class _TrainingObservers(NamedTuple):
 class _Run:
     """The phases that need stations."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: Path,
-        pipeline: Pipeline,
-        progress: PhaseJournal,
-        metrics: MetricsWriter,
-        spec: EnvSpec,
-        live: LiveDisplay | None,
-        callbacks: Callbacks,
-    ) -> None:
-        self._config, self._folder, self._pipeline, self._callbacks = config, folder, pipeline, callbacks
-        self._progress, self._metrics, self._spec, self._live = progress, metrics, spec, live
-        self._setbacks = SetbackWatch(read_lines(folder))
-        self.evaluations = EvaluationManager(config, folder, progress, metrics, spec, callbacks, self._setbacks)
+    def __init__(self, session: _Session, pipeline: Pipeline) -> None:
+        self._session, self._pipeline = session, pipeline
+        self._config, self._folder, self._callbacks = session.checked.config, session.folder, session.callbacks
+        self._progress, self._metrics, self._live = session.progress, session.metrics, session.live
+        self._setbacks = SetbackWatch(read_lines(session.folder))
+        self.evaluations = EvaluationManager(
+            self._config, self._folder, self._progress, self._metrics, pipeline.spec, self._callbacks, self._setbacks
+        )
 
     def start(self) -> None:
         """Start the stations."""
         with self._progress.phase("start"):
             self._pipeline.loop.start()
 
-    def learn(self, trace: TraceWriter, saved: SavedRun | None, interrupts: Interrupts) -> None:
+    def learn(self) -> None:
         """Train up to the last version. A saved run is started here, with observers attached.
 
         If the user or the conductor ends it between two events, the run is saved and can be resumed.
         """
-        config, pipeline, progress = self._config, self._pipeline, self._progress
+        config, pipeline, session, progress = self._config, self._pipeline, self._session, self._progress
         loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
         whole = False
-        episodes, lags, saver, timeline, traffic, evaluator = self._observe(trace, saved)
-        if saved is None:
+        episodes, lags, saver, timeline, traffic, evaluator = self._observe()
+        if session.saved is None:
             saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved state
         else:
             self.start()
             saver.start(loop.clock())
         try:
-            with interrupts.defer_first(), progress.phase("rl"), self._faults_kept(saver.totals):
+            with session.interrupts.defer_first(), progress.phase("rl"), self._faults_kept(saver.totals):
                 if self._live is not None:
                     self._live.train(self._updates, episodes, saver.totals, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
@@ -226,7 +237,7 @@ class _Run:
             totals = saver.summary()
             traffic.finish()
             totals["weights"] = traffic.summary()
-            with interrupts.defer_first():
+            with session.interrupts.defer_first():
                 self.evaluations.finish(evaluator)
             whole = True
         except (Interrupted, OrderlyHalt):
@@ -263,14 +274,15 @@ class _Run:
             self._progress.keep_faults(totals.faults)
             raise
 
-    def _observe(self, trace: TraceWriter, saved: SavedRun | None) -> _TrainingObservers:
+    def _observe(self) -> _TrainingObservers:
         """Attach the observers of training, each before those that read it; return those that are read afterwards."""
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
+        saved, trace = self._session.saved, self._session.trace
         began, launcher = loop.clock(), pipeline.launcher
         lags, episodes = (
             LagHistogram(saved.counts["lags"] if saved else None),
             EpisodeTracker(
-                len(self._spec.tasks),
+                len(pipeline.spec.tasks),
                 scored=config.scoring is not None,
                 earlier=read_lines(self._folder) if saved else (),
             ),
@@ -292,6 +304,7 @@ class _Run:
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
         loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks, metrics))
+        loop.add_observers(*(observer for hooks in run_hooks() for observer in hooks.observers(pipeline)))
         if self._live is None:
             loop.add_observers(ProgressLogger(self._updates, episodes, began))
         return _TrainingObservers(episodes, lags, saver, timeline, traffic, evaluator)
@@ -356,14 +369,13 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     return summary
 
 
-def _write_report(folder: Path) -> None:
-    """Write report.html; the run is complete without it, so an error here is only logged."""
-    try:
-        write_report([folder])
-    except OSError as error:
-        log.error("%s; the run is complete; retry: polyrhythm report %s", trouble(error) or error, folder)
-    except Exception:
-        log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
+def _finish(folder: Path) -> None:
+    """Let plugins do what belongs to a run that is complete, such as its report."""
+    for hooks in run_hooks():
+        try:
+            hooks.finish(folder)
+        except Exception:
+            log.exception("%s failed after the run, which is complete", type(hooks).__name__)
 
 
 def _unused_path(path: Path) -> Path:

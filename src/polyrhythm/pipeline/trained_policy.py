@@ -25,7 +25,8 @@ from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy, read_policy
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, as_settings
-from polyrhythm.runtime.memory.tensors import apply_state, as_array, as_tensors
+from polyrhythm.policies.form import load_published
+from polyrhythm.runtime.memory.tensors import as_array, as_tensors
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.hashing import mix, mix_array
 
@@ -148,7 +149,7 @@ def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
         ) from error
     policy = settings.build(spec, seed=seed, device=device, role="act")
     try:
-        apply_state(as_module(policy), saved.weights)
+        load_published(as_module(policy), saved.weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another") from error
     return StandalonePolicy(policy, spec, action_repeat, saved.version, device)

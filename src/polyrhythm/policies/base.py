@@ -8,15 +8,17 @@ the policy's form (`policies.form`) without building it, and builds an `nn.Modul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.policies.traits import has_methods
 from polyrhythm.specs import EnvSpec
 
 Observations = Mapping[str, Tensor]
@@ -49,16 +51,7 @@ class Policy(Protocol):
     chunk: C, primitive actions per chunk step. action_dim: A.
     exact: log-probs and values are bit-equal; otherwise equal within `tolerance` (absolute for log-probs, relative for
     values above 1).
-    has_value, optional: False where `value` is a constant, which algorithms that use a value then refuse.
-    values_late, optional: True where `act` gives zeros for the value, as it is not known when an action is chosen; then
-    the trainer computes it by `evaluate` before an update, or, where only the value is missing, by an optional method
-    late_values(obs, forward_inputs), `evaluate`'s value alone.
-    critic, optional: the module that only the value uses, for `training.optimizer.value_lr`.
-    blocks, optional: a method that returns the modules whose weights a rank of a sharded trainer gathers one after
-    another, where these are not its repeated layers (`training.sharding`).
-
-    Optional methods of policies of which a part is frozen: `PublishesPart`, `SharesReference`, `Precomputes`; of
-    policies whose rows differ in length: `CountsTokens`.
+    What else it may have is declared by `policies.traits.PolicyTraits`; the methods are `OptionalMethods`.
     """
 
     chunk: int
@@ -83,52 +76,39 @@ class Policy(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
 
-@runtime_checkable
-class PublishesPart(Protocol):
-    """A policy of which generators take only a part from the trainer; the rest is the same in all modules that `build`
-    makes, so it is not in files of weights either."""
+class OptionalMethods(Policy, Protocol):
+    """Methods that a policy may have; each is called only where its traits declare it (`policies.traits`)."""
 
-    def published(self) -> dict[str, Tensor]:
-        """The part of the state_dict that training may change, live."""
+    def late_values(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
+        """The value of `evaluate` alone, of a policy whose `act` gives zeros."""
         ...
 
-
-@runtime_checkable
-class SharesReference(Protocol):
-    """A policy that can act as its own reference policy, without a copy of what is frozen."""
+    def published(self) -> dict[str, Tensor]:
+        """The part of the state_dict that training may change, live: generators take it and files of weights hold it.
+        The rest is the same in all modules that `build` makes."""
+        ...
 
     def reference_state(self) -> dict[str, Tensor]:
         """Copies of the tensors by which the policy as it is now differs from what it may become."""
         ...
 
     def as_reference(self, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Within this context the policy is as it was when `reference_state` gave `state`."""
+        """Within this context the policy is as it was when `reference_state` gave `state`, without a copy of what is
+        frozen."""
         ...
-
-    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation: ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-
-
-@runtime_checkable
-class Precomputes(Protocol):
-    """A policy of which a frozen part reads the observations alone."""
 
     def precompute(self, obs: Observations) -> Mapping[str, Tensor]:
-        """What that part gives, rows first, under names that are not in `obs`; empty: no part is frozen.
-
-        `evaluate` and `value` find it in `obs` and use it in place of the arrays that it was made from.
-        """
+        """What a frozen part makes of the observations alone, rows first, under names that are not in `obs`; empty: no
+        part is frozen. `evaluate` and `value` find it in `obs` in place of the arrays that it was made from."""
         ...
 
-
-@runtime_checkable
-class CountsTokens(Protocol):
-    """A policy whose rows differ in length, so that time and memory go by tokens: a language model. Its form declares
-    `row_tokens`, and `training.micro_batch_tokens` bounds the passes of `evaluate`."""
+    def prefix_arrays(self, obs: Observations) -> Mapping[str, Tensor]:
+        """What `act` keeps of the observations during a pass, rows first; memory estimates count it."""
+        ...
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
-        """Tokens that `evaluate` computes of each row: [B] int64."""
+        """Tokens that `evaluate` computes of each row, [B] int64, of rows that differ in length; the form declares
+        `row_tokens`, and `training.micro_batch_tokens` bounds the passes."""
         ...
 
     def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
@@ -140,8 +120,16 @@ class CountsTokens(Protocol):
         The tensors need no values."""
         ...
 
+    def load_part(self, part: torch.nn.Module, device: str) -> None:
+        """Read the tensors within `part`, the policy or a module in it, that have no values yet, onto `device`."""
+        ...
 
-@runtime_checkable
+    def blocks(self) -> Iterable[torch.nn.Module]:
+        """Modules whose weights a rank of a sharded trainer gathers one after another, where these are not its repeated
+        layers (`training.sharding`)."""
+        ...
+
+
 class PolicySettings(Protocol):
     """The methods of a policy's settings model. ValueError: policy and environment do not fit."""
 
@@ -159,32 +147,68 @@ class PolicySettings(Protocol):
         ...
 
 
-@runtime_checkable
-class Outlines(Protocol):
-    """Settings of a policy that can be made without its weights, whatever its size."""
+class OptionalSettings(PolicySettings, Protocol):
+    """Methods that a policy's settings may have; each is called only where their traits declare it."""
 
     def outline(self, env_spec: EnvSpec, *, role: Role) -> Policy:
         """The module that `build` gives, on the device that the caller has chosen (`torch.device("meta")`): shapes and
         dtypes are right, values need not be. Memory estimates run it without memory."""
         ...
 
-
-@runtime_checkable
-class BuildsInParts(Protocol):
-    """Settings of a policy that ranks can share without any of them ever having it whole."""
-
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Policy:
-        """What `build` gives, on the host; of a `LoadsInParts` policy some tensors are still to be read."""
+        """What `build` gives, on the host, for ranks that share it without any of them ever having it whole; where it
+        has `load_part`, some tensors are still to be read."""
+        ...
+
+    def miniature(self) -> PolicySettings:
+        """The same ways of acting and learning in the smallest network, from a seed, for a trial before the start."""
+        ...
+
+    def stand_ins(self) -> Iterable[PolicySettings]:
+        """These settings with less and less that has to be on this machine, for checks where something is missing."""
         ...
 
 
-@runtime_checkable
-class LoadsInParts(Protocol):
-    """A policy that may be without some tensors' values, or memory, until they are read."""
+class FolderFormat(Protocol):
+    """The released folders of some policies, which `SettingsTraits.folders` names."""
 
-    def load_part(self, part: torch.nn.Module, device: str) -> None:
-        """Read those within `part`, which is the policy or a module in it, onto `device`; nothing if all are there."""
+    def export(
+        self, settings: PolicySettings, weights: Mapping[str, Tensor], out: Path, *, base: str, source: Path, env: Any
+    ) -> str:
+        """Write published weights of a policy with these settings into the new folder `out`; "network", "adapters", or
+        "" where there is no released layout for them, and nothing is written. base: the folder that the policy began
+        with, "" for none; source: the saved policy, for errors; env: its EnvSpec and seed."""
         ...
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether the folder is of this format, told by config.json and headers."""
+        ...
+
+    def inspect(self, folder: Path) -> FolderReport:
+        """What the folder is. ConfigError: it is no whole folder of this format."""
+        ...
+
+    def merge(self, adapters: Path, base: Path, out: Path) -> None:
+        """Write `base` with adapters in peft's layout merged into it into the new folder `out`, in its layout."""
+        ...
+
+
+class FolderReport(NamedTuple):
+    """What a folder is: as JSON takes it, in words, and whether every tensor of a network is there and no other."""
+
+    plain: Mapping[str, Any]
+    text: str
+    fits: bool = True
+
+
+def extended(policy: Policy | torch.nn.Module) -> OptionalMethods:
+    """The policy typed with all optional methods, of which its traits declare the one that is called."""
+    return cast(OptionalMethods, policy)
+
+
+def extended_settings(settings: PolicySettings) -> OptionalSettings:
+    """The settings typed with all optional methods, of which their traits declare the one that is called."""
+    return cast(OptionalSettings, settings)
 
 
 #: The fix for a settings model that has only the `build(env_spec, seed)` of earlier versions.
@@ -197,15 +221,15 @@ _FIX = (
 def as_settings(section: object) -> PolicySettings:
     """The section as policy settings. ValueError: `form` or `build` is missing, or `build` is of an earlier version."""
     kind = getattr(section, "type", type(section).__name__)
-    if not isinstance(section, PolicySettings):
-        lacking = " and ".join(f"{name}()" for name in ("form", "build") if not hasattr(section, name))
+    if lacking := " and ".join(f"{name}()" for name in ("form", "build") if not has_methods(section, (name,))):
         raise ValueError(f"policy.type = {kind}: its settings have no {lacking}; {_FIX}")
-    parameters = inspect.signature(section.build).parameters.values()
+    settings = cast(PolicySettings, section)
+    parameters = inspect.signature(settings.build).parameters.values()
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
     lacking = ", ".join(sorted({"seed", "device", "role"} - {p.name for p in parameters}))
     if lacking and not any_keyword:
         raise ValueError(f"policy.type = {kind}: its build() does not take {lacking}; {_FIX}")
-    return section
+    return settings
 
 
 def named(value: Any) -> Any:

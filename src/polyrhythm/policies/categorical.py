@@ -14,6 +14,7 @@ from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
 from polyrhythm.policies.constants import kept
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
+from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 
@@ -21,6 +22,7 @@ class CategoricalSettings(BaseModel):
     """MLP policy over discrete choices."""
 
     model_config = SETTINGS
+    traits: ClassVar = SettingsTraits(policy=PolicyTraits(critic=True))
     needs: ClassVar = ("torch",)
 
     type: Literal["categorical"] = "categorical"

@@ -38,8 +38,9 @@ from polyrhythm.policies.calls import (
     value_limit,
 )
 from polyrhythm.policies.form import Role
-from polyrhythm.policies.form_checks import check_form
+from polyrhythm.policies.form_checks import check_form, check_traits
 from polyrhythm.policies.plain_tensors import FIX, plain_tensors
+from polyrhythm.policies.traits import has_methods, plain_traits, policy_traits, settings_traits
 from polyrhythm.specs import EnvSpec
 
 #: Calls with other keys after which a policy with equal actions counts as ignoring its key.
@@ -86,6 +87,7 @@ def policy_checks(
         "attributes": lambda: check_attributes(policy, spec),
         "act": lambda: check_act(policy, obs, spec),
         "form": lambda: check_form(called("form", settings.form, spec), build, obs),
+        "traits": lambda: _check_declared(settings, policy, obs),
         "evaluate agrees with act": lambda: check_evaluate(policy, obs),
         "value agrees with act": lambda: check_value(policy, obs),
         "noise by key alone": lambda: check_noise(policy, obs),
@@ -100,6 +102,17 @@ def policy_checks(
     if imitates:
         checks["supervised loss"] = lambda: check_supervised_loss(policy, obs)
     return {name: lambda check=check: _alone(policy, check) for name, check in checks.items()}  # type: ignore[misc]
+
+
+def _check_declared(settings: PolicySettings, policy: Policy, obs: Observations) -> str:
+    """The traits of the settings are those of the policy that they build, and the settings have their methods."""
+    traits = settings_traits(settings)
+    wanted = {"outline": traits.outlines, "build_in_parts": traits.builds_in_parts, "miniature": traits.has_miniature}
+    if lacking := [name for name, has in wanted.items() if has and not has_methods(settings, (name,))]:
+        raise ContractViolation(f"the settings' traits declare {lacking[0]}(), and they have none", "write it")
+    if traits.policy is not None:
+        check_traits(traits.policy, "the settings' traits.policy", policy, obs)
+    return ", ".join(plain_traits(policy_traits(policy))) or "nothing optional"
 
 
 def _alone(policy: Policy, check: Check) -> str:
@@ -179,7 +192,7 @@ def check_evaluate(policy: Policy, obs: Observations) -> str:
         logprob_limit(policy),
         fix,
     )
-    if not getattr(policy, "values_late", False):
+    if not policy_traits(policy).values_late:
         check_close("evaluate().value", found.value, "act().value", act.value, value_limit(policy, act), _VALUE_FIX)
     one = torch.arange(row_count(obs) - 1, -1, -2)
     part = evaluate_act(policy, take_rows(obs, one), act._replace(forward_inputs=take_rows(act.forward_inputs, one)))
@@ -200,7 +213,7 @@ def check_value(policy: Policy, obs: Observations) -> str:
     act = sample(policy, obs)
     value = called("value", policy.value, obs)
     check_tensor("value()", value, [tuple(act.value.shape)], torch.float32)
-    if getattr(policy, "values_late", False):
+    if policy_traits(policy).values_late:
         first = evaluate_act(policy, obs, act).value.reshape(len(value), -1)[:, :1]
         own = value.reshape(len(value), -1)[:, :1]
         check_close("value(obs)", own, "evaluate().value", first, value_limit(policy, act), _VALUE_FIX)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.policies.base import Act, Observations
+from polyrhythm.policies.base import Act, Observations, Policy
 
 
 class Generated(NamedTuple):
@@ -118,9 +118,8 @@ class Engine(Protocol):
         ...
 
 
-@runtime_checkable
 class Streams(Protocol):
-    """A policy that can generate by streams: beside the methods of `Policy`, where `act` is the same in one pass."""
+    """A policy with the trait streams: beside the methods of `Policy`, where `act` is the same in one pass."""
 
     def make_engine(self, capacity: int) -> Engine:
         """An engine over this module's own weights, on its device."""
@@ -135,11 +134,11 @@ class Streams(Protocol):
         of the action has the version of its token; where tokens are more than steps, the last step has the last's."""
         ...
 
-
-@runtime_checkable
-class AsksServer(Protocol):
-    """A policy whose engine may be at a server, which a run asks before it begins."""
-
     def ask_server(self) -> None:
-        """RunHalted: the server is not there, or not the one that this policy needs."""
+        """Of a policy with the trait asks_server: RunHalted if the server is not there, or not the one it needs."""
         ...
+
+
+def streaming(policy: Policy) -> Streams:
+    """The policy, which has the trait streams, by the methods of `Streams`."""
+    return cast(Streams, policy)

@@ -7,14 +7,15 @@ policy. `policies.conformance.check_form` compares a form with the module that i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from polyrhythm.policies.traits import PolicyTraits, policy_traits
 from polyrhythm.specs import ArraySpec, WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
@@ -33,9 +34,9 @@ class PolicyForm:
     parameters, trainable: how many numbers; act_bytes, train_bytes: parameters and buffers of the module by role;
     trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece that ranks which
     divide the weights gather whole (a member of a module list, or all that is in none), 0 where it is not declared.
-    row_tokens: tokens of the longest row in training, 0 where rows do not differ (`CountsTokens`); row_cache: bytes of
-    keys and values that a streaming generator keeps for each row under way. engine: of an engine that keeps something
-    else, whatever runs, purpose → bytes; None: it keeps `row_cache`.
+    row_tokens: tokens of the longest row in training, 0 where rows do not differ (`traits.counts_tokens`); row_cache:
+    bytes of keys and values that a streaming generator keeps for each row under way. engine: of an engine that keeps
+    something else, whatever runs, purpose → bytes; None: it keeps `row_cache`. traits: what else the policy can do.
     """
 
     chunk: int
@@ -52,6 +53,7 @@ class PolicyForm:
     row_tokens: int = 0
     row_cache: int = 0
     engine: Mapping[str, int] | None = None
+    traits: PolicyTraits = field(default_factory=PolicyTraits)
 
 
 #: Methods that write values into a tensor and keep its shape.
@@ -171,27 +173,31 @@ def describe(
         train_bytes=module_bytes(training),
         trainable_bytes=sum(p.nbytes for p in trainable),
         block_bytes=largest_block(training),
+        traits=policy_traits(training),
     )
 
 
 def published_state(module: nn.Module) -> dict[str, Tensor]:
     """What generators take and files of weights hold: `published()` of a policy that has it, else the state_dict."""
-    published = getattr(module, "published", None)
-    state: dict[str, Tensor] = module.state_dict() if published is None else published()
-    return state
+    state: dict[str, Tensor] = module.state_dict()
+    return (
+        cast("Callable[[], dict[str, Tensor]]", module.published)() if policy_traits(module).publishes_part else state
+    )
 
 
+@torch.no_grad()
 def load_published(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Restore what `published_state` gave. ValueError: it is not of the same tensors."""
-    if not hasattr(module, "published"):
-        module.load_state_dict(state)
-        return
+    """Overwrite what `published_state` gave, in place. ValueError: names or shapes differ; then nothing is changed."""
     own = published_state(module)
-    odd = sorted(own.keys() ^ state.keys())
-    odd += sorted(name for name in own.keys() & state.keys() if own[name].shape != state[name].shape)
-    if odd:
-        raise ValueError(f"the state does not fit the policy: {odd[0]} (and {len(odd) - 1} more) is of another policy")
-    module.load_state_dict(state, strict=False)
+    if odd := sorted(own.keys() ^ state.keys()):
+        raise ValueError(f"weights do not fit the policy: {odd[0]} (and {len(odd) - 1} more) is on one side only")
+    for name, tensor in state.items():
+        if own[name].shape != tensor.shape:
+            raise ValueError(
+                f"weights do not fit the policy: {name} is {tuple(tensor.shape)}, it should be {tuple(own[name].shape)}"
+            )
+    for name, tensor in state.items():
+        own[name].copy_(tensor)
 
 
 def module_bytes(module: nn.Module) -> int:

@@ -14,6 +14,7 @@ from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
+from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec
 
 
@@ -21,6 +22,7 @@ class GaussianSettings(BaseModel):
     """MLP policy with a diagonal normal, for continuous actions."""
 
     model_config = SETTINGS
+    traits: ClassVar = SettingsTraits(policy=PolicyTraits(critic=True))
     needs: ClassVar = ("torch",)
 
     type: Literal["gaussian"] = "gaussian"

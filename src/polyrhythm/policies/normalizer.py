@@ -2,7 +2,7 @@
 
 Invariant: `training.moments` alone changes them, at the end of an update and before the next publication. So they are
 constant within a version, every process has those of the version that it acts with, and evaluation changes nothing
-(docs/design/048-normalization.md).
+(docs/design/training-and-objectives.md).
 """
 
 from __future__ import annotations

@@ -1,17 +1,22 @@
-"""Codec: records and component states as plain JSON-able data, and back.
+"""Codec: records and component states as plain JSON-able data, and back; that of a saved conductor is `state_codec`.
 
-Used for saving the conductor, for event traces and for messages. Encoded forms: a dataclass or a named tuple is
+Encoded forms: a dataclass or a named tuple is
 `{"$": "Name", field: …}`, any other tuple `{"()": […]}`, a dict `{"{}": [[k, v], …]}`, an
 infinite float `{"f": "inf"}`; everything else is itself. Fields marked `metadata=UNSAVED` are supplied at decoding.
+
+Invariant: the names of a codec's types are unique, as a record carries the name of its class alone.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
+import pkgutil
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 #: Marks a dataclass field that is configuration, not state: it is left out and given again at decoding.
@@ -22,7 +27,14 @@ class Codec:
     """Encodes instances of the given dataclasses, named tuples and enums."""
 
     def __init__(self, types: Iterable[type]) -> None:
-        self._types = {t.__name__: t for t in types}
+        own = list(types)
+        twice = [name for name, count in Counter(kind.__name__ for kind in own).items() if count > 1]
+        assert not twice, f"two classes of saved records have one name: {twice}"
+        self._types = {kind.__name__: kind for kind in own}
+
+    def extended(self, types: Iterable[type]) -> Codec:
+        """One that knows these types too."""
+        return Codec((*self._types.values(), *types))
 
     def encode(self, value: Any) -> Any:
         if isinstance(value, Enum):
@@ -85,3 +97,18 @@ class Codec:
 
 def is_named_tuple(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+@cache
+def state_codec() -> Codec:
+    """Encodes and decodes all states and records of the scheduler: every dataclass, named tuple and enum of it."""
+    return Codec(_types())
+
+
+def _types() -> Iterator[type]:
+    package = importlib.import_module("polyrhythm.scheduler")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            known = isinstance(kind, type) and (is_dataclass(kind) or is_named_tuple(kind) or issubclass(kind, Enum))
+            if known and kind.__module__ == module.name:
+                yield kind

@@ -8,7 +8,9 @@ It joins the two halves of the scheduler, which do not know each other:
 Both read `versions`, the numbers of the weights. What one half has to know of the other passes through here: which
 slots are live, whether training episodes run, whether an evaluation holds the weights.
 
-Where stations lease their devices, `delivery` keeps their commands until they are on them.
+It knows no optional part. A tuner of batch limits and the scoring of samples are handed in; where stations take turns
+on devices, another conductor is around this one (`plugins/lease/conductor.py`). `polyrhythm.conductors` builds what the
+settings ask for.
 
 It has no clock, no I/O and no threads: the same events at the same times give the same commands.
 
@@ -19,29 +21,22 @@ are live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
-from polyrhythm.plugins.lease.delivery import GENERATOR, SIMULATOR, TRAINER, CommandDelivery
-from polyrhythm.plugins.scoring.waiting import (
-    join_scorer,
-    lose_scorer,
-    note_score,
-    note_scoring_failure,
-    start_scoring,
-)
 from polyrhythm.scheduler import records
+from polyrhythm.scheduler.codec import state_codec
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
+from polyrhythm.scheduler.inference.serving import Tuner
 from polyrhythm.scheduler.inference.streams import StreamScheduler
 from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, TargetReached
 from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
-from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
-from polyrhythm.scheduler.samples.fault_limit import FaultLimit
+from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
 from polyrhythm.scheduler.samples.ledger import SampleLedger
-from polyrhythm.scheduler.saving import state_codec
+from polyrhythm.scheduler.samples.limits import FaultLimit
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.scheduler.stations import StationRegistry
 from polyrhythm.scheduler.updates import UpdateScheduler
@@ -50,7 +45,7 @@ from polyrhythm.scheduler.versions import VersionLedger
 #: Parts of the conductor that are saved.
 _PARTS = ("versions", "rollout", "updates", "serving", "stations")
 #: Events that change neither tickets nor weights: they can only cause batches.
-_SERVING_EVENTS = frozenset({records.RequestArrived, records.BatchDone, records.StreamDone})
+SERVING_EVENTS = frozenset({records.RequestArrived, records.BatchDone, records.StreamDone})
 #: Events after which any generator may have to take weights.
 _WEIGHT_EVENTS = frozenset(
     {
@@ -62,26 +57,58 @@ _WEIGHT_EVENTS = frozenset(
     }
 )
 
-
 #: The serving half, in either form.
 Serving = BatchScheduler | StreamScheduler
 
 
-class Conductor:
-    """Decides for one run. announced: the last version in a `TargetReached`; halted: it said `Halt`, and starts no
-    update and no training episode any more; one that is lent in part gets the rest, so that it can be saved."""
+class AnyConductor(Protocol):
+    """What a run needs of its conductor: a `Conductor`, or an optional part's around one."""
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    settings: SchedulerSettings
+    versions: VersionLedger
+    rollout: RolloutScheduler
+    updates: UpdateScheduler
+    serving: Serving
+    stations: StationRegistry
+
+    @property
+    def ledger(self) -> SampleLedger: ...
+    @property
+    def refused(self) -> int: ...
+    def handle(self, event: Event, now: float) -> list[Command]: ...
+    def deadline(self) -> float: ...
+    def summary(self) -> dict[str, Any]: ...
+    def pending(self) -> list[str]: ...
+    def save(self) -> dict[str, Any]: ...
+    def load(self, data: dict[str, Any]) -> None: ...
+    def detach(self) -> None: ...
+
+
+class Conductor:
+    """Decides for one run.
+
+    tuner: chooses the limits of `batching: auto`; scoring: of finished samples; both as the settings ask.
+    announced: the last version in a `TargetReached`; halted: it said `Halt`, and starts no update and no training
+    episode any more; one that is lent in part gets the rest, so that it can be saved. live_changes: slots that became
+    live or stopped at the last event that was no `SERVING_EVENTS`, in order.
+    """
+
+    def __init__(
+        self, settings: SchedulerSettings, tuner: Tuner | None = None, scoring: SampleScoring | None = None
+    ) -> None:
+        assert (settings.batching == "auto") == (tuner is not None), "build it by polyrhythm.conductors"
+        assert (settings.scoring is None) == (scoring is None), "build it by polyrhythm.conductors"
         self.settings = settings
         self.versions = VersionLedger(settings)
-        self.rollout = RolloutScheduler.create(settings)
+        self.rollout = RolloutScheduler.create(settings, scoring or SampleScoring())
         self.updates = UpdateScheduler(settings)
         streams = settings.batching == "streams"
-        self.serving: Serving = StreamScheduler.create(settings) if streams else BatchScheduler.create(settings)
+        self.serving: Serving = StreamScheduler.create(settings) if streams else BatchScheduler.create(settings, tuner)
         self.stations = StationRegistry()
         self.faults = FaultLimit(settings)
         self.forecast = ResetForecast()
-        self.delivery = None if settings.lease is None else CommandDelivery.create(settings.lease)
+        self.codec = state_codec().extended((*(tuner.saved if tuner else ()), *self.rollout.scoring.saved))
+        self.live_changes: list[tuple[str, bool]] = []
         self.announced = 0
         self.halted = False
 
@@ -93,20 +120,26 @@ class Conductor:
             return []
         kind = type(event)
         commands = _HANDLERS[kind](self, event, now)
-        if kind not in _SERVING_EVENTS:
-            self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
-            commands += self._settle(now, weights_changed=kind in _WEIGHT_EVENTS)
-        if self.delivery is not None:
-            return self._deliver(self.delivery, event, commands, now)
+        if kind not in SERVING_EVENTS:
+            self.settle(event, commands, now)
         commands += self.serving.due(now)
         return commands
 
     def deadline(self) -> float:
         """When a `Wake` is due if nothing happens before; infinite when time alone changes nothing."""
-        if self.delivery is None:
-            return min(self.serving.deadline(), self.rollout.next_expiry())
-        due = min(self.serving.deadline(self.delivery.due), self.rollout.next_expiry())
-        return min(due, self.delivery.leases.deadline())
+        return min(self.serving.deadline(), self.rollout.next_expiry())
+
+    # ------------------------------------------------------------ steps of `handle`, for a conductor around this one
+
+    def apply(self, event: Event, now: float) -> list[Command]:
+        """Take note of an event that is not outdated, and return what follows from it alone."""
+        return _HANDLERS[type(event)](self, event, now)
+
+    def settle(self, event: Event, commands: list[Command], now: float) -> None:
+        """Add to `commands`, which followed from the event alone, whatever else became possible besides batches."""
+        self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
+        self.live_changes = []
+        commands += self._settle(now, weights_changed=type(event) in _WEIGHT_EVENTS)
 
     # ------------------------------------------------------------ what others read
 
@@ -132,26 +165,29 @@ class Conductor:
 
     # ------------------------------------------------------------ saving
 
+    def pending(self) -> list[str]:
+        """What optional parts wait for, in words, for a stall report."""
+        return self.rollout.scoring.pending()
+
     def save(self) -> dict[str, Any]:
         """The whole state as JSON-able data."""
-        codec = state_codec()
-        leased = {} if self.delivery is None else {"delivery": codec.encode(self.delivery)}
-        return {**{name: codec.encode(getattr(self, name)) for name in _PARTS}, **leased, "announced": self.announced}
+        encode, scoring = self.codec.encode, self.rollout.scoring
+        scored = {"scoring": encode(scoring)} if scoring.saved else {}
+        return {**{name: encode(getattr(self, name)) for name in _PARTS}, **scored, "announced": self.announced}
 
-    @classmethod
-    def restore(cls, settings: SchedulerSettings, data: dict[str, Any]) -> Conductor:
-        """The conductor that `save` described, under the same settings. Raises ValueError if another version of this
-        software saved it."""
-        conductor, codec = cls(settings), state_codec()
+    def load(self, data: dict[str, Any]) -> None:
+        """Take on the state that `save` described, under the same settings. Raises ValueError if another version of
+        this software saved it."""
         if missing := [name for name in (*_PARTS, "announced") if name not in data]:
             raise ValueError(f"the saved conductor has no {missing[0]!r}: another version of this software saved it")
-        given = {"settings": settings, "key": conductor.serving.queue.key, "rules": settings.lease}
+        scoring, rollout = self.rollout.scoring, dict(data["rollout"])
+        scored = data.get("scoring", rollout.pop("scoring", None))  # before 0.2 it was a part of the rollout
+        if scoring.saved and scored is not None:
+            scoring = self.codec.decode(scored)
+        given = {"settings": self.settings, "key": self.serving.queue.key, "scoring": scoring}
         for name in _PARTS:
-            setattr(conductor, name, codec.decode(data[name], given))
-        if settings.lease is not None and "delivery" in data:
-            conductor.delivery = codec.decode(data["delivery"], given)
-        conductor.announced = data["announced"]
-        return conductor
+            setattr(self, name, self.codec.decode(rollout if name == "rollout" else data[name], given))
+        self.announced = data["announced"]
 
     def detach(self) -> None:
         """Forget the stations, after a restore: the run goes on with new ones.
@@ -166,14 +202,12 @@ class Conductor:
             if station == self.updates.trainer:
                 self.updates.leave(self.rollout)
             elif self.serving.generators.find(station) is not None:
-                self._remove_generator(station, 0.0)
-            elif station not in self.rollout.scoring.scorers:
+                self._remove_generator(station)
+            elif not self.rollout.scoring.has(station):
                 self.serving.remove_slots(station)  # streams for it are aborted with their generators
                 simulators.append(station)
         self.stations.incarnations.clear()
         self.forecast = ResetForecast()
-        if self.settings.lease is not None:
-            self.delivery = CommandDelivery.create(self.settings.lease)
         self.rollout.detach(simulators)
         if self.serving.tuning is not None:
             self.serving.tuning.restart_clock()
@@ -184,7 +218,7 @@ class Conductor:
         """Whatever may have become possible besides batches, in this order: weights, evaluations, tickets, an update,
         the end."""
         rollout, versions, evaluations = self.rollout, self.versions, self.rollout.evaluations
-        commands: list[Command] = self._tell_live_slots(now)
+        commands: list[Command] = self._tell_live_slots()
         if halts := self.faults.check(rollout.ledger):
             commands += halts
             self.halted = True
@@ -208,7 +242,7 @@ class Conductor:
         if versions.applied >= 0:
             training = not (versions.draining or evaluations.queue or self.halted)
             commands += rollout.grant(versions.applied, now, training=training)
-        commands += start_scoring(rollout)
+        commands += rollout.scoring.start(rollout)
         if not self.halted or self.updates.in_training:
             commands += self.updates.start(versions, rollout)
         target = rollout.admission.target
@@ -216,17 +250,14 @@ class Conductor:
             self.announced = target
             commands.append(TargetReached(target))
         if rollout.rows.changed:
-            self._tell_live_slots(now)
+            self._tell_live_slots()
         return commands + self.forecast.changes(rollout, versions.applied)
 
-    def _tell_live_slots(self, now: float) -> list[Command]:
+    def _tell_live_slots(self) -> list[Command]:
         """Tell serving which slots became live or stopped; it refuses requests that wait for slots without tickets."""
-        commands: list[Command] = []
-        for slot, live in self.rollout.rows.take_changes():
-            commands += self.serving.note_live(slot, live=live)
-            if self.delivery is not None:
-                self._note_slots(self.delivery, (slot,), now)
-        return commands
+        changes = self.rollout.rows.take_changes()
+        self.live_changes += changes
+        return [command for slot, live in changes for command in self.serving.note_live(slot, live=live)]
 
     def _pin_weights(self) -> list[Command]:
         """The newest weights go to the evaluator's second copy, for the background evaluation that comes next."""
@@ -238,66 +269,30 @@ class Conductor:
         evaluator.pinned, evaluator.pinning = -1, True
         return [ApplyWeights(evaluator.name, self.versions.published, pinned=True)]
 
-    # ------------------------------------------------------------ leased devices
-
-    def _deliver(self, delivery: CommandDelivery, event: Event, commands: list[Command], now: float) -> list[Command]:
-        """The commands that go out now where stations lease their devices, and which devices change hands."""
-        delivery.preempt(now)
-        delivery.note(event, now)
-        sent = delivery.release(event, now)
-        self._note_away(delivery)
-        sent += delivery.deliver(commands, now)
-        released: list[Command] | None = []
-        while released is not None:  # those that may stay after all can take batches that others waited for
-            sent += [*released, *delivery.deliver(self.serving.due(now), now)]
-            delivery.note_due(self.serving.due_away(now), now)
-            released = delivery.keep(now)
-            self._note_away(delivery)
-        sent += delivery.settle()
-        self._note_away(delivery)
-        return sent
-
-    def _note_away(self, delivery: CommandDelivery) -> None:
-        for name, is_open in delivery.take_changes():
-            self.serving.generators.note_away(name, away=not is_open)
-
-    def _note_slots(self, delivery: CommandDelivery, names: Iterable[str], now: float) -> None:
-        """Slots became live or stopped, asked, or were answered: a simulator has work for its device, or has not."""
-        for name in names:
-            if (slot := self.serving.slots.slots.get(name)) is not None:
-                delivery.note_slot(slot.simulator, name, working=slot.live and slot.request is None, now=now)
-
     # ------------------------------------------------------------ stations
 
-    def _add_station(self, station: str, incarnation: int, flow: int, now: float) -> list[Command]:
-        """A station joins; an earlier incarnation of it that was not reported lost is lost now. flow: its place in the
-        data flow (`delivery`)."""
+    def _add_station(self, station: str, incarnation: int, now: float) -> list[Command]:
+        """A station joins; an earlier incarnation of it that was not reported lost is lost now."""
         commands = self._remove_station(station, now) if station in self.stations.incarnations else []
         self.stations.incarnations[station] = incarnation
-        if self.delivery is not None:
-            self.delivery.join(station, flow)
         return commands
 
     def _remove_station(self, station: str, now: float, *, blame: bool = True) -> list[Command]:
         del self.stations.incarnations[station]
-        if self.delivery is not None:
-            self.delivery.leave(station)
         if station == self.updates.trainer:
             self.updates.leave(self.rollout)
             return []
         if self.serving.generators.find(station) is not None:
-            return self._remove_generator(station, now)
-        if station in self.rollout.scoring.scorers:
-            return lose_scorer(self.rollout, station, now, blame=blame)
+            return self._remove_generator(station)
+        if self.rollout.scoring.has(station):
+            return self.rollout.scoring.lose(self.rollout, station, now, blame=blame)
         aborted = self.serving.remove_slots(station)
         self.forecast.leave(station)
         return [*aborted, *self.rollout.remove_simulator(station, now, blame=blame)]
 
-    def _remove_generator(self, name: str, now: float) -> list[Command]:
+    def _remove_generator(self, name: str) -> list[Command]:
         """A generator is lost, and with the evaluator the background evaluation whose weights it held."""
         refusals = self.serving.remove_generator(name)
-        if self.delivery is not None and self.delivery.working:
-            self._note_slots(self.delivery, self.serving.slots.slots, now)  # what it had answered may wait again
         self._note_held()
         lost = self.rollout.evaluations.current_background if name == self.settings.evaluator else None
         given_up = self.rollout.give_up(lost) if lost is not None and lost.version >= 0 else []
@@ -312,48 +307,40 @@ class Conductor:
         return generator
 
     def _on_simulator(self, event: records.SimulatorJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.simulator, event.incarnation, SIMULATOR, now)
+        commands = self._add_station(event.simulator, event.incarnation, now)
         self.rollout.rows.join(event.simulator, event.batches)
         self.forecast.join(event.simulator, event.batches)
         self.serving.add_slots(event)
         return commands
 
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.generator, event.incarnation, GENERATOR, now)
+        commands = self._add_station(event.generator, event.incarnation, now)
         self.serving.add_generator(event)
         self._note_held()
         return commands
 
     def _on_trainer(self, event: records.TrainerJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.trainer, event.incarnation, TRAINER, now)
+        commands = self._add_station(event.trainer, event.incarnation, now)
         if self.updates.trainer:
             commands += self._remove_station(self.updates.trainer, now)
         return commands + self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
 
     def _on_scorer(self, event: records.ScorerJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.scorer, event.incarnation, SIMULATOR, now)
-        join_scorer(self.rollout, event)
+        commands = self._add_station(event.scorer, event.incarnation, now)
+        self.rollout.scoring.join(event)
         return commands
-
-    def _on_lost(self, event: records.StationLost, now: float) -> list[Command]:
-        return self._remove_station(event.station, now, blame=event.blame)
 
     # ------------------------------------------------------------ serving
 
     def _on_request(self, event: records.RequestArrived, now: float) -> list[Command]:
         self.serving.hear(event, now)
-        if self.delivery is not None:
-            self._note_slots(self.delivery, (event.slot,), now)
         return []
 
     def _on_batch_done(self, event: records.BatchDone, now: float) -> list[Command]:
         generator = self._generator(event.generator)
         assert isinstance(self.serving, BatchScheduler), "a pass of a generator that serves by streams"
-        batch, chosen = generator.batch, self.serving.finish(generator, now)
-        if self.delivery is not None and batch is not None:
-            self._note_slots(self.delivery, [request.slot for request in batch.requests], now)
         return [
-            *chosen,
+            *self.serving.finish(generator, now),
             *self.serving.weights.settle_one(
                 generator,
                 self.serving.generators,
@@ -363,11 +350,9 @@ class Conductor:
             ),
         ]
 
-    def _on_stream_done(self, event: records.StreamDone, now: float) -> list[Command]:
+    def _on_stream_done(self, event: records.StreamDone, _now: float) -> list[Command]:
         assert isinstance(self.serving, StreamScheduler), "a stream of a generator that serves by passes"
-        stream = self.serving.end(self._generator(event.generator), event)
-        if self.delivery is not None:
-            self._note_slots(self.delivery, (stream.request.slot,), now)
+        self.serving.end(self._generator(event.generator), event)
         return []
 
     def _on_applied(self, event: records.WeightsApplied, _now: float) -> list[Command]:
@@ -385,25 +370,13 @@ class Conductor:
 
     # ------------------------------------------------------------ tickets
 
-    def _on_finished(self, event: records.SampleFinished, now: float) -> list[Command]:
-        return self.rollout.finish(event, now)
-
-    def _on_scored(self, event: records.SampleScored, now: float) -> list[Command]:
-        return note_score(self.rollout, event, now)
-
     def _on_scoring_failed(self, event: records.ScoringFailed, now: float) -> list[Command]:
         self.faults.note(event)
-        return note_scoring_failure(self.rollout, event, now)
-
-    def _on_payloads_lost(self, event: records.PayloadsLost, _now: float) -> list[Command]:
-        return reissue_lost(self.rollout, event.payload_ids)
+        return self.rollout.scoring.on_failure(self.rollout, event, now)
 
     def _on_failed(self, event: records.SampleFailed, now: float) -> list[Command]:
         self.faults.note(event)
         return self.rollout.fail(event, now)
-
-    def _on_update(self, event: records.UpdateDone, _now: float) -> list[Command]:
-        return self.updates.finish(event, self.versions, self.rollout)
 
     def _on_published(self, event: records.Published | records.WeightsOffered, _now: float) -> list[Command]:
         self.versions.note_published(event.version)
@@ -413,9 +386,6 @@ class Conductor:
         self.updates.note_checkpoint(event.updates)
         return []
 
-    def _on_save(self, _event: records.SaveRequested, _now: float) -> list[Command]:
-        return [records.SaveTrainer(self.updates.trainer)] if self.updates.trainer else []
-
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:
         self.rollout.admission.target = max(self.rollout.admission.target, event.version)
         return []
@@ -424,36 +394,31 @@ class Conductor:
         self.rollout.add_evaluation(event.name, event.episodes, background=event.background)
         return []
 
-    def _on_wake(self, _event: records.Wake, now: float) -> list[Command]:
-        return self.rollout.expire(now)
-
-    def _on_switch(self, _event: records.DeviceTaken | records.DeviceYielded, _now: float) -> list[Command]:
-        return []  # `_deliver` notes it
-
 
 _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.SimulatorJoined: Conductor._on_simulator,
     records.GeneratorJoined: Conductor._on_generator,
     records.TrainerJoined: Conductor._on_trainer,
     records.ScorerJoined: Conductor._on_scorer,
-    records.StationLost: Conductor._on_lost,
+    records.StationLost: lambda self, event, now: self._remove_station(event.station, now, blame=event.blame),
     records.RequestArrived: Conductor._on_request,
     records.BatchDone: Conductor._on_batch_done,
     records.StreamDone: Conductor._on_stream_done,
-    records.SampleFinished: Conductor._on_finished,
+    records.SampleFinished: lambda self, event, now: self.rollout.finish(event, now),
     records.SampleFailed: Conductor._on_failed,
-    records.SampleScored: Conductor._on_scored,
+    records.SampleScored: lambda self, event, now: self.rollout.scoring.on_score(self.rollout, event, now),
     records.ScoringFailed: Conductor._on_scoring_failed,
-    records.PayloadsLost: Conductor._on_payloads_lost,
-    records.UpdateDone: Conductor._on_update,
+    records.PayloadsLost: lambda self, event, _: reissue_lost(self.rollout, event.payload_ids),
+    records.UpdateDone: lambda self, event, _: self.updates.finish(event, self.versions, self.rollout),
     records.Published: Conductor._on_published,
     records.WeightsOffered: Conductor._on_published,
     records.WeightsApplied: Conductor._on_applied,
     records.Checkpointed: Conductor._on_checkpoint,
-    records.SaveRequested: Conductor._on_save,
+    records.SaveRequested: lambda self, *_: [records.SaveTrainer(self.updates.trainer)] if self.updates.trainer else [],
     records.TrainUntil: Conductor._on_target,
     records.Evaluate: Conductor._on_evaluate,
-    records.Wake: Conductor._on_wake,
-    records.DeviceTaken: Conductor._on_switch,
-    records.DeviceYielded: Conductor._on_switch,
+    records.Wake: lambda self, _, now: self.rollout.expire(now),
+    # An optional part's.
+    records.DeviceTaken: lambda *_: [],
+    records.DeviceYielded: lambda *_: [],
 }

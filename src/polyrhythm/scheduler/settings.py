@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +244,16 @@ class SchedulerSettings:
     def limit(self, version: int) -> int:
         """floor((version + 1 + max_lag)·B): how many samples may be consumed or outstanding at `version`."""
         return (version + 1) * self.version_samples + math.floor(self.max_lag * self.version_samples + 1e-9)
+
+
+def load_function(path: str, what: str) -> Callable[..., object]:
+    """The function that `module:function` names. Raises ValueError with what, value and remedy."""
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what} {path!r} cannot be loaded ({said}); name an importable module:function") from error
+    if not callable(function):
+        raise ValueError(f"{what} {path!r} is {type(function).__name__}, not a function")
+    return cast(Callable[..., object], function)

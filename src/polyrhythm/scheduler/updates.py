@@ -105,7 +105,7 @@ class UpdateScheduler:
                 tuple(numbers),
                 tuple(sample.payload_id for sample in samples),
                 tuple(sample.oldest for sample in samples),
-                tuple(sample.score for sample in samples) if settings.scoring else (),
+                rollout.scoring.scores(samples),
                 tuple(max(0, versions.updates - versions.updates_in(sample.oldest)) for sample in samples),
                 more=not self.is_complete,
             )

@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.base import LoadsInParts
+from polyrhythm.policies.base import extended
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.ranks import Strategy
 from polyrhythm.training.replicas import ReplicatedStep, sum_bucket
 from polyrhythm.training.shards import is_sharded
@@ -92,7 +93,10 @@ class ProcessRanks:
         self._check_equal(sums)
         self._replicated = ReplicatedStep(step)
         wrapped = DistributedDataParallel(
-            self._replicated, gradient_as_bucket_view=True, init_sync=False, **{_SYNCS_BUFFERS: False}  # type: ignore[arg-type]
+            self._replicated,
+            gradient_as_bucket_view=True,
+            init_sync=False,
+            **{_SYNCS_BUFFERS: False},  # type: ignore[arg-type]
         )
         wrapped.register_comm_hook(self._replicated, sum_bucket)
         return wrapped
@@ -110,8 +114,8 @@ class ProcessRanks:
         mesh = DeviceMesh.from_group(everyone, self.device.type)
 
         def read(part: nn.Module) -> None:
-            if isinstance(policy, LoadsInParts):
-                policy.load_part(part, str(self.device))
+            if policy_traits(policy).loads_in_parts:
+                extended(policy).load_part(part, str(self.device))
             check_read(policy, part)
             if sums is not None:
                 _add_bit_sums(policy, part, sums)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from polyrhythm.policies.base import CountsTokens, Policy
+from polyrhythm.policies.base import Policy, extended
 
 
 class MicroBatchLimits(NamedTuple):
@@ -23,8 +23,7 @@ class MicroBatchLimits(NamedTuple):
         if not self.tokens:
             size = self.steps or max(rows, 1)
             return [min(size, rows - first) for first in range(0, rows, size)]
-        assert isinstance(self.policy, CountsTokens), "checked before the start: the form declares row_tokens"
-        return _cut(self.policy.row_tokens(obs, forward_inputs).tolist(), self.steps or rows, self.tokens)
+        return _cut(extended(self.policy).row_tokens(obs, forward_inputs).tolist(), self.steps or rows, self.tokens)
 
 
 def _cut(costs: Iterable[int], most_rows: int, most: int) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.shards import joined, part_of, parts_of
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ class AdamW:
     only during a step, `PIECE_BYTES` bytes of parameters at a time; the same bits.
     """
 
-    def __init__(
-        self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float], offload: bool = False
-    ) -> None:
+    def __init__(self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float], offload: bool = False) -> None:
         self.offload = offload
         self.param_groups = [{"betas": betas, "eps": 1e-8, **group} for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
@@ -181,7 +180,7 @@ def adamw(
     ValueError: a pattern matches no trainable parameter.
     """
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    has_critic = isinstance(getattr(module, "critic", None), nn.Module)
+    has_critic = policy_traits(module).critic
     check_patterns(list(trainable), groups, value_lr, has_critic=has_critic)
     rates = [(lr, weight_decay), (value_lr, weight_decay)]
     rates += [

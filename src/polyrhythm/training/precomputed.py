@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polyrhythm.policies.base import Precomputes
+from polyrhythm.policies.base import extended
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.batch import Arrays, PackedBatch, slices
 from polyrhythm.training.targets import TargetInputs, passes
 
@@ -25,8 +26,9 @@ def with_precomputed(packed: PackedBatch, inputs: TargetInputs, *, limit_mib: in
     name is taken, or rows are missing.
     """
     policy, device = inputs.policy, inputs.device
-    if not isinstance(policy, Precomputes):
+    if not policy_traits(policy).precomputes:
         return packed
+    policy = extended(policy)
     rows = packed.chunk_steps
     found: Arrays = {}
     for own in passes(rows, inputs.micro_batch, inputs.ranks):

@@ -3,7 +3,7 @@
 Only what is behind this module communicates: `training.distributed`, which it loads for several ranks, with
 `replicas` and `sharding`, and `sharded_checkpoint` in its own thread. All methods with an argument
 are collective where there are several ranks: all of them call it, in the same order and from one thread
-(docs/design/031-ranks.md).
+(docs/design/training-and-objectives.md).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Ranks(Protocol):
         """The module whose forward pass gives a micro-batch's loss, so that its backward pass sums gradients over all
         ranks. `step.policy` is the policy, the same on every rank; with shard its parameters are replaced in place by
         their shards (DTensors) on `device`, so optimizers are made afterwards. It may be on the host, or have tensors
-        that are still to be read (`LoadsInParts`): one block after another is read, brought to the device and divided.
+        that are still to be read (`load_part`): one block after another is read, brought to the device and divided.
         ConfigError: the ranks have other weights, or a tensor cannot be sharded."""
         ...
 

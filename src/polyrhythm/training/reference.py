@@ -1,6 +1,6 @@
 """The reference policy of the KL term: the policy as it was when the first update began.
 
-A policy that shares its frozen tensors with its reference (`policies.base.SharesReference`) is not copied: only what
+A policy that shares its frozen tensors with its reference (trait shares_reference) is not copied: only what
 training changes is kept, and put in its place while the reference is asked. Any other policy is copied.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.policies.base import Evaluation, Observations, Policy, SharesReference, as_module
+from polyrhythm.policies.base import Evaluation, Observations, OptionalMethods, Policy, as_module, extended
 from polyrhythm.policies.form import load_published, published_state
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.shards import fill, is_sharded, joined, part_of
 
 
@@ -23,7 +24,7 @@ class SharedReference:
     While it is asked, nobody else may read the policy's weights.
     """
 
-    def __init__(self, policy: SharesReference) -> None:
+    def __init__(self, policy: OptionalMethods) -> None:
         self._policy = policy
         self._state = policy.reference_state()
 
@@ -51,14 +52,14 @@ Reference = Policy | SharedReference
 
 def room_for_copy(policy: Policy) -> Policy | None:
     """A copy of a policy that will be sharded and cannot be copied then; None where its reference shares its memory."""
-    return None if isinstance(policy, SharesReference) else copy.deepcopy(policy)
+    return None if policy_traits(policy).shares_reference else copy.deepcopy(policy)
 
 
 def make_reference(policy: Policy, state: Mapping[str, Tensor] | None = None, room: Policy | None = None) -> Reference:
     """The policy as it is now, or as it was when its reference had this state_dict. room: from `room_for_copy`, sharded
     as the policy is; None for a policy that is not sharded."""
-    if isinstance(policy, SharesReference):
-        shared = SharedReference(policy)
+    if policy_traits(policy).shares_reference:
+        shared = SharedReference(extended(policy))
         if state is not None:
             shared.load_state_dict(state)
         return shared

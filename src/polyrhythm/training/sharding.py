@@ -1,16 +1,15 @@
 """Shards a policy's parameters over ranks with FSDP2: block by block, and once for the rest.
 
 A block's weights are whole on a rank only while it computes. Blocks are the repeated layers of a policy: modules in a
-`ModuleList` of at least two of one class that hold modules themselves. A policy may name others by a method
-`blocks() -> Sequence[nn.Module]`. What is read of a block other than by calling it must be a method that its class
-names in `forward_methods`; of the policy these are `POLICY_METHODS`.
+`ModuleList` of at least two of one class that hold modules themselves. A policy may name others (`blocks`). What is
+read of a block other than by calling it must be a method that its class names in `forward_methods`; of the policy these
+are `POLICY_METHODS`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -26,14 +25,13 @@ from torch.distributed.fsdp import (
 
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.policies.base import extended
 from polyrhythm.policies.plain_tensors import FIX, plain_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from polyrhythm.policies.traits import policy_traits
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
 POLICY_METHODS = ("evaluate", "value", "late_values", "precompute", "act", "sft_loss")
-#: Layers that compute in the policy's dtype whatever their weights' (`plugins.vla.precision`).
+#: Layers that compute in the policy's dtype whatever their weights' (`plugins.pretrained.precision`).
 _COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 
@@ -57,7 +55,7 @@ def shard_policy(
             )
     pinned = mesh.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if settings.cpu_offload else OffloadPolicy()
-    own_dtype = getattr(getattr(policy, "precision", None), "dtype", torch.float32)
+    own_dtype = getattr(torch, policy_traits(policy).dtype)
     for module in (*blocks_of(policy), policy):
         _check_one_dtype(policy, module)
         before(module)
@@ -102,8 +100,7 @@ def _check_moved(policy: nn.Module, device_type: str) -> None:
 
 def blocks_of(policy: nn.Module) -> list[nn.Module]:
     """The modules whose weights are gathered one after another, none within another."""
-    named = getattr(policy, "blocks", None)
-    found: Sequence[nn.Module] = list(named() if callable(named) else _repeated(policy))
+    found = list(extended(policy).blocks() if policy_traits(policy).names_blocks else _repeated(policy))
     inner = {id(part) for block in found for part in block.modules() if part is not block}
     return [block for block in found if id(block) not in inner]
 

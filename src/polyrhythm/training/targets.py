@@ -18,7 +18,8 @@ from polyrhythm.algorithms.metrics import explained_variance
 from polyrhythm.algorithms.proximal import interpolation
 from polyrhythm.algorithms.sums import Total
 from polyrhythm.errors import ConfigError
-from polyrhythm.policies.base import Policy
+from polyrhythm.policies.base import Policy, extended
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, slices
 from polyrhythm.training.choose import advantage_estimate
 from polyrhythm.training.micro_batches import MicroBatchLimits
@@ -75,7 +76,7 @@ def compute_targets(
     log-probs is the phase "proximal"."""
     _check_value_shape(packed, algorithm)
     packed, shaping = _penalise_overlong(packed, algorithm, inputs.ranks.total)
-    late = algorithm.uses_value and getattr(inputs.policy, "values_late", False)
+    late = algorithm.uses_value and policy_traits(inputs.policy).values_late
     recomputed = evaluate(packed, inputs.policy, inputs) if algorithm.recomputes else None
     if recomputed is not None and times is not None:
         times.end("proximal")
@@ -200,9 +201,9 @@ def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Re
 def late_values(packed: PackedBatch, inputs: TargetInputs) -> Tensor:
     """The values of a policy that gives them late ([N] or [N,C]), by `late_values` where it has that, which computes
     nothing else."""
-    call = getattr(inputs.policy, "late_values", None)
-    if call is None:
+    if not policy_traits(inputs.policy).late_values:
         return evaluate(packed, inputs.policy, inputs).value
+    call = extended(inputs.policy).late_values
     return torch.cat([value.to(packed.value) for value in _over_batch(packed, call, inputs)])
 
 

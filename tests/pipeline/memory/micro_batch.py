@@ -21,8 +21,9 @@ from torch import Tensor
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.policies.base import CountsTokens, Policy, as_module
+from polyrhythm.policies.base import Policy, as_module, extended
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 
@@ -54,7 +55,8 @@ def run_once(policy: Policy, spec: EnvSpec, form: PolicyForm, rows: int) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        found = (policy.evaluate_longest if isinstance(policy, CountsTokens) else policy.evaluate)(obs, answers)
+        longest = policy_traits(policy).counts_tokens
+        found = (extended(policy).evaluate_longest if longest else policy.evaluate)(obs, answers)
     (found.logprob.sum() + found.value.sum() + found.entropy.sum()).backward()  # type: ignore[no-untyped-call]
     module.zero_grad()
     return sum(saved.values())

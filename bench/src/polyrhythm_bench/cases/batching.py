@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from polyrhythm.plugins.virtual.clustersim.scenario import FOREVER, BatchingScenario, rate
-from polyrhythm.scheduler.padding import powers
+from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import BatchingChosen
 from polyrhythm.scheduler.settings import SchedulerSettings
 

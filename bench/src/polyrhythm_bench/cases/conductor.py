@@ -18,9 +18,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     BatchDone,
     Decision,
@@ -98,7 +99,7 @@ def _measure(slots: int) -> dict[str, Any]:
     cluster = Cluster(settings, record=True)
     cluster.run()
     trace = cluster.driver.steps
-    spent = _time(Conductor(settings.scheduler), trace)
+    spent = _time(build_conductor(settings.scheduler), trace)
     per_request = _charge(trace, spent)
     cuts = statistics.quantiles(per_request, n=100)
     return {
@@ -146,8 +147,8 @@ def _measure_drain(generators: int) -> dict[str, Any]:
     cluster = Cluster(settings, record=True)
     cluster.run()
     trace = cluster.driver.steps
-    waiting = _waiting(Conductor(settings.scheduler), trace)
-    spent = _time(Conductor(settings.scheduler), trace)
+    waiting = _waiting(build_conductor(settings.scheduler), trace)
+    spent = _time(build_conductor(settings.scheduler), trace)
     cost, count = {True: 0, False: 0}, {True: 0, False: 0}
     for step, then, nanoseconds in zip(trace, waiting, spent, strict=True):
         if isinstance(step.event, RequestArrived | BatchDone):
@@ -161,7 +162,7 @@ def _measure_drain(generators: int) -> dict[str, Any]:
     }
 
 
-def _waiting(conductor: Conductor, trace: Sequence[Decision]) -> list[bool]:
+def _waiting(conductor: AnyConductor, trace: Sequence[Decision]) -> list[bool]:
     """Of each event, whether a version waited to be applied before it."""
     found = []
     for step in trace:
@@ -171,7 +172,7 @@ def _waiting(conductor: Conductor, trace: Sequence[Decision]) -> list[bool]:
     return found
 
 
-def _time(conductor: Conductor, trace: Sequence[Decision]) -> list[int]:
+def _time(conductor: AnyConductor, trace: Sequence[Decision]) -> list[int]:
     """CPU nanoseconds of each event, the call of `deadline` that follows it included."""
     clock, handle, deadline = time.process_time_ns, conductor.handle, conductor.deadline
     spent: list[int] = []

@@ -53,7 +53,7 @@ _EXPLANATION = """
 
 In the hybrid placement every device also has a rank of the trainer. On the generating devices generation and training
 add up, whatever the order, so asynchrony hides only what other devices do meanwhile, and by the fitted costs that is
-less than what the paper gained. [009](../../docs/design/009-papers.md) found the same with devices that are shared:
+less than what the paper gained. The same was found with devices that are shared ([notes](papers-notes.md)):
 part of what the paper measured as training does not use the device (waiting for other ranks, moving data and weights).
 Lock-step waits for it, asynchrony need not. The last table shows what asynchrony would reach if a share of the training
 time were spent off the devices, each gradient step as long as before, so that lock-step stays as it was fitted.

@@ -14,7 +14,7 @@ _HEAD = """# The published policies beside plain forward passes
 
 By `polyrhythm bench policies --json > policies.json` and `python bench/scripts/policies_table.py policies.json`,
 {date}; torch {torch} on {device}, {threads} thread(s), {cores} cores, of which other work took {others_cores:.1f}
-meanwhile.{clock} [design/030](../../docs/design/030-bench-policies.md) says what is counted. Random weights; {cameras}
+meanwhile.{clock} [What is counted](../../docs/design/measuring-and-planning.md#benchmarks). Random weights; {cameras}
 cameras, {chunk} actions a chunk, {steps} denoise steps; medians of {repeats} interleaved turns.
 
 - *ratio*: our time over that of the reference, a plain forward pass with transformers' modules of the same sizes, in

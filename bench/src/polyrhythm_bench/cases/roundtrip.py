@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
@@ -99,7 +100,7 @@ def config(times: Path) -> RunConfig:
 
 def _pipeline(times: Path, folder: Path) -> Any:
     checked = validate_run(config(times))
-    return build_pipeline(checked.config, checked.policy, folder, trainer=False)
+    return build_pipeline(RunContext(checked.config, checked.policy, folder, trainer=False))
 
 
 # ---------------------------------------------------------------- bare

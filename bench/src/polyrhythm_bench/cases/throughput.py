@@ -123,13 +123,14 @@ def local(rows: int) -> Iterator[Answer]:
 @contextmanager
 def _pipeline(rows: int, launcher: str) -> Iterator[Answer]:
     from polyrhythm.pipeline.build import build_pipeline
+    from polyrhythm.pipeline.context import RunContext
     from polyrhythm.pipeline.validation.check import validate_run
 
     keep_freed_memory()  # as the command line does
     checked = validate_run(config(rows, launcher))
     with tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder:
         own = Path(folder) if launcher == "local" else None
-        with closing(build_pipeline(checked.config, folder=own)) as pipeline:
+        with closing(build_pipeline(RunContext(checked.config, folder=own))) as pipeline:
             loop = pipeline.loop
 
             def training_s() -> float:

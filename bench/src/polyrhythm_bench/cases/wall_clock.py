@@ -29,6 +29,7 @@ from polyrhythm.config.load import load_config, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals
@@ -180,7 +181,7 @@ def time_to_goal(config: RunConfig, goal: Goal) -> dict[str, Any]:
 def _run(config: RunConfig, observers: Sequence[Any], goal: Goal, folder: Path | None) -> float:
     """Train until the goal; the seconds that it took. RunHalted: the last version came first."""
     checked = validate_run(config)
-    with closing(build_pipeline(checked.config, folder=folder)) as pipeline:
+    with closing(build_pipeline(RunContext(checked.config, folder=folder))) as pipeline:
         loop = pipeline.loop
         loop.add_observers(*observers, goal)
         loop.stop = lambda: goal.reached

@@ -8,7 +8,7 @@ after one turn that touches all pages. The way that a run would take between the
 What crosses between hosts is measured by the clock beside a bare tcp connection (`weights_tcp`).
 
 A collective (gloo, or NCCL between two devices) is measured for comparison only: no run uses one
-(docs/design/033-weights-between-devices.md).
+(docs/design/memory-and-devices.md).
 """
 
 from __future__ import annotations

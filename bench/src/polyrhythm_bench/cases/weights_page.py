@@ -16,7 +16,7 @@ _HEAD = """# A version of the weights from the trainer to a generator, beside ba
 By `polyrhythm bench weights --megabytes {megabytes} --repeats {repeats} --json > weights.json` and `python
 bench/scripts/weights_table.py weights.json`, {date}; torch {torch}, {threads} thread(s), {cores} cores, of which other
 work took {others_cores:.1f} meanwhile; {devices}. {clock}
-[design/033](../../docs/design/033-weights-between-devices.md) says which way is chosen when.
+[design](../../docs/design/memory-and-devices.md#ways-between-devices) says which way is chosen when.
 
 {megabytes} MB in float32, medians of {repeats} turns. *publish*: in the trainer's process; *apply*: in the generator's;
 *bare*: the same bytes copied as often into the same kinds of memory, in the same turn; *ratio*: publish and apply over

@@ -19,6 +19,7 @@ from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
@@ -87,7 +88,7 @@ def chaos(
     before = _children()
     limit_s = config.supervision.start_s + warm_up_s + faults * (2 * RECOVERY_S + NODE_RECOVERY_S * (nodes is not None))
     with _limited(limit_s):
-        pipeline = build_pipeline(config, folder / POLICY_FILE, folder, version=version, start=False)
+        pipeline = build_pipeline(RunContext(config, folder / POLICY_FILE, folder, version=version), start=False)
         chaos_run = _ChaosRun(config, folder, pipeline, faults, seed, warm_up_s, nodes)
         try:
             chaos_run.run()

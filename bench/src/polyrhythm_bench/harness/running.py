@@ -9,8 +9,10 @@ from pathlib import Path
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.cluster.hosts.nodes import Node
+from polyrhythm.plugins.cluster.launching import launch_on
 
 
 @contextmanager
@@ -25,6 +27,8 @@ def running(config: RunConfig, *, validated: bool = True, nodes: Sequence[Node] 
         validate_run(config)
     with (
         tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
-        closing(build_pipeline(config, folder=Path(folder), nodes=nodes)) as pipeline,
+        closing(
+            build_pipeline(RunContext(config, folder=Path(folder), launch=launch_on(nodes) if nodes else None))
+        ) as pipeline,
     ):
         yield pipeline

@@ -28,6 +28,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
 from polyrhythm.files import atomic_write
 from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.sft import imitate
@@ -185,7 +186,7 @@ def train(config: RunConfig, *, may_halt: bool = False) -> dict[str, Any]:
             imitate(checked, folder, None)
             initial = folder / POLICY_FILE
         logs = None if config.launcher == "inline" else folder
-        pipeline = stack.enter_context(closing(build_pipeline(checked.config, initial, logs)))
+        pipeline = stack.enter_context(closing(build_pipeline(RunContext(checked.config, initial, logs))))
         pipeline.loop.add_observers(training, lags)
         began = time.monotonic()
         try:

@@ -1,7 +1,7 @@
 """Compares published throughputs with the simulated cluster (`bench papers`).
 
-Cost models are fitted to baselines and rollout-only rows; everything else is predicted. docs/design/009-papers.md has
-the limits of the model, bench/results/papers.md the result.
+Cost models are fitted to baselines and rollout-only rows; everything else is predicted. bench/results/papers-notes.md
+has the limits of the model, bench/results/papers.md the result.
 """
 
 from __future__ import annotations

@@ -185,8 +185,10 @@ class EvaluationSettings(Section):
 
 
 class DatasetSettings(Section):
-    """A folder of demonstrations in the LeRobotDataset v3.0 layout, and which of its episodes are imitated."""
+    """A folder of demonstrations, and which of its episodes are imitated."""
 
+    format: Text = "lerobot"
+    """Its layout: lerobot is LeRobotDataset v3.0; plugins add others."""
     folder: Text
     """The dataset's folder, the one that has meta/info.json."""
     tasks: tuple[Text, ...] = ()

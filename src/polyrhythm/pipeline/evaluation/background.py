@@ -1,4 +1,4 @@
-"""Evaluates during training: requests evaluations and collects their results. See docs/design/007."""
+"""Evaluates during training: requests evaluations and collects their results. See docs/design/conductor.md."""
 
 from __future__ import annotations
 

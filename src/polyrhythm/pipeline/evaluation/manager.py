@@ -18,10 +18,10 @@ from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.best import BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
+from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.observers.setbacks import warn_of_setbacks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
-from polyrhythm.plugins.language.conversations import write_conversations
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 
@@ -158,9 +158,10 @@ class EvaluationManager:
             total = tallies[key] = tally(own, self._spec.tasks, len(wanted))
             mode, version = _MODE_NAMES[greedy, swap], results[0].version
             said = conversations(wanted, own, self._spec)
-            write_conversations(self._folder, ({"evaluation": key, "version": version, **one} for one in said))
-            more = {"version": version, "greedy": greedy, "conversations": said}
-            self._callbacks.on_evaluation(EvaluationResult.of(key, {**total, **more}))
+            result = {**total, "version": version, "greedy": greedy, "conversations": said}
+            for hooks in run_hooks():
+                hooks.on_evaluation(self._folder, key, result)
+            self._callbacks.on_evaluation(EvaluationResult.of(key, result))
             values = {f"evaluation/{mode}/{part}": total[part] for part in _MEASURED}
             values |= {f"evaluation/{mode}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}
             for name, one in total.get("at", {}).items():
@@ -169,9 +170,9 @@ class EvaluationManager:
             self._metrics.log(version, values, self._progress.summary()["total"])
             mean_return = f"return {total['mean_return']:.4g}"
             if total["rate"] is not None:
-                result = f"{success_in_words(total)}{at_in_words(total)}, {mean_return}"
+                outcome = f"{success_in_words(total)}{at_in_words(total)}, {mean_return}"
             else:
-                result = f"{mean_return} over {counted(total['episodes'], 'episode')}"
-            log.info("%s, version %d: %s", key, version, result)
+                outcome = f"{mean_return} over {counted(total['episodes'], 'episode')}"
+            log.info("%s, version %d: %s", key, version, outcome)
             warn_of_setbacks(self._setbacks, {"step": version, **values})
         return tallies

@@ -11,11 +11,11 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.policies.traits import SAMPLING, settings_traits
 
 _ENGINE = "policy.engine"
 #: Settings by which a language model's tokens are drawn.
-_SAMPLING = tuple(f"policy.{name}" for name in CausalLmSettings.sampling_settings)
+_SAMPLING = tuple(f"policy.{name}" for name in SAMPLING)
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -72,24 +72,24 @@ def sampling_of(config: RunConfig, *, greedy: bool) -> dict[str, Any]:
 
 
 def _sampling_settings(config: RunConfig) -> tuple[str, ...]:
-    return getattr(config.policy, "sampling_settings", ())
+    return settings_traits(config.policy).sampling
 
 
 def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:
     """With what an evaluation by this engine needs: a server serves one generator, and training's own evaluations have
     no part in this one."""
-    fixed = getattr(found.policy, "fixed_weights", "")
-    if fixed and not getattr(run.policy, "fixed_weights", ""):
+    engine = settings_traits(found.policy).engine
+    if engine.fixed_weights and not settings_traits(run.policy).engine.fixed_weights:
         raise ConfigError(
-            f"{text}: {fixed}, so the server cannot get the run's weights, and another policy would be evaluated; name "
-            "the path of its server where it loads weights"
+            f"{text}: {engine.fixed_weights}, so the server cannot get the run's weights, and another policy would be "
+            "evaluated; name the path of its server where it loads weights"
         )
-    if getattr(found.policy, "streaming_engine", "") and not isinstance(found.batching, StreamsBatching):
+    if engine.streams_only and not isinstance(found.batching, StreamsBatching):
         raise ConfigError(
             f"{text}: this engine answers streams, and the run has batching.type = {found.batching.type}; leave it out"
         )
     evaluation = found.evaluation.model_copy(update={"every": 0})
     rollout = found.rollout
-    if getattr(found.policy, "one_engine", ""):
+    if engine.single:
         rollout = rollout.model_copy(update={"generators": 1})
     return found.model_copy(update={"evaluation": evaluation, "rollout": rollout})

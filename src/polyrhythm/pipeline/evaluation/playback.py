@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import violation_of
-from polyrhythm.envs.base import EnvBatch, EnvSettings, Renderable, Renderer
+from polyrhythm.envs.base import EnvBatch, EnvSettings, FullEnvBatch, FullEnvSettings, batch_traits, traits_of
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
 from polyrhythm.observe.video import reduced
 from polyrhythm.pipeline.array_specs import shown
@@ -83,7 +83,8 @@ def _build_visible(settings: EnvSettings, kind: str, wanted: int, rows: int) -> 
     """Build a batch with pictures, of `wanted` rows, or of `rows` as in a run if the environment refuses that."""
     drawn, call, batch = picture_of(settings.spec()) is None, "rendering", None
     try:
-        found = settings.rendering() if drawn and isinstance(settings, Renderable) else settings
+        changes = drawn and traits_of(settings).rendering
+        found = cast(FullEnvSettings, settings).rendering() if changes else settings
         call = "build"
         if found:
             batch = _build(found, wanted, rows)
@@ -91,7 +92,7 @@ def _build_visible(settings: EnvSettings, kind: str, wanted: int, rows: int) -> 
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"env.type = {kind}: {violation_of(call, error)}") from error
-    if batch is None or (drawn and not isinstance(batch, Renderer)):
+    if batch is None or (drawn and not batch_traits(batch).draws_rows):
         raise ConfigError(
             f"env.type = {kind}: it has no pictures: no observation is an image (uint8 [H,W,3]), and it does not "
             "render its rows; leave --video out, or give its batch a render(row) (a Gymnasium environment: render() "
@@ -237,11 +238,10 @@ def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int
         rgb = _as_rgb(batch.spec.observation[name])
         assert rgb is not None
         return lambda obs, row: rgb(obs[name][row])
-    assert isinstance(batch, Renderer)
-    return lambda _, row: _rendered(batch, row)
+    return lambda _, row: _rendered(cast(FullEnvBatch, batch), row)
 
 
-def _rendered(batch: Renderer, row: int) -> Picture:
+def _rendered(batch: FullEnvBatch, row: int) -> Picture:
     """The environment's rendering. Raises EnvFault if it raises or returns another form."""
     try:
         picture = batch.render(row)

@@ -21,6 +21,7 @@ from polyrhythm.observe.run_folder import take_file
 from polyrhythm.observe.video import Clip, check_format, write_video
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
 from polyrhythm.pipeline.evaluation.overrides import acts_greedily, changed_env, sampling_of, with_overrides
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
@@ -30,7 +31,7 @@ from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
 from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.policies.form import load_published
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 
@@ -172,13 +173,16 @@ def _measure(
     _, spec, policy = validate_run(config, trainer=False, begun=True)
     wanted = choose(spec)
     try:
-        apply_state(as_module(policy), weights)
+        load_published(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
     if live:
         live.phase("evaluation", time.monotonic())
     played = _play(config, policy, wanted[: video.episodes]) if video else []
-    with _log_folder() as folder, closing(build_pipeline(config, policy, folder, trainer=False)) as pipeline:
+    with (
+        _log_folder() as folder,
+        closing(build_pipeline(RunContext(config, policy, folder, trainer=False))) as pipeline,
+    ):
         if live:
             live.watch(pipeline)
         results = pipeline.evaluate("evaluation", wanted)

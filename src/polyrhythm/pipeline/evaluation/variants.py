@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.envs.variants import HasVariants, Variant
+from polyrhythm.envs.base import FullEnvSettings, traits_of
+from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
 
 #: Stands for every variant.
@@ -41,4 +43,4 @@ def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Va
 
 def variants_of(config: RunConfig) -> Mapping[str, Variant]:
     """The variants of the run's environment; empty if it declares none."""
-    return config.env.variants() if isinstance(config.env, HasVariants) else {}
+    return cast(FullEnvSettings, config.env).variants() if traits_of(config.env).variants else {}

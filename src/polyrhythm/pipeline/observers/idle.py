@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.padding import padded
+from polyrhythm.scheduler.conductor import AnyConductor
+from polyrhythm.scheduler.inference.batching import padded
 
 
 class IdleMeter(Observer):
@@ -26,7 +26,7 @@ class IdleMeter(Observer):
         *(records.StartRows, records.CancelRow, records.StartUpdate, records.PublishWeights),
     )
 
-    def __init__(self, conductor: Conductor, now: float) -> None:
+    def __init__(self, conductor: AnyConductor, now: float) -> None:
         self._conductor, self._now, self._began = conductor, now, now
         self._rows, self._running = self._rows_there(), 0
         self._training = self._publishing = False

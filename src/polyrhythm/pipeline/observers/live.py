@@ -20,9 +20,9 @@ from polyrhythm.observe.live import Status, block
 from polyrhythm.observe.terminal import Terminal
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.hosts import StationHosts, in_order
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
-from polyrhythm.plugins.cluster.observers import JOINS, StationPlaces, in_order
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
@@ -56,7 +56,7 @@ class _Training:
 class LiveDisplay(Observer):
     """Watches a run from its first phase to its last; `draw` gets the lines. began: when the run did, by `clock`."""
 
-    hears: ClassVar[tuple[type, ...]] = (*JOINS, records.Evaluate, records.StationLost, records.SampleEvaluated)
+    hears: ClassVar[tuple[type, ...]] = (records.Evaluate, records.StationLost, records.SampleEvaluated)
     tick_s: ClassVar[float] = _DRAW_S
 
     def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +70,7 @@ class LiveDisplay(Observer):
         self._marks: deque[tuple[float, int]] = deque(maxlen=_PACE)
         self._done = self._of = 0
         self._faults: Counter[str] = Counter()  # by host
-        self._places: StationPlaces | None = None
+        self._hosts: StationHosts | None = None
         self._lag = 0.0
 
     # ------------------------------------------------------------ inputs
@@ -97,7 +97,7 @@ class LiveDisplay(Observer):
     def watch(self, pipeline: Pipeline) -> None:
         """Watch the stations of a run from now on."""
         self._pipeline, self._stations = pipeline, StationActivity(pipeline.launcher)
-        self._places = StationPlaces(pipeline.launcher)
+        self._hosts = pipeline.hosts
         pipeline.loop.add_observers(self)
 
     def train(
@@ -112,14 +112,13 @@ class LiveDisplay(Observer):
     # ------------------------------------------------------------ as observer
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        assert self._places is not None
-        self._places.note(event)
+        assert self._hosts is not None
         match event:
             case records.Evaluate(episodes=episodes) if self._training is None:
                 self._done, self._of = 0, len(episodes)
                 self._mark(now)
             case records.StationLost(station=station, moves=False):
-                self._faults[self._places.of(station)] += 1
+                self._faults[self._hosts.of(station)] += 1
         ended = sum(isinstance(command, records.SampleEvaluated) for command in commands)
         if ended and self._training is None:
             self._done += ended
@@ -164,9 +163,9 @@ class LiveDisplay(Observer):
 
     def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, tuple[float | None, int]]:
         """Utilisation and faults of each host; empty if the run has one."""
-        if self._places is None or not self._places.several:
+        if self._hosts is None or not self._hosts.several:
             return {}
-        shares = self._places.mean_of(utilisation)
+        shares = self._hosts.mean_of(utilisation)
         return {host: (shares.get(host), self._faults[host]) for host in in_order({*shares, *self._faults})}
 
     def _left(self, now: float) -> float | None:

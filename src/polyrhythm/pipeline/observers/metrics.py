@@ -211,10 +211,10 @@ class UpdateMetrics(Observer):
 
     def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, float]:
         """Utilisation and faults by host, where the run has several."""
-        places = self._totals.places
-        if places is None or not places.several:
+        hosts = self._totals.hosts
+        if hosts is None or not hosts.several:
             return {}
-        shares = places.mean_of(utilisation)
+        shares = hosts.mean_of(utilisation)
         faults = dict.fromkeys(shares, 0) | self._totals.faults_by_host()
         return {f"hosts/utilisation/{host}": share for host, share in shares.items()} | {
             f"hosts/faults/{host}": float(count) for host, count in faults.items()

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe import Activity
+from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.plugins.cluster.observers import StationPlaces
+from polyrhythm.pipeline.observers.hosts import StationHosts
 from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
@@ -17,8 +18,11 @@ from polyrhythm.scheduler import records
 
 #: How the names of stations end that serve evaluations alone.
 EVALUATION = "-evaluation"
-#: Seconds between two looks at the stations' counters, which come twice a second.
-_LOOK_S = 0.5
+#: Seconds between two looks at the stations' counters, which come twice a second; between two for Prometheus, which
+#: asks every 15 s by default.
+_LOOK_S, _SCRAPE_S = 0.5, 1.0
+#: The counters that a dashboard is made of; all of them are in summary.json.
+_COUNTERS = ("busy_s", "env_s", "env_steps", "chunk_steps", "passes", "rows", "tokens", "updates", "scored")
 
 
 class RunTotals(Observer):
@@ -30,10 +34,9 @@ class RunTotals(Observer):
 
     hears: ClassVar[tuple[type, ...]] = (records.SampleFinished, records.StationLost)
 
-    def __init__(self, counts: Mapping[str, Any] | None = None, places: StationPlaces | None = None) -> None:
-        """counts: those of an earlier part of the run, as `as_dict` gave them. places: of the stations, kept up to date
-        by whoever gives them."""
-        self.places = places
+    def __init__(self, counts: Mapping[str, Any] | None = None, hosts: StationHosts | None = None) -> None:
+        """counts: those of an earlier part of the run, as `as_dict` gave them. hosts: of the stations."""
+        self.hosts = hosts
         self.transitions: int = counts["transitions"] if counts else 0
         self.faults: list[dict[str, Any]] = list(counts["faults"]) if counts else []
         self.moves: int = counts.get("moves", 0) if counts else 0  # runs saved by earlier versions have none
@@ -54,8 +57,8 @@ class RunTotals(Observer):
 
     def _note_fault(self, station: str, reason: str) -> None:
         fault = {"station": station, "reason": reason, "transitions": self.transitions}
-        if self.places is not None and self.places.several:
-            fault["host"] = self.places.of(station)
+        if self.hosts is not None and self.hosts.several:
+            fault["host"] = self.hosts.of(station)
         self.faults.append(fault)
 
     def recall(self, faults: Sequence[dict[str, Any]]) -> None:
@@ -136,6 +139,39 @@ class StationActivity(Observer):
         return {
             name: counts for name, counts in counters.items() if "tokens" in counts and not name.endswith(EVALUATION)
         }
+
+
+class StationsNow(Observer):
+    """Gives the endpoint each station's host, utilisation, counters and faults once a second."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.StationLost,)
+    tick_s: ClassVar[float] = _SCRAPE_S
+
+    def __init__(self, endpoint: PrometheusEndpoint, launcher: Launcher, hosts: StationHosts) -> None:
+        self._endpoint, self._launcher, self._hosts = endpoint, launcher, hosts
+        self._activity, self._faults = Activity(), Counter[str]()
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.StationLost) and not event.moves:
+            self._faults[event.station] += 1
+
+    def on_tick(self, now: float) -> None:
+        counters = self._launcher.hosting.statistics()
+        self._activity.take(now, counters)
+        shares = self._activity.utilisation()
+        names = sorted({*counters, *self._faults})
+        self._endpoint.take_stations(
+            StationSample(
+                name,
+                self._hosts.of(name),
+                shares.get(name),
+                {
+                    **{each: counters[name][each] for each in _COUNTERS if each in counters.get(name, {})},
+                    "faults": float(self._faults[name]),
+                },
+            )
+            for name in names
+        )
 
 
 def _sum(told: Mapping[str, Mapping[str, float]], name: str) -> float:

@@ -32,8 +32,7 @@ from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import parse_json
 from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
-from polyrhythm.plugins.vla.checkpoint import read_stored
-from polyrhythm.plugins.vla.safetensors_headers import read_header
+from polyrhythm.safetensors_files import read_header, read_tensors
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -200,7 +199,7 @@ def _load_export(folder: Path) -> SavedPolicy:
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
         spec = None if content["spec"] is None else from_plain(content["spec"])
-        weights = dict(read_stored(model, {name: name for name in read_header(model).tensors}))
+        weights = dict(read_tensors(model, {name: name for name in read_header(model).tensors}))
         return SavedPolicy(dict(content["config"]), weights, int(content["version"]), spec, file)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(

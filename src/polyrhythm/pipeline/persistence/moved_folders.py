@@ -1,7 +1,7 @@
 """Folders of a released policy that a run names and that may lie elsewhere later: its checkpoint and its tokenizer.
 
-Whether the new folder is of the same policy is told by its headers (`plugins.vla.building.check_fit`) and by the run's
-own weights, whose names and shapes have to be those of the policy built on it.
+Whether the new folder is of the same policy is told by its headers (`form` compares them) and by the run's own weights,
+whose names and shapes have to be those of the policy built on it.
 """
 
 from __future__ import annotations

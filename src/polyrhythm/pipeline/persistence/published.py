@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
 
@@ -18,7 +17,7 @@ def read_newest(weights: Weights, what: str, *, needed: bool) -> tuple[int, Stat
     a warning, since the run ends already, for another reason."""
     try:
         return weights.read()
-    except HostSilent as silent:
+    except ConnectionError as silent:
         why = f"{what} is not written: {silent}, and the newest weights lie there; resume the run from its last save"
         if needed:
             raise RunHalted(why) from silent

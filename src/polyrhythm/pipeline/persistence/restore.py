@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from polyrhythm.conductors import restore_conductor
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
-def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> Conductor:
+def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> AnyConductor:
     """Restore the saved run's conductor, without stations, and put its samples into the arena. versions: the target,
     which may be lower than when the run was saved."""
     try:
-        conductor = Conductor.restore(settings, saved.conductor)
+        conductor = restore_conductor(settings, saved.conductor)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{saved.trainer.parent} cannot be resumed: it was saved by another version of polyrhythm "

@@ -19,12 +19,12 @@ from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE
 from polyrhythm.observe.settings_changes import note_changes
+from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
 from polyrhythm.pipeline.persistence.phases import PhaseJournal, has_begun
 from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import give_weights
-from polyrhythm.plugins.language.conversations import CONVERSATIONS_FILE, forget_conversations
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +33,19 @@ _NOT_NOTED = frozenset({"resume", "out_dir"})
 #: Files and folders of a run that would be written to.
 _FILES = (
     *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, LOCK_FILE, "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
-    *("demonstrations.npz", "evaluations.json", "best.pt", "ledger.json", CONVERSATIONS_FILE),
+    *("demonstrations.npz", "evaluations.json", "best.pt", "ledger.json"),
 )
 _FOLDERS = (STATES, "logs", "tensorboard")
 TRACE_FILE = "trace.json"
 
 
+def _files() -> tuple[str, ...]:
+    return (*_FILES, *(name for hooks in run_hooks() for name in hooks.files))
+
+
 def refuse_misplaced(folder: Path) -> None:
     """Raise RunFolderError where a folder has the name of a file that a run writes, or a file that of a folder."""
-    for name in _FILES:
+    for name in _files():
         if (folder / name).is_dir():
             raise RunFolderError(f"{folder / name} is a folder, but a run writes a file there; move it away")
     for name in _FOLDERS:
@@ -67,7 +71,7 @@ def _remove_run(folder: Path, *, keep: bool) -> None:
     for name in _FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     try:
-        for name in (*_FILES, TRACE_FILE):
+        for name in (*_files(), TRACE_FILE):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         log.warning("what the refused run has made is still in %s: %s", folder, error.strerror)
@@ -117,11 +121,11 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
     save_settings(config, folder)
     if saved is not None:
         log.info("going on in %s after %s", folder, counted(saved.updates, "update"))
-        rewind(folder, saved.updates, saved.version)
-        forget_conversations(folder, saved.version)
-    elif not trained:
-        rewind(folder, 0, 0)
-        forget_conversations(folder, 0)
+    if saved is not None or not trained:
+        updates, version = (saved.updates, saved.version) if saved is not None else (0, 0)
+        rewind(folder, updates, version)
+        for hooks in run_hooks():
+            hooks.rewind(folder, version)
     return saved
 
 

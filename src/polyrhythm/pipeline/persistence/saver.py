@@ -13,11 +13,11 @@ from polyrhythm.config.sections.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.hosts import HostTotals
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun
 from polyrhythm.pipeline.persistence.snapshot import RunSnapshot, take_snapshot, write_snapshot
-from polyrhythm.plugins.cluster.observers import JOINS, HostTotals, StationPlaces
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class RunCheckpointer(Observer):
     waits for it any longer. write: writes a snapshot and keeps as many saved runs as it is told; returns its path.
     """
 
-    hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, *JOINS, records.Checkpointed)
+    hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.Checkpointed)
     tick_s: ClassVar[float] = 1.0
 
     def __init__(
@@ -48,14 +48,13 @@ class RunCheckpointer(Observer):
     ) -> None:
         self._folder, self._pipeline, self._settings, self._lags = folder, pipeline, settings, lags
         self._before: dict[str, Any] = saved.counts if saved else {"wall_s": 0.0, "busy_s": {}}
-        places = StationPlaces(pipeline.launcher)
-        self.totals = RunTotals(self._before.get("totals"), places)
+        self.totals = RunTotals(self._before.get("totals"), pipeline.hosts)
         self._began, self._next = now, now + settings.run_every_s
         self._deadline_s, self._write = deadline_s, write
         self._writing: _Writing | None = None
         # A saved run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.hosting.statistics(fresh=True)
-        self._places, self._hosts = places, HostTotals(places, now, self._at_start, self._before.get("hosts"))
+        self._hosts = HostTotals(pipeline.hosts, now, self._at_start, self._before.get("hosts"))
 
     def start(self, now: float) -> None:
         """The stations of a saved run are ready: its time goes on from now, as a new one's does from its begin."""
@@ -63,7 +62,6 @@ class RunCheckpointer(Observer):
         self._hosts.start(now)
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        self._places.note(event)
         self.totals.on_decision(now, event, commands)
         if not isinstance(event, records.Checkpointed) or now < self._next:
             return

@@ -40,7 +40,7 @@ from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import Payloads
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import save_state
@@ -66,7 +66,7 @@ class RunSnapshot:
 
 def take_snapshot(
     folder: Path,
-    conductor: Conductor,
+    conductor: AnyConductor,
     memory: tuple[Payloads, InFlight, Weights],
     states: TrainerStates,
     counts: dict[str, Any],

@@ -15,7 +15,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
-from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.base import EnvSettings, traits_of
+from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.observe.run_folder import find_run
@@ -41,12 +42,11 @@ from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.plugins.cluster.ray.reach import LOCAL
 from polyrhythm.plugins.lerobot.checking import check_dataset
 from polyrhythm.plugins.memory_estimate.needs import HOST
-from polyrhythm.plugins.simulators.gl_choice import set_simulator_count
-from polyrhythm.plugins.vla.settings import VlaSettings
-from polyrhythm.policies.base import Policy, PolicySettings
+from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
 from polyrhythm.policies.conformance import check_attributes
-from polyrhythm.policies.engine import AsksServer, Streams
+from polyrhythm.policies.engine import streaming
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
@@ -152,7 +152,7 @@ def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | Non
         check_attributes(policy, spec)
     except ContractViolation as violation:
         raise ConfigError(f"{what}: {violation}") from violation
-    if isinstance(config.batching, StreamsBatching) and not isinstance(policy, Streams):
+    if isinstance(config.batching, StreamsBatching) and not policy_traits(policy).streams:
         raise ConfigError(f"batching.type = streams: {what} answers in one pass; set batching.type to dynamic")
     return policy
 
@@ -162,9 +162,9 @@ def check_server(config: RunConfig, policy: Policy) -> None:
     cluster the generator, which may be on another host, asks it."""
     if config.launcher == "ray" or not isinstance(config.batching, StreamsBatching):
         return
-    if isinstance(policy, AsksServer):
+    if policy_traits(policy).asks_server:
         try:
-            policy.ask_server()
+            streaming(policy).ask_server()
         except RunHalted as error:
             raise StartError(str(error)) from error
 
@@ -173,9 +173,9 @@ def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: Policy
     """What the trial runs, and its form: the policy, or the miniature of a published one that is beyond `_TRIED`, whose
     dozens of passes would take minutes on a CPU. The miniature has the same inputs, method and settings."""
     settings = policy_settings(config)
-    if form.train_bytes <= _TRIED or not isinstance(settings, VlaSettings):
+    if form.train_bytes <= _TRIED or not settings_traits(settings).has_miniature:
         return policy, form
-    miniature = settings.miniature()
+    miniature = extended_settings(settings).miniature()
     return check_build(config, spec, miniature), check_form(config, spec, miniature)
 
 
@@ -222,7 +222,7 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     names = station_names(config, trainer=trainer)
     processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
     actors = len(infos) - config.join.simulators + processes if on_ray else 0
-    if getattr(config.env, "python", ""):
+    if traits_of(config.env).own_process:
         processes += sum(map(len, infos))  # each env batch has one in the other Python
     check_limits([*map(len, infos), *[1] * processes], agents=int(on_ray), actors=actors)
 

@@ -236,7 +236,7 @@ def _backends() -> dict[str, bool]:
     """GL backend to try → whether the quickstart would use it: MUJOCO_GL, else as `choose_gl_backend` chooses."""
     chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
     try:
-        from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import BACKENDS, is_loadable, preferred
+        from polyrhythm.envs.mujoco import BACKENDS, is_loadable, preferred
     except ImportError:
         return {chosen or "osmesa": True}
     chosen = chosen or preferred(tuple(filter(is_loadable, BACKENDS)) or BACKENDS[:1])

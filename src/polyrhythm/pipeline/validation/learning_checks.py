@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from polyrhythm.config.load import training_defaults
 from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_objective
 from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
@@ -23,6 +24,7 @@ from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import adamw_of
 
@@ -95,7 +97,7 @@ def check_tokens(config: RunConfig, form: PolicyForm) -> None:
 
 def _check_has_value(config: RunConfig, policy: Policy) -> None:
     """Check that the policy has a value if the algorithm uses one."""
-    if config.algorithm.uses_value and not getattr(policy, "has_value", True):
+    if config.algorithm.uses_value and not policy_traits(policy).value:
         algorithm = config.algorithm
         head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
         raise ConfigError(
@@ -127,7 +129,7 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     training, algorithm = config.training, config.algorithm
     if not training.versions:
         return
-    defaults = getattr(config.policy, "training_defaults", {})
+    defaults = training_defaults(config.policy)
     declared = _unchanged(defaults, training.model_dump())
     source = f"; as policy {type_of(config.policy)} declares: {', '.join(declared)}" if declared else ""
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"

@@ -1,7 +1,7 @@
 """Checks before anything starts that an update can be dealt to the trainer's ranks.
 
 Groups of a mini-batch are dealt to ranks whole, and each rank takes the steps of its own groups
-(docs/design/031-ranks.md). With fewer groups or steps than ranks, some ranks would only wait.
+(docs/design/training-and-objectives.md). With fewer groups or steps than ranks, some ranks would only wait.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from polyrhythm.pipeline.validation.config_errors import errors_of
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings
 from polyrhythm.pipeline.validation.tool_checks import check_calls
 from polyrhythm.plugins.scoring.reward_function import load_reward
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
-from polyrhythm.scheduler.user_functions import load_function
+from polyrhythm.scheduler.settings import load_function
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.env_host import refuse_segments
 
@@ -61,27 +62,30 @@ def load_reward_function(config: RunConfig) -> None:
 def check_engine(config: RunConfig) -> None:
     """Raise ConfigError if an engine that answers streams would have to answer passes, or one that holds one version of
     the weights several."""
-    streaming = getattr(config.policy, "streaming_engine", "")
-    if streaming and not isinstance(config.batching, StreamsBatching):
-        raise ConfigError(f"batching.type = {config.batching.type}: {streaming} answers streams; set it to streams")
-    if (keeps := getattr(config.policy, "keeps_device", "")) and config.placement.sharing == "lease":
-        raise ConfigError(f"placement.sharing = lease: {keeps} keeps its memory on the device; set it to share")
-    engine = getattr(config.policy, "one_engine", "")
-    if not engine:
+    engine = settings_traits(config.policy).engine
+    if engine.streams_only and not isinstance(config.batching, StreamsBatching):
+        raise ConfigError(
+            f"batching.type = {config.batching.type}: {engine.streams_only} answers streams; set it to streams"
+        )
+    if engine.keeps_device and config.placement.sharing == "lease":
+        raise ConfigError(
+            f"placement.sharing = lease: {engine.keeps_device} keeps its memory on the device; set it to share"
+        )
+    if not engine.single:
         return
     if config.rollout.generators > 1:
         count = config.rollout.generators
-        raise ConfigError(f"rollout.generators = {count}: {engine} has the weights of one of them; set it to 1")
+        raise ConfigError(f"rollout.generators = {count}: {engine.single} has the weights of one of them; set it to 1")
     if config.evaluation.reserved_rows:
         raise ConfigError(
-            f"evaluation.weights = {config.evaluation.weights}: {engine} has one version of the weights; set it to "
-            "pause, or evaluation.every to 0"
+            f"evaluation.weights = {config.evaluation.weights}: {engine.single} has one version of the weights; set it "
+            "to pause, or evaluation.every to 0"
         )
 
 
 def check_weights_change(config: RunConfig) -> None:
     """Raise ConfigError if the run learns, and what generates keeps the weights that it was started with."""
-    if config.training.versions and (fixed := getattr(config.policy, "fixed_weights", "")):
+    if config.training.versions and (fixed := settings_traits(config.policy).engine.fixed_weights):
         raise ConfigError(
             f"training.versions = {config.training.versions}: {fixed}, so the server cannot get new weights; name the "
             "path that loads them, or only evaluate"

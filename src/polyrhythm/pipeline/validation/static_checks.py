@@ -55,9 +55,9 @@ from polyrhythm.pipeline.warm_start.demos import check_expert
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.plugins.lerobot.checking import check_dataset
 from polyrhythm.plugins.memory_estimate.needs import memory_by_station
-from polyrhythm.plugins.vla.settings import VlaSettings
-from polyrhythm.policies.base import Policy, PolicySettings
+from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import check_patterns
@@ -163,8 +163,8 @@ def _policy(config: RunConfig, spec: EnvSpec, planned: list[_Planned]) -> Iterat
     yield from _find("policy", "policy's packages", lambda: check_installed("policy", config.policy))
     settings, told = policy_settings(config), set[str]()
     stand_ins: list[Any] = [settings]  # settings that need less and less of this machine
-    if isinstance(settings, VlaSettings):
-        stand_ins += settings.stand_ins()
+    if settings_traits(settings).has_miniature:
+        stand_ins += extended_settings(settings).stand_ins()
     for stand_in in stand_ins:
         try:
             form = check_form(config, spec, stand_in)
@@ -192,8 +192,8 @@ def _tried(config: RunConfig, spec: EnvSpec, plan: _Planned) -> _Built | None:
     settings = plan.settings
     if plan.known and plan.form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
         return _Built(check_build(config, spec, settings), whole=True)
-    if isinstance(settings, VlaSettings):
-        return _Built(check_build(config, spec, settings.miniature()), whole=False)
+    if settings_traits(settings).has_miniature:
+        return _Built(check_build(config, spec, extended_settings(settings).miniature()), whole=False)
     return None
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import ChecksExpert, EnvBatch, EnvSettings, Expert
+from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSettings
+from polyrhythm.envs.base import EnvBatch, EnvSettings, FullEnvSettings, batch_traits, traits_of
 from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.pipeline.array_specs import shown
@@ -27,6 +28,7 @@ from polyrhythm.pipeline.warm_start.episodes import (
     plan_episode,
     play_episodes,
 )
+from polyrhythm.plugin import load, table
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.training.demonstrations import Demonstrations
@@ -35,6 +37,32 @@ log = logging.getLogger(__name__)
 
 #: Told (episodes done, episodes in all) after each turn of the env batch.
 OnProgress = Callable[[int, int], None]
+
+
+class DatasetFormat(Protocol):
+    """A layout of folders with demonstrations, such as a module; a plugin adds it under kind `demonstrations`."""
+
+    def check_dataset(self, settings: DatasetSettings, spec: EnvSpec, action_repeat: int) -> object:
+        """By its small files alone. MissingError: folder or package is missing; RunFolderError: it is damaged, or not a
+        folder of this layout; ConfigError: its arrays or tasks are not the environment's."""
+        ...
+
+    def read_demonstrations(
+        self, settings: DatasetSettings, spec: EnvSpec, chunk: int, action_repeat: int
+    ) -> Demonstrations:
+        """The chosen episodes, for a policy with so many actions in a chunk. Raises what `check_dataset` raises."""
+        ...
+
+
+def dataset_format(settings: DatasetSettings) -> DatasetFormat:
+    """The layout that the settings name. ConfigError: there is no such one."""
+    if settings.format not in (known := table("demonstrations")):
+        raise ConfigError(
+            f"demonstrations.dataset.format = {settings.format}: there is no such layout; "
+            f"{nearest(settings.format, known)}known are {', '.join(known)}"
+        )
+    found: DatasetFormat = load("demonstrations", settings.format)
+    return found
 
 
 class ShowsEpisodes(Protocol):
@@ -85,19 +113,19 @@ def has_expert(env: EnvSettings) -> bool:
     """Whether the environment has a scripted expert; builds a batch of one row to find out."""
     batch = env.build(1)
     try:
-        return isinstance(batch, Expert)
+        return batch_traits(batch).expert
     finally:
         batch.close()
 
 
 def check_expert(env: EnvSettings, settings: DemonstrationSettings) -> None:
     """Raise ConfigError if it is known before the start that the expert can act in no episode of some task."""
-    if not isinstance(env, ChecksExpert):
+    if not traits_of(env).checks_expert:
         return
     spec = env.spec()
     for task in range(len(spec.tasks)):
         planned = (plan_episode(settings, task, i, spec.training_states) for i in range(settings.episodes_per_task))
-        env.check_expert([(task, episode.seed) for episode in planned])
+        cast(FullEnvSettings, env).check_expert([(task, episode.seed) for episode in planned])
 
 
 def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repeat: int) -> None:
@@ -131,7 +159,7 @@ def demonstrate(
     Raises ConfigError if the environment has no expert, RunHalted if the expert has no successful, finite episode of
     some task; with `keep_failed`, no finite one: a reward function may be the only judge.
     """
-    if not isinstance(env, Expert):
+    if not batch_traits(env).expert:
         raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
     episodes = [
         plan_episode(settings, task, index, env.spec.training_states)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.config.sections.learning import DemonstrationSettings
-from polyrhythm.envs.base import EnvBatch, Expert, RowsFailed
+from polyrhythm.envs.base import EnvBatch, FullEnvBatch, RowsFailed, batch_traits
 from polyrhythm.errors import RunHalted
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec, split_seed
 from polyrhythm.specs.finite import first_not_finite
@@ -77,8 +77,8 @@ Actor = Callable[[NDArray[np.intp], Sequence[DemoEpisode]], NDArray[Any]]
 
 def expert_of(env: EnvBatch) -> Actor:
     """The environment's scripted expert as an actor."""
-    assert isinstance(env, Expert)
-    return lambda rows, _: env.expert_actions(rows)
+    assert batch_traits(env).expert
+    return lambda rows, _: cast(FullEnvBatch, env).expert_actions(rows)
 
 
 def describe_dropped(episodes: list[DemoEpisode], spec: EnvSpec) -> str:

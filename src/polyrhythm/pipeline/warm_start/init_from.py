@@ -9,8 +9,9 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.pipeline.persistence.checkpoints import load_policy, read_policy_settings
 from polyrhythm.pipeline.persistence.resume_rules import as_written, differences
-from polyrhythm.policies.base import Policy, PublishesPart, as_module
-from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.form import load_published
+from polyrhythm.policies.traits import policy_traits
 
 
 def check_init_settings(config: RunConfig) -> None:
@@ -41,13 +42,13 @@ def load_init_weights(config: RunConfig, policy: Policy) -> None:
         raise RunFolderError(f"init_from = {path}: it does not exist; name the folder of a run or its policy.pt")
     theirs, weights, _ = load_policy(path)
     _refuse_other_settings(config, theirs)
-    part = isinstance(policy, PublishesPart) and len(weights) < len(policy.state_dict())
+    part = policy_traits(policy).publishes_part and len(weights) < len(policy.state_dict())
     if part and not getattr(config.policy, "checkpoint", "") and theirs.seed != config.seed:
         raise RunFolderError(
             f"init_from = {path}: seed is {config.seed} here but {theirs.seed} there, and that file lacks the frozen "
             "tensors, which are drawn from the seed; make the seeds equal, or give both runs a policy.checkpoint"
         )
     try:
-        apply_state(as_module(policy), weights)
+        load_published(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"init_from = {path}: {error}; name weights of a policy for this environment") from error

@@ -14,12 +14,10 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.warm_start.demos import record
+from polyrhythm.pipeline.warm_start.demos import dataset_format, record
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
-from polyrhythm.plugins.lerobot.reading import read_demonstrations
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.policies.form import published_state
-from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.sft import SupervisedLearner
 from polyrhythm.training.steps import finish
@@ -74,7 +72,7 @@ class Teller:
 def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
     """Load weights of the policy's own run, read from `origin`. Raises RunFolderError if they no longer fit."""
     try:
-        apply_state(as_module(policy), weights)
+        load_published(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(
             f"{origin}: {error}; if you changed the code of the policy, undo that, or start another run"
@@ -90,7 +88,8 @@ def _demonstrations(checked: ValidatedRun, folder: Path, progress: PhaseJournal)
     if config.demonstrations.dataset is not None:
         dataset = config.demonstrations.dataset
         with progress.phase("demonstrations"):
-            found = read_demonstrations(dataset, spec, policy.chunk, config.rollout.action_repeat)
+            layout = dataset_format(dataset)
+            found = layout.read_demonstrations(dataset, spec, policy.chunk, config.rollout.action_repeat)
             found.save(file)
         progress.commit("demonstrations", {"file": dataset.folder, "decisions": len(found)})
         return found

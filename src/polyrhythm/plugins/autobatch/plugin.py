@@ -4,4 +4,5 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "autobatch",
+    adds={"scheduler": {"tuner": "polyrhythm.plugins.autobatch.tuning:BatchTuner"}},
 )

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from polyrhythm.plugins.autobatch.candidates import OFF_GRID, Candidate, build_grid
-from polyrhythm.plugins.autobatch.rates import RateMeter
-from polyrhythm.plugins.autobatch.search import OperatingPoint, Search, has_drifted
-from polyrhythm.plugins.autobatch.snapshot import select_group, snapshot_loop
-from polyrhythm.plugins.autobatch.timing import ClusterTiming
+from polyrhythm.plugins.autobatch.forecast import ClosedLoop, Forecast, select_group, snapshot_loop
+from polyrhythm.plugins.autobatch.rates import MeasuredRate, RateMeter
+from polyrhythm.plugins.autobatch.search import OFF_GRID, Candidate, OperatingPoint, Search, build_grid, has_drifted
+from polyrhythm.plugins.autobatch.timing import ClusterTiming, PassTimeModel, RunningPass, SlotTiming
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import BatchingChosen, Request
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
@@ -48,6 +48,8 @@ class BatchTuner:
     whether it was. generators: that serve, at the last pass. simulated_until: time up to which simulation has been paid
     for. next_search_at: end of the pause after a search.
     """
+
+    saved: ClassVar[tuple[type, ...]] = ()  # below: this class is one of them
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     limits: BatchLimits
@@ -180,3 +182,9 @@ class BatchTuner:
         self.limits, self.candidate = limits, best
         self.choice = BatchingChosen(limits.max_rows, min(limits.max_requests, slots), limits.max_wait_s, reason)
         self.announced = False
+
+
+BatchTuner.saved = (
+    *(BatchTuner, Candidate, ClosedLoop, ClusterTiming, Forecast, MeasuredRate),
+    *(OperatingPoint, PassTimeModel, RateMeter, RunningPass, Search, SlotTiming),
+)

@@ -4,4 +4,9 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "cluster",
+    adds={
+        "launcher": {
+            "ray": "polyrhythm.plugins.cluster.launching:launch_on_ray",
+        },
+    },
 )

@@ -38,13 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_env
     from polyrhythm.envs.base import EnvSettings
     from polyrhythm.errors import ConfigError
-    from polyrhythm.plugins.join.joiner import Joiner
+    from polyrhythm.plugins.join.joining import JoinClient
     from polyrhythm.plugins.join.token import read_token
 
     settings = load_env(arguments.env, arguments.overrides)
     if not isinstance(settings, EnvSettings):
         raise ConfigError(f"--env = {arguments.env}: its settings need spec() and build(rows)")
-    joiner = Joiner(
+    client = JoinClient(
         arguments.address,
         read_token(arguments.token_file),
         settings,
@@ -58,11 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
         """An exception could be raised anywhere, also where it is dropped; a second signal is one."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         left.set()
-        joiner.leave()
+        client.leave()
 
     before = signal.signal(signal.SIGINT, leave)
     try:
-        print(visible(joiner.run()))
+        print(visible(client.run()))
     finally:
         signal.signal(signal.SIGINT, before)
     if left.is_set():

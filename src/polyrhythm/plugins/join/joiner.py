@@ -1,52 +1,141 @@
-"""`polyrhythm join`: brings an environment of this machine, in this Python, to a run that waits for simulators.
+"""The protocol of a simulator that joins a run, decided without I/O: events and the time in, actions out.
 
-One thread has the connection; another makes the environment and steps it, so that signs of life go on while a reset
-waits for a person. A connection that breaks is opened again, and the session goes on; a session that the run has given
-up is followed by a new one. A reset that takes longer than `park_s` parks the simulator: it leaves the run, whose
-tickets go elsewhere, and joins again once the reset is done.
+    outside    a connection is opened, and proves that the run knows the token; then the run answers the greeting
+    member     the station at work sends events, the run commands and replies; signs of life go both ways
+    broken     the connection has ended: another is opened, and the session goes on where both ends stood
+    leaving    the session has ended, or the run has given it up: the station ends before another session begins
+
+A connection that breaks is opened again, and the session goes on; a session that the run has given up is followed by a
+new one. A reset that takes longer than `park_s` parks the simulator: it leaves the run, whose tickets go elsewhere, and
+joins again once the reset is done.
+
+Invariants: at most one session; frames of another are dropped and counted; the station's events are sent in order, each
+once as far as the run can tell. `plugins.join.client` has the sockets, the clock and the environment.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import time
-from contextlib import suppress
-from queue import SimpleQueue
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from polyrhythm.envs.base import EnvBatch, EnvSettings
+from numpy import dtype
+
 from polyrhythm.errors import RunHalted, StartError
-from polyrhythm.plugins.cluster.transport.line import JoinLine, Lines
+from polyrhythm.plugins.cluster.transport.line import State
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.joining import Session
 from polyrhythm.plugins.join.reception import BEAT_S
-from polyrhythm.runtime.transport.authentication import RunKeys
+from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator_factory import refuse_other
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two attempts to connect; to be let in where all places are taken; for the last words.
-_RETRY_S, _TAKEN_S, _LEAVE_S = 0.5, 2.0, 1.0
+_RETRY_S, _TAKEN_S, LEAVE_S = 0.5, 2.0, 1.0
 #: Seconds in which whoever answers may close every connection at once, before that counts as a refusal of the token.
 _CLOSED_S = 3.0
 #: A run that is connected may be silent for so many times as long as one that is not: it may be in a long update.
 _BUSY = 15
-#: Seconds that an environment has to close.
-_CLOSE_S = 5.0
 #: Why a simulator leaves that somebody ends.
-_LEFT = "interrupted"
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class StationStatus:
+    """What the station is at. ready: its environment is built; doing, since: the environment's call under way, and when
+    it began; units: of its work; over: it has ended, by `error` if that is not None."""
+
+    ready: bool
+    doing: str
+    since: float
+    units: int
+    statistics: Mapping[str, float]
+    over: bool = False
+    error: BaseException | None = None
+
+
+class TimePassed(NamedTuple):
+    """Time has passed. status: of the session's station, if there is one; ending: the station of an earlier session has
+    still to end; leaving: somebody wants to leave the run, which goes on."""
+
+    status: StationStatus | None = None
+    ending: bool = False
+    leaving: bool = False
+
+
+class LineIs(NamedTuple):
+    state: State
+
+
+class FrameCame(NamedTuple):
+    frame: memoryview
+
+
+class StationSaid(NamedTuple):
+    """An event of the station, as `wire` encodes it, and the arrays that belong to it."""
+
+    event: bytes
+    pieces: Sequence[memoryview] = ()
+
+
+class OpenLine(NamedTuple):
+    address: str
+
+
+class CloseLine(NamedTuple):
+    pass
+
+
+class SendFrame(NamedTuple):
+    """linger_s: seconds for which a closed connection still tries to send."""
+
+    frame: bytes
+    linger_s: float = 0.0
+
+
+class MakeStation(NamedTuple):
+    """Make the session's station."""
+
+    welcome: m.Welcome
+
+
+class HandOver(NamedTuple):
+    """Hand the run's command or reply to the station: the message, and how it came."""
+
+    message: object
+    content: memoryview
+
+
+class StopStation(NamedTuple):
+    """End the session's station once it has finished what it is at."""
+
+
+class LeaveRun(NamedTuple):
+    reason: str
+
+
+JoinEvent = TimePassed | LineIs | FrameCame | StationSaid
+JoinAction = OpenLine | CloseLine | SendFrame | MakeStation | HandOver | StopStation | LeaveRun
+
+
+@dataclass(slots=True)
+class _Membership:
+    """A session. answers: dtype of the run's answers; reconnect_s: how long the session outlasts its connection."""
+
+    session: str
+    station: str
+    answers: dtype[Any]
+    reconnect_s: float
+    numbering: m.Numbering = field(default_factory=m.Numbering)
 
 
 class Joiner:
-    """Joins the run at `address` (tcp://HOST:PORT) with the token's `keys`. settings: of the environment; version: of
-    this program. patience_s: how long a run that does not answer is waited for; park_s: seconds of a reset after which
-    the simulator parks, infinite for never.
+    """Joins the run at `address` (tcp://HOST:PORT). env: its spec, and words for it; version: of this program.
+    patience_s: how long a run that does not answer is waited for; park_s: seconds of a reset after which the simulator
+    parks, infinite for never.
 
     StartError: the address cannot be one, or the environment's spec is too large to be told.
     """
@@ -54,328 +143,230 @@ class Joiner:
     def __init__(
         self,
         address: str,
-        keys: RunKeys,
-        settings: EnvSettings,
+        env: tuple[EnvSpec, str],
         version: str,
+        now: float,
         *,
         patience_s: float = 60.0,
         park_s: float = float("inf"),
     ) -> None:
-        self.host, port = _parse(address)
-        self._version = version
-        self._patience_s, self._park_s = patience_s, park_s
-        self._env_name = " ".join(filter(None, (getattr(settings, "type", ""), getattr(settings, "id", ""))))
-        self.spec: EnvSpec = settings.spec()
-        self._encoded = m.encode_settings(self.spec)
+        self._host, port = _parse(address)
+        spec, self._env_words = env
+        self._version, self._patience_s, self._park_s = version, patience_s, park_s
+        self._encoded = m.encode_settings(spec)
         if len(self._encoded) > m.LARGEST_SPEC:
             raise StartError(
                 f"env: its spec takes {len(self._encoded):,} bytes, a run hears at most {m.LARGEST_SPEC:,}; shorten "
                 "its tasks or instructions"
             )
+        self.drops = DropCounter("join")
         self._ports, self._at = [port], 0  # places of the run that are known, and the one that is tried
-        self._drops = DropCounter("join")
-        self._lines = Lines(keys, m.LARGEST_TOLD)
-        self._woken, self._waking = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._waking, False)
-        self._line: JoinLine | None = None
-        self._attached = False  # the session goes by this line
-        self._proven = False  # the run is there and has proven its keys
-        self._session: Session | None = None
-        self._ending: Session | None = None  # its station has still to end
-        self._env = _EnvThread(settings, self.spec)
-        self._outcome = ""
-        self._heard = time.monotonic()
-        self._next, self._beat_at = 0.0, 0.0
+        self._is_open = self._proven = False  # a connection is; the run is there and has proven its keys
+        self.attached = False  # the session goes by this connection
+        self._member: _Membership | None = None
+        self._heard, self._next, self._beat_at = now, 0.0, 0.0
         self._closed_since: float | None = None  # connections have been closed at once, all of them
         self._full_since, self._said_full = float("inf"), False
-        self._leaving = False
-        self._leave_by: float | None = None
+        self._leave_by = float("inf")
+        self._actions: list[JoinAction] = []
 
-    # ------------------------------------------------------------ the loop
+    def handle(self, event: JoinEvent, now: float) -> list[JoinAction]:
+        """What is to be done, in this order. StartError: the run does not let it in, or does not answer. RunHalted: the
+        environment failed, or the run sent it away."""
+        self._actions = []
+        match event:
+            case FrameCame(frame):
+                self._on_frame(frame, now)
+            case StationSaid() if self._member is not None:
+                self._on_said(self._member, event)
+            case LineIs(state):
+                self._on_line(state, now)
+            case TimePassed():
+                self._on_turn(event, now)
+        return self._actions
 
-    def run(self) -> str:
-        """Take part until the run is over; what ended it, in words.
+    def farewell(self, reason: str, *, blame: bool) -> list[JoinAction]:
+        """Tell the run that this simulator goes, if it can be told. blame: what it had counts as attempts."""
+        if self._member is None or not self.attached:
+            return []
+        return [SendFrame(m.pack(m.Leave(self._member.session, reason[:300], blame)), LEAVE_S)]
 
-        Consumes: frames of the run, what the station says. Waits for: either, or the next sign of life. Unblocked by:
-        these. Produces: frames. StartError: the run does not let it in, or does not answer. RunHalted: the environment
-        failed, or the run sent it away.
-        """
-        try:
-            while not self._outcome:
-                self._turn(time.monotonic())
-        except KeyboardInterrupt:
-            self._leave(_LEFT, blame=False)
-            raise
-        except BaseException as error:
-            self._leave(str(error) or type(error).__name__, blame=True)
-            raise
-        finally:
-            self.close()
-        return self._outcome
+    # ------------------------------------------------------------ time passes
 
-    def close(self) -> None:
-        """Let the environment and the connection go; a second call does nothing."""
-        for session in (self._session, self._ending):
-            if session is not None:
-                session.stop()
-        self._session = self._ending = None
-        self._env.close()
-        self._drop_line(0.0)
-        self._lines.close(_LEAVE_S)
-        for end in (self._woken, self._waking):
-            if end >= 0:
-                os.close(end)
-        self._woken = self._waking = -1
-
-    def wake(self) -> None:
-        """There is something to send, or the station's thread has news; any thread may call it."""
-        with suppress(OSError):  # the pipe is full, which wakes as well, or closed
-            os.write(self._waking, b"\0")
-
-    def leave(self) -> None:
-        """Leave the run, which goes on without this simulator; any thread may call it."""
-        self._leaving = True
-        self.wake()
-
-    def _turn(self, now: float) -> None:
-        if self._leaving and self._may_leave(now):
-            self._leave(_LEFT, blame=False)
-            self._outcome = "left the run, which goes on"
-            return
-        if self._ending is not None and self._ending.part.over.is_set():
-            self._ending = None
-        if self._line is None and now >= self._next and self._ending is None:
-            self._connect()
-        line = self._line
-        wait_for([self._woken, *([line.socket, line.monitor] if line is not None else [])], BEAT_S / 2)
-        self._drain()
-        now = time.monotonic()
-        if line is not None:
-            self._look_at(line, now)
-        self._see_to_station(now)
-        self._send(now)
+    def _on_turn(self, turn: TimePassed, now: float) -> None:
+        if turn.ending:
+            self._heard = now  # it waits for its own environment, not for the run
+        if turn.status is not None:
+            if self._parks(turn.status, now):
+                return  # its station is ending from now on
+            self._beat(turn.status, now)
         if now >= self._heard + self._patience_s * (_BUSY if self._proven else 1):
             raise StartError(
                 f"no run answers at {self._address} for {self._patience_s:g} s; it is over, or has not begun, or its "
                 "port (join.port) cannot be reached from here"
             )
+        if turn.leaving and self._may_leave(now):
+            self._actions += [*self.farewell(INTERRUPTED, blame=False), LeaveRun("left the run, which goes on")]
+        elif not self._is_open and now >= self._next and not turn.ending:
+            self._connect()
+
+    def _beat(self, status: StationStatus, now: float) -> None:
+        """Send a sign of life, where that is due."""
+        member = self._member
+        if member is None or not self.attached or now < self._beat_at + BEAT_S:
+            return
+        self._beat_at = now
+        for_s = max(0.0, now - status.since) if status.doing else 0.0
+        said = member.session, member.numbering.received, status.ready, status.doing, for_s
+        self._send(m.Beat(*said, status.units, status.statistics))
+
+    def _parks(self, status: StationStatus, now: float) -> bool:
+        """Leave in a reset that takes long. RunHalted: the environment failed."""
+        if status.over:
+            error = status.error
+            raise RunHalted(f"the environment cannot go on: {type(error).__name__}: {error}") from error
+        if status.doing != "reset" or now < status.since + self._park_s:
+            return False
+        log.warning("parked: a reset takes longer than %g s; joining again once it is done", self._park_s)
+        self._actions += self.farewell(f"parked, its reset takes longer than {self._park_s:g} s", blame=False)
+        self._give_up_session(now)
+        return True
 
     def _may_leave(self, now: float) -> bool:
         """Whether nothing is left to wait for: the run can be told, or has no session of this simulator any more.
 
         A run that is not told would take the silence for a failure, and its tickets would count an attempt."""
-        session = self._session
-        if session is None or (self._line is not None and self._attached):
+        if self._member is None or self.attached:
             return True
-        if self._leave_by is None:
-            seconds = min(session.reconnect_s, self._patience_s)
+        if self._leave_by == float("inf"):
+            seconds = min(self._member.reconnect_s, self._patience_s)
             self._leave_by = now + seconds
             log.warning("leaving once the connection is back, in %g s at most; Ctrl-C again leaves at once", seconds)
         return now >= self._leave_by
 
-    def _drain(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+    # ------------------------------------------------------------ the connection
 
     @property
     def _address(self) -> str:
-        return f"tcp://{self.host}:{self._ports[self._at]}"
+        return f"tcp://{self._host}:{self._ports[self._at]}"
 
     def _connect(self) -> None:
-        session = self._session
-        self._line, self._attached = self._lines.open(self._address), False
-        name, received = (session.name, session.numbering.received) if session is not None else ("", 0)
-        self._line.send(m.pack(m.Hello(self._version, m.protocol_digest(), self._encoded, name, received)))
+        self._is_open, member = True, self._member
+        session, received = (member.session, member.numbering.received) if member is not None else ("", 0)
+        self._actions.append(OpenLine(self._address))
+        self._send(m.JoinHello(self._version, m.protocol_digest(), self._encoded, session, received))
 
-    def _drop_line(self, retry_s: float) -> None:
-        if self._line is not None:
-            self._line.close()
-        self._line, self._attached, self._next = None, False, time.monotonic() + retry_s
+    def _disconnect(self, retry_s: float, now: float) -> None:
+        if self._is_open:
+            self._actions.append(CloseLine())
+        self._is_open = self.attached = self._proven = False
+        self._next = now + retry_s
 
-    # ------------------------------------------------------------ what comes in
-
-    def _look_at(self, line: JoinLine, now: float) -> None:
-        state = line.note()
+    def _on_line(self, state: State, now: float) -> None:
         self._proven = state == "proven"
         if self._proven:
             self._closed_since = None
-        while self._line is line and (frame := line.receive()) is not None:
-            self._hear(frame)
-        if self._outcome or self._line is not line or state in ("opening", "proven"):
+        if state in ("opening", "proven"):
             return
-        if state == "refused" and self._session is None:  # with one it is a broken link, such as a tunnel's
+        if state == "refused" and self._member is None:  # with one it is a broken link, such as a tunnel's
             self._closed_since = now if self._closed_since is None else self._closed_since
             if now >= self._closed_since + min(_CLOSED_S, self._patience_s):
                 raise StartError(
                     f"{self._address} does not accept this token; copy the token file of the run that is there now (a "
                     "tunnel with no run behind it looks the same)"
                 )
-        if self._attached and self._session is not None:
+        if self._member is not None and self.attached:
             words = (
                 "the connection to %s is broken; trying again for %g s (--patience); the session goes on if it is back "
+                "within the run's join.reconnect_s = %g"
             )
-            words += "within the run's join.reconnect_s = %g"
-            log.warning(words, self._address, self._patience_s, self._session.reconnect_s)
-        self._drop_line(_RETRY_S)
+            log.warning(words, self._address, self._patience_s, self._member.reconnect_s)
+        self._disconnect(_RETRY_S, now)
 
-    def _hear(self, frame: memoryview) -> None:
-        """One frame of the run; what cannot be its is dropped and counted."""
+    def _send(self, message: m.FromSimulator) -> None:
+        self._actions.append(SendFrame(m.pack(message)))
+
+    # ------------------------------------------------------------ what comes from the run
+
+    def _on_frame(self, frame: memoryview, now: float) -> None:
+        """What cannot be the run's is dropped and counted."""
         try:
             message, pieces = m.unpack(frame, "run")
-            self._heard = time.monotonic()
+            self._heard = now
             match message:
-                case m.Welcome() if self._session is None:
-                    self._begin(message)
-                case m.Refused():
-                    self._refused(message)
-                case m.Over() if self._session is not None and message.session == self._session.name:
+                case m.Welcome() if self._member is None:
+                    self._on_welcome(message)
+                case m.JoinRefused():
+                    self._on_refused(message, now)
+                case m.Over() if self._member is not None and message.session == self._member.session:
                     if message.fault:
                         raise RunHalted(f"the run sends this simulator away: {message.reason}")
-                    self._outcome = message.reason
-                case m.Resumed() | m.Told() | m.Alive() if self._session is not None:
-                    self._go_on(self._session, message, pieces)
+                    self._actions.append(LeaveRun(message.reason))
+                case m.Resumed() | m.Told() | m.Alive() if self._member is not None:
+                    self._go_on(self._member, message, pieces)
         except UnfitMessage as unfit:
-            self._drops.drop(unfit.kind, str(unfit))
+            self.drops.drop(unfit.kind, str(unfit))
 
-    def _go_on(self, session: Session, message: m.Resumed | m.Told | m.Alive, pieces: list[memoryview]) -> None:
-        if message.session != session.name:
-            raise UnfitMessage("unknown_station", "a frame of another session")
-        match message:
-            case m.Resumed():
-                session.resume(message.received)
-                self._attached = True
-                log.info("%s: the session goes on", session.station)
-            case m.Told():
-                if len(pieces) != 1:
-                    raise UnfitMessage("impossible", f"a message in {len(pieces)} pieces")
-                session.hear(message, pieces[0])
-            case m.Alive():
-                session.note(message.received)
-
-    def _begin(self, welcome: m.Welcome) -> None:
-        session = self._session = Session(welcome, self._env.batch, self.wake, self._drops)
-        self._attached, self._beat_at = True, 0.0
+    def _on_welcome(self, welcome: m.Welcome) -> None:
+        answers = welcome.layout.answer_dtype
+        self._member = _Membership(welcome.session, welcome.station, answers, welcome.reconnect_s)
+        self.attached, self._beat_at = True, 0.0
         self._full_since, self._said_full = float("inf"), False
-        self._env.work(session)
-        log.info("joined %s as %s; building the environment", self._address, session.station)
+        self._actions.append(MakeStation(welcome))
+        log.info("joined %s as %s; building the environment", self._address, welcome.station)
 
-    def _refused(self, refused: m.Refused) -> None:
+    def _on_refused(self, refused: m.JoinRefused, now: float) -> None:
         """StartError: it can never join here."""
         if refused.kind == "session":
             log.warning("the run has given up this simulator's session; joining anew")
-            self._give_up_session()
-            self._drop_line(0.0)
+            self._give_up_session(now)
         elif refused.kind == "taken":
             self._ports = list(dict.fromkeys([*self._ports, *refused.ports]))
             self._at = (self._at + 1) % len(self._ports)
-            self._full_since = min(self._full_since, time.monotonic())
-            if time.monotonic() >= self._full_since + self._patience_s:
+            self._full_since = min(self._full_since, now)
+            if now >= self._full_since + self._patience_s:
                 raise StartError(f"the run has no room for this simulator: {refused.reason}; raise join.simulators")
             if self._at == 0 and not self._said_full:
                 self._said_full = True
                 count = 1 + len(refused.ports)
                 taken = f"all {count} places of the run are" if count > 1 else "the only place of the run is"
                 words = "%s: %s taken; %s waits for one to be free, %g s at most (--patience)"
-                log.warning(words, self._address, taken, self._env_name, self._patience_s)
-            self._drop_line(_TAKEN_S if self._at == 0 else 0.0)
+                log.warning(words, self._address, taken, self._env_words, self._patience_s)
+            self._disconnect(_TAKEN_S if self._at == 0 else 0.0, now)
             self._heard = self._next  # until then it is not silent, only full
         else:
             raise StartError(f"the run does not let this simulator in: {refused.reason}")
 
-    def _give_up_session(self) -> None:
-        if self._session is not None:
-            self._session.stop()
-            self._ending, self._session = self._session, None
+    def _go_on(self, member: _Membership, message: m.Resumed | m.Told | m.Alive, pieces: list[memoryview]) -> None:
+        if message.session != member.session:
+            raise UnfitMessage("unknown_station", "a frame of another session")
+        decoded: object = None
+        if isinstance(message, m.Told):
+            if len(pieces) != 1:
+                raise UnfitMessage("impossible", f"a message in {len(pieces)} pieces")
+            decoded = wire.decode(pieces[0], member.answers, m.LARGEST_TOLD)
+        member.numbering.note(message.received)
+        if isinstance(message, m.Resumed):  # what the run lacks is sent again
+            self._actions += [SendFrame(frame) for frame in member.numbering.kept()]
+            self.attached = True
+            log.info("%s: the session goes on", member.station)
+        elif isinstance(message, m.Told) and member.numbering.take(message.number):
+            self._actions.append(HandOver(decoded, pieces[0]))
 
-    # ------------------------------------------------------------ what goes out
+    def _give_up_session(self, now: float) -> None:
+        if self._member is not None:
+            self._actions.append(StopStation())
+        self._member = None
+        self._disconnect(0.0, now)
 
-    def _see_to_station(self, now: float) -> None:
-        """Park in a reset that takes long. RunHalted: the environment failed."""
-        session = self._session
-        if self._ending is not None:
-            self._heard = now  # it waits for its own environment, not for the run
-        if session is None:
-            return
-        if session.part.over.is_set():
-            error = session.part.error
-            raise RunHalted(f"the environment cannot go on: {type(error).__name__}: {error}") from error
-        station = session.part.station
-        doing, since = station.current_call() if station is not None else ("", 0.0)
-        if doing == "reset" and now >= since + self._park_s:
-            log.warning("parked: a reset takes longer than %g s; joining again once it is done", self._park_s)
-            self._leave(f"parked, its reset takes longer than {self._park_s:g} s", blame=False)
-            self._give_up_session()
-            self._drop_line(0.0)
+    # ------------------------------------------------------------ what comes from the station
 
-    def _send(self, now: float) -> None:
-        session, line = self._session, self._line
-        if session is None or line is None or not self._attached:
-            return
-        while session.out:
-            line.send(session.out.popleft())
-        if now >= self._beat_at + BEAT_S:
-            self._beat_at = now
-            line.send(m.pack(session.sign_of_life()))
-
-    def _leave(self, reason: str, *, blame: bool) -> None:
-        if self._session is not None and self._line is not None and self._attached:
-            self._line.send(m.pack(m.Leave(self._session.name, reason[:300], blame)), _LEAVE_S)
-
-
-class _EnvThread:
-    """The thread that makes the environment once, and steps it in one session after another."""
-
-    def __init__(self, settings: EnvSettings, spec: EnvSpec) -> None:
-        self._settings, self._spec = settings, spec
-        self._env: EnvBatch | None = None
-        self._sessions: SimpleQueue[Session | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="environment", daemon=True)
-        self._thread.start()
-
-    def work(self, session: Session) -> None:
-        """Have the thread do this session, once it is done with the one before."""
-        self._sessions.put(session)
-
-    def batch(self, rows: int) -> EnvBatch:
-        """The environment, for a session: it outlasts it."""
-        if self._env is None or self._env.rows != rows:
-            if self._env is not None:
-                self._env.close()
-            self._env = self._settings.build(rows)
-            refuse_other(self._env, self._spec, rows)
-        return cast(EnvBatch, _Kept(self._env))
-
-    def _run(self) -> None:
-        """Consumes: sessions. Waits for: one. Unblocked by: one, or `close`. Produces: what their stations say."""
-        while (session := self._sessions.get()) is not None:
-            session.part.run()
-        if self._env is not None:
-            try:
-                self._env.close()
-            except Exception:
-                log.exception("the environment raised while it was closed")
-
-    def close(self) -> None:
-        """End the thread; one that hangs in the environment is left to the process's end."""
-        self._sessions.put(None)
-        self._thread.join(_CLOSE_S)
-
-
-class _Kept:
-    """An environment that its station cannot close."""
-
-    def __init__(self, env: EnvBatch) -> None:
-        self._env = env
-        # From Python 3.12 on `isinstance` of a protocol asks what an object has itself, not what it forwards.
-        own = (name for name in dir(type(env)) if not name.startswith("_") and name != "close")
-        self.__dict__ |= {name: getattr(env, name) for name in own if callable(getattr(type(env), name))}
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._env, name)
-
-    def close(self) -> None:
-        """Nothing: it outlasts the session."""
+    def _on_said(self, member: _Membership, said: StationSaid) -> None:
+        numbering = member.numbering
+        frame = m.pack(m.SimulatorSaid(member.session, numbering.next(), numbering.received, said.event), said.pieces)
+        numbering.keep(frame)
+        if self.attached:
+            self._actions.append(SendFrame(frame))
 
 
 def _parse(address: str) -> tuple[str, int]:

@@ -1,54 +1,178 @@
-"""One session of a simulator that has joined a run: its station, its own memory, and what it says, numbered.
+"""A simulator that joins a run, with its connection, its clock, its environment and its own memory.
 
-The run's blocks keep their numbers outside; here each lies in a block of this process's own arena.
+One thread has the connection and lets `plugins.join.joiner` decide; another makes the environment and steps it, so that
+signs of life go on while a reset waits for a person. The run's blocks keep their numbers outside; here each lies in a
+block of this process's own arena.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
+from queue import SimpleQueue
+from typing import cast
 
 import numpy as np
 
-from polyrhythm.envs.base import EnvBatch
+from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts.pieces import Sent, pieces_of_request, pieces_of_rest
+from polyrhythm.plugins.cluster.transport.line import JoinLine, Lines
+from polyrhythm.plugins.join import joiner as j
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.numbering import Numbering
+from polyrhythm.plugins.join.reception import BEAT_S
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.messages import Station
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
+from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.stations.simulator.station import Simulator
+from polyrhythm.stations.simulator_factory import refuse_other
+
+log = logging.getLogger(__name__)
 
 #: Blocks for each row: one that it writes, and one whose end the run does not know of yet.
 _BLOCKS_PER_ROW = 2
 #: Characters of a refusal that the run is told.
 _REASON_CHARS = 300
+#: Seconds that an environment has to close.
+_CLOSE_S = 5.0
 
 
-class Session:
-    """What `welcome` lets in. env: makes the environment of so many rows, in the thread that calls `part.run`; wake:
-    called by that thread when there is something to send, or it has ended.
+class JoinClient:
+    """Takes part in the run at `address` with the token's `keys`. settings: of the environment; version: of this
+    program; limits: `patience_s` and `park_s`, as of `Joiner`, which raises StartError where these cannot be."""
 
-    part: the station at work; out: frames to be sent. StartError: the run's samples do not fit into memory here.
+    def __init__(self, address: str, keys: RunKeys, settings: EnvSettings, version: str, **limits: float) -> None:
+        spec = settings.spec()
+        words = " ".join(filter(None, (getattr(settings, "type", ""), getattr(settings, "id", ""))))
+        self.joiner = j.Joiner(address, (spec, words), version, time.monotonic(), **limits)
+        self._lines = Lines(keys, m.LARGEST_TOLD)
+        self._woken, self._waking = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waking, False)
+        self._line: JoinLine | None = None
+        self._station: JoinedStation | None = None
+        self._ending: JoinedStation | None = None  # of an earlier session
+        self._env = EnvThread(settings, spec)
+        self._leaving, self._outcome = False, ""
+
+    def run(self) -> str:
+        """Take part until the run is over; what ended it, in words.
+
+        Consumes: frames of the run, what the station says. Waits for: either, or the next sign of life. Unblocked by:
+        these. Produces: frames. Raises what `Joiner.handle` raises.
+        """
+        try:
+            while not self._outcome:
+                if self._ending is not None and self._ending.part.over.is_set():
+                    self._ending = None
+                status = self._station.status() if self._station is not None else None
+                self._handle(j.TimePassed(status, self._ending is not None, self._leaving))
+                if not self._outcome:
+                    self._wait()
+        except KeyboardInterrupt:
+            self._do(self.joiner.farewell(j.INTERRUPTED, blame=False))
+            raise
+        except BaseException as error:
+            self._do(self.joiner.farewell(str(error) or type(error).__name__, blame=True))
+            raise
+        finally:
+            self.close()
+        return self._outcome
+
+    def leave(self) -> None:
+        """Leave the run, which goes on without this simulator; any thread may call it."""
+        self._leaving = True
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to send, or the station's thread has news; any thread may call it."""
+        with suppress(OSError):  # the pipe is full, which wakes as well, or closed
+            os.write(self._waking, b"\0")
+
+    def close(self) -> None:
+        """Let the environment and the connection go; a second call does nothing."""
+        for station in (self._station, self._ending):
+            if station is not None:
+                station.stop()
+        self._station = self._ending = None
+        self._env.close()
+        self._do([j.CloseLine()])
+        self._lines.close(j.LEAVE_S)
+        for end in (self._woken, self._waking):
+            if end >= 0:
+                os.close(end)
+        self._woken = self._waking = -1
+
+    def _wait(self) -> None:
+        """Wait for news, and hand on what has come."""
+        line = self._line
+        wait_for([self._woken, *([line.socket, line.monitor] if line is not None else [])], BEAT_S / 2)
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        if line is not None:
+            state = line.note()
+            if state == "proven":
+                self._handle(j.LineIs(state))
+            while self._line is line and not self._outcome and (frame := line.receive()) is not None:
+                self._handle(j.FrameCame(frame))
+            if self._line is line and not self._outcome and state in ("refused", "broken"):
+                self._handle(j.LineIs(state))
+        while self._station is not None and self._station.said:
+            self._handle(self._station.said.popleft())
+
+    def _handle(self, event: j.JoinEvent) -> None:
+        self._do(self.joiner.handle(event, time.monotonic()))
+
+    def _do(self, actions: Iterable[j.JoinAction]) -> None:
+        for action in actions:
+            match action:
+                case j.OpenLine(address):
+                    self._line = self._lines.open(address)
+                case j.SendFrame(frame, linger_s) if self._line is not None:
+                    self._line.send(frame, linger_s)
+                case j.CloseLine() if self._line is not None:
+                    self._line.close()
+                    self._line = None
+                case j.MakeStation(welcome):
+                    self._station = JoinedStation(welcome, self._env.batch, self.wake, self.joiner.drops)
+                    self._env.work(self._station)
+                case j.HandOver() if self._station is not None:
+                    self._station.take(action)
+                case j.StopStation() if self._station is not None:
+                    self._station.stop()
+                    self._ending, self._station = self._station, None
+                case j.LeaveRun(reason):
+                    self._outcome = reason
+
+
+class JoinedStation:
+    """The station of the session that `welcome` begins. env: makes the environment of so many rows, in the thread that
+    calls `part.run`; wake: called by that thread when something is said, or it has ended.
+
+    part: the station at work; said: what it says. StartError: the run's samples do not fit into memory here.
     """
 
     def __init__(
         self, welcome: m.Welcome, env: Callable[[int], EnvBatch], wake: Callable[[], None], drops: DropCounter
     ) -> None:
-        self.name, self.station, self.out = welcome.session, welcome.station, deque[bytes]()
-        self.numbering, self._turn = Numbering(), threading.Lock()
-        self._welcome, self._wake, self._dtype = welcome, wake, welcome.layout.answer_dtype
+        self.said = deque[j.StationSaid]()
+        self._turn = threading.Lock()
+        self._welcome, self._wake, self._drops = welcome, wake, drops
         self._over = False
         layout = _own_layout(welcome.layout, welcome.info)
         self._arena: Arena = in_memory(layout)
@@ -65,63 +189,52 @@ class Session:
 
         self.part = StationThread(welcome.address, make, self._queue, drops, layout, self)
 
-    # ------------------------------------------------------------ what comes in
-
-    def hear(self, told: m.Told, content: memoryview) -> None:
-        """Hand a command or reply of the run to the station. UnfitMessage: it cannot be the run's."""
-        with self._turn:
-            message = wire.decode(content, self._dtype, m.LARGEST_TOLD)
-            self.numbering.note(told.received)
-            if not self.numbering.take(told.number):
+    def take(self, hand: j.HandOver) -> None:
+        """Hand a command or reply of the run to the station; one that cannot be the run's is dropped and counted."""
+        content = hand.content
+        if isinstance(hand.message, records.StartRows):
+            try:
+                content = memoryview(wire.encode(self._with_own_blocks(hand.message)))
+            except UnfitMessage as unfit:
+                self._drops.drop(unfit.kind, str(unfit))
                 return
-            if isinstance(message, records.StartRows):
-                content = memoryview(wire.encode(self._with_own_blocks(message)))
         self._queue.put(bytes(content))
 
     def _with_own_blocks(self, start: records.StartRows) -> records.StartRows:
-        if len(start.grants) > len(self._free):
-            raise UnfitMessage("impossible", f"{len(start.grants)} rows to start, {len(self._free)} blocks are free")
         own = []
-        for grant in start.grants:
-            block = heapq.heappop(self._free)
-            self._blocks[grant.ticket.number, grant.ticket.attempt] = block
-            self._outside[block] = grant.block
-            own.append(replace(grant, block=block))
+        with self._turn:
+            if len(start.grants) > len(self._free):
+                raise UnfitMessage(
+                    "impossible", f"{len(start.grants)} rows to start, {len(self._free)} blocks are free"
+                )
+            for grant in start.grants:
+                block = heapq.heappop(self._free)
+                self._blocks[grant.ticket.number, grant.ticket.attempt] = block
+                self._outside[block] = grant.block
+                own.append(replace(grant, block=block))
         return replace(start, grants=tuple(own))
-
-    def note(self, received: int) -> None:
-        """The run has what was said up to this number."""
-        with self._turn:
-            self.numbering.note(received)
-
-    def resume(self, received: int) -> None:
-        """A connection is new: say again what the run lacks."""
-        with self._turn:
-            self.numbering.note(received)
-            self.out = deque(self.numbering.kept())
-
-    @property
-    def reconnect_s(self) -> float:
-        """How long it outlasts its connection."""
-        return self._welcome.reconnect_s
 
     def stop(self) -> None:
         """Have the station finish what it is at and end; what it says from now on is lost."""
         self._over = True
         self._queue.put(wire.encode(wire.Stop()))
 
+    def status(self) -> j.StationStatus:
+        """What it is at."""
+        part, station = self.part, self.part.station
+        doing, since = station.current_call() if station is not None else ("", 0.0)
+        counts = {**(station.statistics() if station is not None else {}), "busy_s": part.busy_s}
+        ready = part.ready.is_set() and part.error is None and station is not None
+        return j.StationStatus(ready, doing, since, part.units, counts, part.over.is_set(), part.error)
+
     # ------------------------------------------------------------ what the station says
 
     def say(self, event: records.Event | wire.Refused) -> None:
         """Send an event with what belongs to it; the arrays are copied here, as the station goes on."""
         with self._turn:
-            if self._over:
-                return
-            event, pieces = self._with_pieces(event)
-            said = m.Said(self.name, self.numbering.next(), self.numbering.received, wire.encode(event))
-            frame = m.pack(said, list(map(_bytes_of, pieces)))
-            self.numbering.keep(frame)
-            self.out.append(frame)
+            if not self._over:
+                event, pieces = self._with_pieces(event)
+                self.said.append(j.StationSaid(wire.encode(event), [memoryview(_bytes_of(one)) for one in pieces]))
 
     def _with_pieces(self, event: records.Event | wire.Refused) -> tuple[records.Event | wire.Refused, list[Sent]]:
         arena, count = self._arena, self._arena.layout.blocks
@@ -140,15 +253,6 @@ class Session:
                 heapq.heappush(self._free, self._blocks.pop((ticket, attempt)))
         return event, []
 
-    def sign_of_life(self) -> m.Beat:
-        """Whether it is ready, and what it is at."""
-        part, station = self.part, self.part.station
-        doing, since = station.current_call() if station is not None else ("", 0.0)
-        counts = {**(station.statistics() if station is not None else {}), "busy_s": part.busy_s}
-        for_s = max(0.0, time.monotonic() - since) if doing else 0.0
-        ready = part.ready.is_set() and part.error is None and station is not None
-        return m.Beat(self.name, self.numbering.received, ready, doing, for_s, part.units, counts)
-
     # ------------------------------------------------------------ for the station's thread (`PartHost`)
 
     def is_meant(self, message: wire.Dismissed) -> bool:  # noqa: ARG002
@@ -165,14 +269,66 @@ class Session:
         """Nothing is collected: what the station says is sent by the thread that has the connection."""
 
     def flush(self) -> None:
-        if self.out:
+        if self.said:
             self._wake()
 
     def refuse(self, command: bytes, why: str) -> None:
-        self.say(wire.Refused(self.station, self._welcome.incarnation, command, why[:_REASON_CHARS]))
+        self.say(wire.Refused(self._welcome.station, self._welcome.incarnation, command, why[:_REASON_CHARS]))
 
     def notify(self) -> None:
         self._wake()
+
+
+class EnvThread:
+    """The thread that makes the environment once, and steps it in one session after another."""
+
+    def __init__(self, settings: EnvSettings, spec: EnvSpec) -> None:
+        self._settings, self._spec = settings, spec
+        self._env: EnvBatch | None = None
+        self._stations: SimpleQueue[JoinedStation | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="environment", daemon=True)
+        self._thread.start()
+
+    def work(self, station: JoinedStation) -> None:
+        """Have the thread run this station, once it is done with the one before."""
+        self._stations.put(station)
+
+    def batch(self, rows: int) -> EnvBatch:
+        """The environment, for a session: it outlasts it."""
+        if self._env is None or self._env.rows != rows:
+            if self._env is not None:
+                self._env.close()
+            self._env = self._settings.build(rows)
+            refuse_other(self._env, self._spec, rows)
+        return cast(EnvBatch, KeptEnv(self._env))
+
+    def _run(self) -> None:
+        """Consumes: stations. Waits for: one. Unblocked by: one, or `close`. Produces: what they say."""
+        while (station := self._stations.get()) is not None:
+            station.part.run()
+        if self._env is not None:
+            try:
+                self._env.close()
+            except Exception:
+                log.exception("the environment raised while it was closed")
+
+    def close(self) -> None:
+        """End the thread; one that hangs in the environment is left to the process's end."""
+        self._stations.put(None)
+        self._thread.join(_CLOSE_S)
+
+
+class KeptEnv:
+    """An environment that its station cannot close."""
+
+    def __init__(self, env: EnvBatch) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._env, name)
+
+    def close(self) -> None:
+        """Nothing: it outlasts the session."""
 
 
 def _own_layout(layout: ArenaLayout, info: records.EnvBatchInfo) -> ArenaLayout:
@@ -188,5 +344,5 @@ def _own_layout(layout: ArenaLayout, info: records.EnvBatchInfo) -> ArenaLayout:
     return own
 
 
-def _bytes_of(array: Sent) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def _bytes_of(array: Sent) -> bytes:
+    return np.ascontiguousarray(array).tobytes()

@@ -1,19 +1,25 @@
 """What a simulator that joins and the run that it joins say to each other. A frame (`runtime.transport.frames`) is one
 message and the arrays that go with it.
+
+Messages arrive once and in order although connections break: each end numbers its own from 1 and keeps it until the
+other end has it. After a break the ends tell each other the last number that came, and what lies after it is sent
+again. At most what was sent since the last sign of life is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.transport import frames, wire
+from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
 
@@ -21,7 +27,7 @@ from polyrhythm.specs import EnvSpec
 RefusalKind = Literal["version", "messages", "spec", "taken", "session"]
 
 
-class Hello(msgspec.Struct, frozen=True, tag=0):
+class JoinHello(msgspec.Struct, frozen=True, tag=0):
     """From who wants in. messages: `protocol_digest`; spec: of the environment, encoded. session, received: of a
     session that goes on, with the number of the last message that came."""
 
@@ -44,7 +50,7 @@ class Beat(msgspec.Struct, frozen=True, tag=1):
     statistics: Mapping[str, float]
 
 
-class Said(msgspec.Struct, frozen=True, tag=2):
+class SimulatorSaid(msgspec.Struct, frozen=True, tag=2):
     """Message `number` of a simulator: an event as `wire` encodes it. Pieces: of a request its entries, noise keys,
     greedy flags and observations; of a finished sample what requests have not brought."""
 
@@ -83,7 +89,7 @@ class Resumed(msgspec.Struct, frozen=True, tag=5):
     received: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=6):
+class JoinRefused(msgspec.Struct, frozen=True, tag=6):
     """A simulator is not let in. ports: of the run's other places, where it is taken."""
 
     kind: RefusalKind
@@ -115,8 +121,8 @@ class Over(msgspec.Struct, frozen=True, tag=9):
 
 
 #: What a simulator says, and what the run says.
-FromSimulator = Hello | Beat | Said | Leave
-FromRun = Welcome | Resumed | Refused | Told | Alive | Over
+FromSimulator = JoinHello | Beat | SimulatorSaid | Leave
+FromRun = Welcome | Resumed | JoinRefused | Told | Alive | Over
 Message = FromSimulator | FromRun
 
 Settings = TypeVar("Settings")
@@ -154,6 +160,47 @@ def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tu
 @cache
 def protocol_digest() -> str:
     """Sixteen digits that two programs have in common if their messages have the same fields and types."""
-    types = (*wire._TYPES, Hello, Beat, Said, Leave, Welcome, Resumed, Refused, Told, Alive, Over, EnvSpec)
+    types = (*wire._TYPES, *get_args(Message), EnvSpec)
     schemas, components = msgspec.json.schema_components(types)
     return hashlib.sha256(json.dumps([schemas, components], sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Numbering:
+    """One end of a session. sent, received: the last numbers; kept: messages that the other end may lack."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+        self._kept: deque[tuple[int, bytes]] = deque()
+
+    def next(self) -> int:
+        """The number of the next message."""
+        return self.sent + 1
+
+    def keep(self, content: bytes) -> None:
+        """The next message is this, packed with `next`."""
+        self.sent += 1
+        self._kept.append((self.sent, content))
+
+    def note(self, received: int) -> None:
+        """The other end has everything up to this number. UnfitMessage: it cannot."""
+        if not 0 <= received <= self.sent:
+            raise UnfitMessage("impossible", f"message {received} is said to have come; {self.sent} were sent")
+        while self._kept and self._kept[0][0] <= received:
+            self._kept.popleft()
+
+    def take(self, number: int) -> bool:
+        """Whether a message that comes now is the next; False if it came before. UnfitMessage: one before it is
+        missing."""
+        if number > self.received + 1:
+            raise UnfitMessage("impossible", f"message {number} comes after message {self.received}")
+        if number <= self.received:
+            return False
+        self.received = number
+        return True
+
+    def kept(self) -> Iterator[bytes]:
+        """What the other end may lack, in order."""
+        return (content for _, content in self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)

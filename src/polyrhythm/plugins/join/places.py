@@ -6,86 +6,78 @@ import json
 import logging
 import shlex
 import socket
-import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from polyrhythm import __version__
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.build import TOKEN_FILE
+from polyrhythm.pipeline.context import AddedStations, StationPlan
 from polyrhythm.pipeline.placed import joined_names
 from polyrhythm.plugins.cluster.hosts.cleaner import start_cleaner
 from polyrhythm.plugins.join.joined import JoinedSimulatorFactory
 from polyrhythm.plugins.join.token import write_token
 from polyrhythm.runtime.factories import Joining
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
-from polyrhythm.scheduler.records import EnvBatchInfo
-from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
 
-#: The file with what is needed to join, in a run's folder.
-TOKEN_FILE = "join.token"  # noqa: S105 - a name
 #: Addresses that stand for all of this machine's.
 _EVERY = frozenset({"0.0.0.0"})  # noqa: S104
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPlaces:
-    """The places of one run. keys: for their ports; token: the file that gives them to who joins; cleaner: removes it
-    if this process is killed."""
-
-    config: RunConfig
-    keys: RunKeys
-    token: Path
-    cleaner: subprocess.Popen[bytes]
-
-    @property
-    def joining(self) -> Joining:
-        """Which stations are joined, and how many of them the run needs to start."""
-        own, names = self.config.rollout.simulators, joined_names(self.config)
-        needed = max(self.config.join.min_simulators - own, int(not own))
-        return Joining(frozenset(names), needed)
-
-    def factory(self, name: str, spec: EnvSpec, info: EnvBatchInfo, step: StepSettings) -> JoinedSimulatorFactory:
-        """The factory of the station of this name."""
-        config = self.config
-        ports = self.ports
-        port = ports[joined_names(config).index(name)]
-        return JoinedSimulatorFactory(
+def add_places(plan: StationPlan) -> AddedStations:
+    """The places that `join` opens, with a new token in the run's folder. StartError: this ZeroMQ has no encryption."""
+    config, folder = plan.context.config, plan.context.folder
+    assert folder is not None, "a run that simulators join has a folder, for its token"
+    join, own, names = config.join, config.rollout.simulators, joined_names(config)
+    joining = Joining(frozenset(names), max(join.min_simulators - own, int(not own)))
+    batches = {infos[0].name.rpartition(".")[0]: infos[0] for infos in plan.infos}
+    ports = range(join.port, join.port + join.simulators)
+    undo = ExitStack()
+    keys = undo.enter_context(open_token(folder / TOKEN_FILE))
+    factories = [
+        JoinedSimulatorFactory(
             name,
-            spec,
-            info,
-            step,
-            config.join.address,
+            plan.spec,
+            batches[name],
+            plan.step,
+            join.address,
             port,
-            self.keys,
+            keys,
             __version__,
-            config.join.reconnect_s,
+            join.reconnect_s,
             config.supervision.start_s,
             tuple(other for other in ports if other != port),
         )
+        for name, port in zip(names, ports, strict=True)
+    ]
+    return AddedStations(factories, joining, lambda: _announce(config, folder, joining.needed), undo)
 
-    @property
-    def ports(self) -> Sequence[int]:
-        """The port of each place."""
-        join = self.config.join
-        return range(join.port, join.port + join.simulators)
 
-    def announce(self) -> None:
-        """Say how to join."""
-        join = self.config.join
-        host = socket.gethostname() if join.address in _EVERY else join.address
-        line = f"polyrhythm join tcp://{host}:{join.port} --token-file {shlex.quote(str(self.token.resolve()))}"
-        count = "a simulator" if join.simulators == 1 else f"{join.simulators} simulators"
-        needs = f"; the run waits for {self.joining.needed}" * bool(self.joining.needed)
-        log.info("%s may join%s: %s --env %s", count, needs, line, _env_words(self.config))
+@contextmanager
+def open_token(token: Path) -> Iterator[RunKeys]:
+    """Write the file that gives new keys to simulators that join; it goes at the end, or with this process."""
+    token.parent.mkdir(parents=True, exist_ok=True)
+    keys = make_keys()
+    with start_cleaner(token):
+        try:
+            write_token(token, keys)
+            yield keys
+        finally:
+            token.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """The token is of no use any more."""
-        with self.cleaner:
-            self.token.unlink(missing_ok=True)
+
+def _announce(config: RunConfig, folder: Path, needed: int) -> None:
+    """Log how to join."""
+    join = config.join
+    host = socket.gethostname() if join.address in _EVERY else join.address
+    token = shlex.quote(str((folder / TOKEN_FILE).resolve()))
+    count = "a simulator" if join.simulators == 1 else f"{join.simulators} simulators"
+    needs = f"; the run waits for {needed}" * bool(needed)
+    line = f"polyrhythm join tcp://{host}:{join.port} --token-file {token} --env {_env_words(config)}"
+    log.info("%s may join%s: %s", count, needs, line)
 
 
 def _env_words(config: RunConfig) -> str:
@@ -98,22 +90,3 @@ def _env_words(config: RunConfig) -> str:
         own["id"] = found
     words += [f"{name}={json.dumps(value)}" for name, value in own.items()]
     return shlex.join(words)
-
-
-def open_places(config: RunConfig, folder: Path | None) -> OpenPlaces | None:
-    """The places that the settings open, with a new token in the run's folder; None if none may join: then one that an
-    earlier part of the run has left is removed. StartError: this ZeroMQ has no encryption."""
-    if not config.join.simulators:
-        if folder is not None:
-            (folder / TOKEN_FILE).unlink(missing_ok=True)
-        return None
-    assert folder is not None, "a run that simulators join has a folder, for its token"
-    folder.mkdir(parents=True, exist_ok=True)
-    token, keys = folder / TOKEN_FILE, make_keys()
-    places = OpenPlaces(config, keys, token, start_cleaner(token))
-    try:
-        write_token(token, keys)
-    except BaseException:
-        places.close()
-        raise
-    return places

@@ -4,7 +4,11 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "join",
+    needs=("cluster",),
     adds={
+        "station": {
+            "join": "polyrhythm.plugins.join.places:add_places",
+        },
         "command": {
             "join": "polyrhythm.plugins.join.command",
         },

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import msgspec
 
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.numbering import Numbering
 from polyrhythm.plugins.join.terms import Terms, known_counts, refusal
 from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.processes.supervision import RECONNECTING
@@ -50,7 +49,7 @@ class _Session:
     who: bytes
     began: float
     heard: float
-    numbering: Numbering = field(default_factory=Numbering)
+    numbering: m.Numbering = field(default_factory=m.Numbering)
     beat: m.Beat | None = None
     at: float = 0.0
 
@@ -111,7 +110,7 @@ class Reception:
         away."""
         try:
             message, pieces = m.unpack(frame, "simulator")
-            if isinstance(message, m.Hello):
+            if isinstance(message, m.JoinHello):
                 self._greet(who, message, now)
                 return None
             session = self._session_of(who, message.session)
@@ -125,14 +124,14 @@ class Reception:
             self.send_away(str(unfit))
             return None
 
-    def _greet(self, who: bytes, hello: m.Hello, now: float) -> None:
+    def _greet(self, who: bytes, hello: m.JoinHello, now: float) -> None:
         if hello.session:
             self._resume(who, hello, now)
             return
         refused = refusal(hello, self._terms)
         if refused is None and self._session is not None:
             others = f"; other places of this run are at ports {', '.join(map(str, self._ports))}" * bool(self._ports)
-            refused = m.Refused("taken", f"a simulator has joined here already{others}", self._ports)
+            refused = m.JoinRefused("taken", f"a simulator has joined here already{others}", self._ports)
             if self._ports:  # it goes on to another place: nothing that the log need tell
                 self.refused += 1
                 self._say(who, refused)
@@ -143,11 +142,11 @@ class Reception:
         self._session = _Session(self._name_session(), who, now, now)
         self._say(who, self._welcome(self._session.name))
 
-    def _resume(self, who: bytes, hello: m.Hello, now: float) -> None:
+    def _resume(self, who: bytes, hello: m.JoinHello, now: float) -> None:
         """A session goes on by another connection. UnfitMessage: it lacks messages that are not kept any more."""
         session = self._session
         if session is None or session.name != hello.session:
-            self._refuse(who, m.Refused("session", "its session is over: the run has done without it since"))
+            self._refuse(who, m.JoinRefused("session", "its session is over: the run has done without it since"))
             return
         session.numbering.note(hello.received)
         session.who, session.heard = who, now
@@ -155,7 +154,7 @@ class Reception:
         self._say(who, m.Resumed(session.name, session.numbering.received))
         self.out.extend((who, content) for content in session.numbering.kept())
 
-    def _refuse(self, who: bytes, refused: m.Refused) -> None:
+    def _refuse(self, who: bytes, refused: m.JoinRefused) -> None:
         self.refused += 1
         self._drops.drop("refused", refused.reason)
         self._say(who, refused)
@@ -173,7 +172,7 @@ class Reception:
     def _take(self, session: _Session, message: object, pieces: list[memoryview], now: float) -> Heard | None:
         """UnfitMessage: it cannot be true."""
         match message:
-            case m.Said():
+            case m.SimulatorSaid():
                 if not session.ready:
                     raise UnfitMessage("impossible", "it says something before it is ready")
                 session.numbering.note(message.received)

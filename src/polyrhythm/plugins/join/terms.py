@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from polyrhythm.plugins.join.messages import Hello, Refused, decode_settings, protocol_digest
+from polyrhythm.plugins.join.messages import JoinHello, JoinRefused, decode_settings, protocol_digest
 from polyrhythm.specs import EnvSpec
 
 #: What a simulator may count (`stations.simulator`), and the largest count: beyond that float64 has no whole numbers.
@@ -31,16 +31,16 @@ def known_counts(statistics: Mapping[str, float]) -> dict[str, float]:
     return {name: count for name, count in statistics.items() if name in COUNTERS and 0 <= count <= LARGEST_COUNT}
 
 
-def refusal(hello: Hello, terms: Terms) -> Refused | None:
+def refusal(hello: JoinHello, terms: Terms) -> JoinRefused | None:
     """Why this simulator is not let in, in one sentence; None if it is."""
     if hello.polyrhythm != terms.polyrhythm:
-        return Refused(
+        return JoinRefused(
             "version",
             f"polyrhythm {hello.polyrhythm[:_SHOWN]} wants to join, the run has {terms.polyrhythm}; install "
             f"polyrhythm=={terms.polyrhythm} there",
         )
     if hello.messages != protocol_digest():
-        return Refused(
+        return JoinRefused(
             "messages",
             f"its messages ({hello.messages[:_SHOWN]}) are not those of the run ({protocol_digest()}), although both "
             f"are polyrhythm {terms.polyrhythm}; install the same source on both machines",
@@ -48,9 +48,9 @@ def refusal(hello: Hello, terms: Terms) -> Refused | None:
     try:
         spec = decode_settings(hello.spec, EnvSpec)
     except (ValueError, RecursionError) as error:
-        return Refused("spec", f"its environment's spec cannot be read ({error}); name another with --env"[:400])
+        return JoinRefused("spec", f"its environment's spec cannot be read ({error}); name another with --env"[:400])
     if different := difference(spec, terms.spec):
-        return Refused("spec", f"its environment is another: {different}; name the run's with --env")
+        return JoinRefused("spec", f"its environment is another: {different}; name the run's with --env")
     return None
 
 

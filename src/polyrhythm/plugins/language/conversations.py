@@ -16,6 +16,7 @@ from typing import Any
 
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
+from polyrhythm.pipeline.hooks import RunHooks
 
 CONVERSATIONS_FILE = "conversations.jsonl"
 
@@ -26,7 +27,7 @@ Entry = Mapping[str, Any]
 
 
 def write_conversations(folder: Path, entries: Iterable[Entry]) -> None:
-    """Append these to those of the run in `folder`; where they cannot be written they are lost, with a warning."""
+    """Append these to those of the run in `folder`."""
     append_conversations(folder / CONVERSATIONS_FILE, entries)
 
 
@@ -41,7 +42,7 @@ def conversations_of(result: Mapping[str, Any]) -> list[Entry]:
 
 
 def append_conversations(path: Path, entries: Iterable[Entry]) -> None:
-    """Append these to the file, likewise."""
+    """Append these to the file; where they cannot be written they are lost, with a warning."""
     lines = "".join(_line(entry) for entry in entries)
     if not lines:
         return
@@ -109,3 +110,31 @@ def outcome(entry: Entry) -> str:
     success = [] if entry["success"] is None else ["success" if entry["success"] else "no success"]
     cut = ["cut"] if entry["metrics"].get("cut") else []
     return ", ".join([*success, f"return {entry['return']:.4g}", *cut])
+
+
+class ConversationHooks(RunHooks):
+    """Writes the conversations of a run's evaluations to its folder."""
+
+    files = (CONVERSATIONS_FILE,)
+
+    def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:
+        named = {"evaluation": name, "version": result["version"]}
+        write_conversations(folder, ({**named, **one} for one in result["conversations"]))
+
+    def rewind(self, folder: Path, version: int) -> None:
+        forget_conversations(folder, version)
+
+    def append(self, file: Path, result: Mapping[str, Any]) -> bool:
+        """Append those of an evaluation's result to the file; whether there are any."""
+        found = conversations_of(result)
+        append_conversations(file, found)
+        return bool(found)
+
+    def lines(self, entries: Sequence[Entry]) -> str:
+        """The entries of a result's `conversations`, for the terminal."""
+        from polyrhythm.plugins.language.shown_conversations import lines  # needs this module
+
+        return lines(entries)
+
+
+HOOKS = ConversationHooks()

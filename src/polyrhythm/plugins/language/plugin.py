@@ -4,7 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "language",
-    needs=("vla",),
+    needs=("pretrained",),
     adds={
         "env": {
             "chains": "polyrhythm.plugins.language.text.chains:ChainsSettings",
@@ -14,6 +14,9 @@ PLUGIN = Plugin(
             "verifiers": "polyrhythm.plugins.language.text.verifiers_tasks:VerifiersSettings",
             "gem": "polyrhythm.plugins.language.text.gem_env:GemSettings",
             "reasoning_gym": "polyrhythm.plugins.language.text.reasoning_gym_tasks:ReasoningGymSettings",
+        },
+        "observer": {
+            "conversations": "polyrhythm.plugins.language.conversations:HOOKS",
         },
         "policy": {
             "causal_lm": "polyrhythm.plugins.language.causal_lm.settings:CausalLmSettings",

@@ -17,7 +17,7 @@ from polyrhythm.plugins.lerobot.acting import PolicyActor
 from polyrhythm.plugins.lerobot.layout import require_pyarrow
 from polyrhythm.plugins.lerobot.recording import Source, open_recording, record_dataset, recorded_form
 from polyrhythm.policies.base import as_module
-from polyrhythm.runtime.memory.tensors import apply_state
+from polyrhythm.policies.form import load_published
 from polyrhythm.stations.simulator.slot import StepSettings
 
 
@@ -67,7 +67,7 @@ def _policy_of(config: RunConfig, run: Path) -> tuple[Actor, str]:
     found, weights, version = load_policy(run)
     policy = validate_imitation(config.model_copy(update={"policy": found.policy})).policy
     try:
-        apply_state(as_module(policy), weights)
+        load_published(as_module(policy), weights)
     except ValueError as error:
         raise RunFolderError(f"{run}: {error}; this policy belongs to another environment, name another run") from error
     return PolicyActor(policy, greedy=True), f"policy {run.resolve().name} version {version}"

@@ -5,6 +5,9 @@ from polyrhythm.plugin import Plugin
 PLUGIN = Plugin(
     "lerobot",
     adds={
+        "demonstrations": {
+            "lerobot": "polyrhythm.plugins.lerobot.reading",
+        },
         "command": {
             "demos": "polyrhythm.plugins.lerobot.demos",
         },

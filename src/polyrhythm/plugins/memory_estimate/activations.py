@@ -23,9 +23,17 @@ from torch import Tensor
 
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, Profile, gradients_dropped, real_meter
-from polyrhythm.policies.base import CountsTokens, Outlines, Policy, PolicySettings, Precomputes, as_module
+from polyrhythm.policies.base import (
+    OptionalSettings,
+    Policy,
+    PolicySettings,
+    as_module,
+    extended,
+    extended_settings,
+)
 from polyrhythm.policies.constants import nothing_kept
 from polyrhythm.policies.form import PolicyForm, Role, outlined
+from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Bytes of the largest policy that is probed.
@@ -100,7 +108,8 @@ class _Passes:
         module = as_module(policy)
         given = [*module.parameters(), *module.buffers(), *obs.values(), *answers.values()]
         with gradients_dropped(module), self._metered(given) as meter:
-            found = (policy.evaluate_longest if isinstance(policy, CountsTokens) else policy.evaluate)(obs, answers)
+            longest = policy_traits(policy).counts_tokens
+            found = (extended(policy).evaluate_longest if longest else policy.evaluate)(obs, answers)
             total = found.logprob.sum() + found.value.sum() + found.entropy.sum()
             if total.requires_grad:
                 total.backward()
@@ -114,8 +123,8 @@ class _Passes:
         module = as_module(policy)
         given = [*module.parameters(), *module.buffers(), *obs.values(), *flags.values()]
         with self._metered(given) as meter:
-            if isinstance(policy, CountsTokens):
-                policy.act_longest(obs)
+            if policy_traits(policy).counts_tokens:
+                extended(policy).act_longest(obs)
             else:
                 policy.act(obs, flags["greedy"], flags["key"])
         return meter
@@ -123,13 +132,14 @@ class _Passes:
     @cached_property
     def kept(self) -> int:
         """Bytes of a row that a pass keeps of its prefix."""
-        return self._size_of(getattr(self.policy("act"), "prefix_arrays", None))
+        policy = self.policy("act")
+        return self._size_of(extended(policy).prefix_arrays if policy_traits(policy).keeps_prefix else None)
 
     @cached_property
     def precomputed(self) -> int:
         """Bytes of a row that `precompute` gives."""
         policy = self.policy("train")
-        return self._size_of(policy.precompute if isinstance(policy, Precomputes) else None)
+        return self._size_of(extended(policy).precompute if policy_traits(policy).precomputes else None)
 
     def _size_of(self, function: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None) -> int:
         if function is None:
@@ -151,10 +161,11 @@ def estimate_activations(settings: PolicySettings, spec: EnvSpec, form: PolicyFo
 
     Calls of what is returned may raise whatever the policy raises.
     """
-    if form.train_bytes <= PROBED_BYTES and not (form.row_tokens and isinstance(settings, Outlines)):
+    outlines = settings_traits(settings).outlines
+    if form.train_bytes <= PROBED_BYTES and not (form.row_tokens and outlines):
         return _probed(settings, spec, form)
-    if isinstance(settings, Outlines):
-        return _traced(settings, spec, form)
+    if outlines:
+        return _traced(extended_settings(settings), spec, form)
     size = f"{form.train_bytes / 1e6:,.0f} MB"
     return f"its settings have no outline(env_spec, *, role), and {size} are too large to be built for a probe"
 
@@ -184,7 +195,7 @@ def _random_state_kept() -> Iterator[None]:
         np.random.set_state(array)
 
 
-def _traced(settings: Outlines, spec: EnvSpec, form: PolicyForm) -> Activations:
+def _traced(settings: OptionalSettings, spec: EnvSpec, form: PolicyForm) -> Activations:
     mode = FakeMode()
 
     def make(role: Role) -> Policy:

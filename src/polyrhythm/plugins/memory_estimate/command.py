@@ -89,13 +89,13 @@ def _with_stand_in(config: RunConfig) -> tuple[RunConfig, str]:
     size."""
     from polyrhythm.errors import MissingError
     from polyrhythm.pipeline.build import env_settings, policy_settings
-    from polyrhythm.plugins.vla.settings import VlaSettings
+    from polyrhythm.policies.traits import settings_traits
 
     settings: Any = policy_settings(config)
     try:
         settings.form(env_settings(config).spec())
     except MissingError as error:
-        if not isinstance(settings, VlaSettings):
+        if not settings_traits(settings).has_miniature:
             raise
         *_, released = settings.stand_ins()
         return config.model_copy(update={"policy": released}), f"{error}; planned with the released size of this type"

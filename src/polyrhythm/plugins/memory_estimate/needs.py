@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.pipeline.array_specs import answer_specs, arena_layout, shown
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
 from polyrhythm.plugins.memory_estimate.activations import Activations
 from polyrhythm.plugins.memory_estimate.rows import accumulates, micro_batch_rows, pass_rows, stream_places, update_rows
-from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.staging import CHUNK_BYTES
@@ -35,8 +34,6 @@ Sharing = Literal["share", "lease"]
 _MOMENTS = 2
 #: Station that stands for what all processes of the host share.
 SHARED = "shared"
-#: Settings of policies of which a part may be trained (`train`, `lora`, `gradient_checkpointing`).
-ADAPTED = (VlaSettings, CausalLmSettings)
 HOST = "cpu"
 
 
@@ -204,13 +201,19 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
     return parts
 
 
+def trained_part(config: RunConfig) -> str:
+    """`policy.train` of a policy of which a part may be trained (trait adapts)."""
+    policy: Any = config.policy
+    return str(policy.train)
+
+
 def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
     """Bytes of the policy that the KL term refers to. Published policies copy only what is trained, and of fresh
     adapters nothing (but the small heads); others copy themselves."""
     if not config.algorithm.kl.coef:
         return 0
-    if isinstance(config.policy, ADAPTED):
-        return 0 if config.policy.train == "lora" else form.trainable_bytes
+    if settings_traits(config.policy).adapts:
+        return 0 if trained_part(config) == "lora" else form.trainable_bytes
     return form.train_bytes
 
 
@@ -246,7 +249,7 @@ def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
     """Bytes of the copy that a rank writes: of its part, or rank 0 of the whole state. In one process there is none."""
     if config.launcher == "inline":
         return 0
-    trained = form.trainable_bytes if isinstance(config.policy, ADAPTED) else form.train_bytes
+    trained = form.trainable_bytes if settings_traits(config.policy).adapts else form.train_bytes
     state = trained + _MOMENTS * form.trainable_bytes + reference_bytes(config, form)
     if config.placement.trainer.strategy == "shard":
         return -(-state // ranks)

@@ -17,8 +17,9 @@ from polyrhythm.pipeline.build import policy_settings
 from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.plugins.lease.seats import HOST as HOST_NUMBER
 from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
-from polyrhythm.plugins.memory_estimate.needs import ADAPTED, HOST, SHARED, Part, Sharing, list_parts
+from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, Part, Sharing, list_parts
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.specs import EnvSpec
 
@@ -204,7 +205,7 @@ def _key(config: RunConfig) -> str:
 def _acting_key(config: RunConfig) -> str:
     """Policies with equal keys act alike: what is trained matters to a generator only where it has adapters."""
     policy: Any = config.policy
-    if isinstance(policy, ADAPTED):
+    if settings_traits(policy).adapts:
         train = "lora" if policy.train == "lora" else "all"
         policy = policy.model_copy(update={"gradient_checkpointing": False, "train": train})
     return str(policy.model_dump_json())

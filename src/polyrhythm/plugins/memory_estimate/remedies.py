@@ -17,8 +17,7 @@ from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.rank_checks import check_ranks
-from polyrhythm.plugins.language.causal_lm.settings import VLLM_CACHE
-from polyrhythm.plugins.memory_estimate.needs import ADAPTED, HOST
+from polyrhythm.plugins.memory_estimate.needs import HOST
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, MemoryPlan, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.rows import (
     longest_sample,
@@ -26,6 +25,7 @@ from polyrhythm.plugins.memory_estimate.rows import (
     pass_rows,
     stream_places,
 )
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.messages import station_of
 
 _MICRO, _TOKENS = "training.micro_batch_steps", "training.micro_batch_tokens"
@@ -145,7 +145,7 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
         yield lambda: _largest_micro_batch(search, start)
     if purposes & {"pass", "keys and values"} and isinstance(start.config.batching, LimitedBatching | StreamsBatching):
         yield lambda: _most_rows(search, start)
-    if VLLM_CACHE in purposes:
+    if settings_traits(start.config.policy).engine.cache in purposes:
         yield lambda: _largest_cache(search, start)
     done: set[str] = set()  # of the numbers of ranks the smallest that fits is enough
 
@@ -163,7 +163,8 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
 
 def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> Iterator[dict[str, Any]]:
     """Settings that are switched and may help on these devices, the cheapest first; numbers of ranks ascending."""
-    config, policy = variant.config, variant.config.policy
+    config = variant.config
+    policy: Any = config.policy
     trained = {part.purpose for device in full for part in device.parts if station_of(part.station) == "trainer"}
     devices = [device for device in full if device.name != HOST]
     on_device = trained & {"weights", "gradients"} and devices
@@ -172,7 +173,7 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     if on_device and not config.training.optimizer.offload:
         yield {"training.optimizer.offload": True}
     passes = trained - {"precomputed", "samples of an update"}
-    if passes and isinstance(policy, ADAPTED) and not policy.gradient_checkpointing:
+    if passes and settings_traits(policy).adapts and not policy.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
     if on_device:
         yield from _divisions(planner, config)
@@ -181,7 +182,7 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
         yield {_SHARING: "lease"}
     elif several and config.placement.lease.devices not in (None, "all"):
         yield {_LEASED: None}
-    if trained and isinstance(policy, ADAPTED):
+    if trained and settings_traits(policy).adapts:
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
             yield {"policy.train": part}
 
@@ -224,9 +225,9 @@ def _most_rows(search: _Search, variant: _Variant) -> Remedy | None:
 
 
 def _largest_cache(search: _Search, variant: _Variant) -> Remedy | None:
-    """Less of what vLLM takes for keys and values, in whole GiB, with room for a row."""
+    """Less of what the engine takes for keys and values, in whole GiB, with room for a row."""
     form = search.planner.form(variant.config)
-    own = (form.engine or {}).get(VLLM_CACHE, 0)
+    own = (form.engine or {}).get(settings_traits(variant.config.policy).engine.cache, 0)
     return search.largest(variant, _CACHE, max(1, -(-form.row_cache // 2**30)), -(-own // 2**30))
 
 

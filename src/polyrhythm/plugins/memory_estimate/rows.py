@@ -50,7 +50,7 @@ def accumulates(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int =
 
 def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
     """Most chunk steps of a mini-batch that one rank has. It is dealt to ranks by groups, so the fullest has about
-    √(n/R) more than its share (docs/design/031)."""
+    √(n/R) more than its share (docs/design/training-and-objectives.md)."""
     mini = config.training.mini_batch_samples * steps
     if config.training.minibatch_steps:
         mini = min(mini, config.training.minibatch_steps)

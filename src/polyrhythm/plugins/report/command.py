@@ -3,7 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Sequence
 from pathlib import Path
+
+from polyrhythm.files import trouble
+from polyrhythm.pipeline.hooks import RunHooks
+
+log = logging.getLogger(__name__)
+
+
+class ReportHooks(RunHooks):
+    """Writes the report of a run that is complete."""
+
+    def finish(self, folder: Path) -> None:
+        try:
+            self.write([folder])
+        except OSError as error:
+            log.error("%s; the run is complete; retry: polyrhythm report %s", trouble(error) or error, folder)
+        except Exception:
+            log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
+
+    def write(self, folders: Sequence[Path], path: Path | None = None) -> Path:
+        """As `plugins.report.write.write_report`."""
+        from polyrhythm.plugins.report.write import write_report  # long to import
+
+        return write_report(folders, path)
+
+
+HOOKS = ReportHooks()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,9 @@ from polyrhythm.plugin import Plugin
 PLUGIN = Plugin(
     "report",
     adds={
+        "observer": {
+            "report": "polyrhythm.plugins.report.command:HOOKS",
+        },
         "command": {
             "report": "polyrhythm.plugins.report.command",
         },

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import atomic_write
-from polyrhythm.observe.run_folder import find_run
+from polyrhythm.observe.run_folder import REPORT_FILE, find_run
 from polyrhythm.plugins.report.page import page
 from polyrhythm.plugins.report.read import read_run
 
-REPORT_FILE, COMPARISON_FILE = "report.html", "comparison.html"
+COMPARISON_FILE = "comparison.html"
 
 
 def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:

@@ -4,4 +4,8 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "scoring",
+    adds={
+        "scheduler": {"scoring": "polyrhythm.plugins.scoring.queue:ScoringQueue"},
+        "station": {"scoring": "polyrhythm.plugins.scoring.scorer_factory:add_scorers"},
+    },
 )

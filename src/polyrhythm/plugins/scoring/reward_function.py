@@ -7,13 +7,13 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import definition_place, import_function, raised
-from polyrhythm.envs.base import References, Transcribes
+from polyrhythm.envs.base import FullEnvSettings, traits_of
 from polyrhythm.errors import ConfigError
 from polyrhythm.specs import EnvSpec, SampleView, Score, Trajectory, Transcript
 from polyrhythm.specs.finite import as_number
@@ -78,7 +78,8 @@ def as_score(value: object) -> Score:
 def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, evaluation: bool) -> SampleView:
     """A sample as a reward function sees it. env: its environment's settings; seed: of its ticket."""
     trajectory = _read_only(trajectory)
-    prompt, messages, text = env.transcribe(trajectory) if isinstance(env, Transcribes) else _NO_TEXT
+    traits, full = traits_of(env), cast(FullEnvSettings, env)
+    prompt, messages, text = full.transcribe(trajectory) if traits.transcribes else _NO_TEXT
     return SampleView(
         task=spec.tasks[trajectory.task].name,
         seed=seed,
@@ -90,7 +91,7 @@ def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, ev
         success=trajectory.success,
         episode_return=trajectory.episode_return,
         trajectory=trajectory,
-        reference=env.reference(seed) if isinstance(env, References) else None,
+        reference=full.reference(seed) if traits.references else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.plugins.scoring.reward_function import load_reward
@@ -13,6 +13,9 @@ from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import ScorerJoined
 from polyrhythm.specs import EnvSpec
+
+if TYPE_CHECKING:
+    from polyrhythm.pipeline.context import AddedStations, StationPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,19 @@ class ScorerFactory:
 
     def announcements(self, incarnation: int) -> Sequence[ScorerJoined]:
         return [ScorerJoined(self.name, incarnation, self.places)]
+
+
+def add_scorers(plan: StationPlan) -> AddedStations:
+    """The scorers of a run with a reward function."""
+    from polyrhythm.pipeline.context import AddedStations  # in main alone: a scorer's process has no use for it
+    from polyrhythm.pipeline.placed import scorer_names
+
+    config = plan.context.config
+    scoring, env = config.scoring, config.env.model_dump(mode="json")
+    assert scoring is not None, "asked for where the recipe has the section"
+    return AddedStations(
+        [
+            ScorerFactory(name, scoring.function, env, plan.spec, scoring.at_a_time, dict(scoring.options))
+            for name in scorer_names(config)
+        ]
+    )

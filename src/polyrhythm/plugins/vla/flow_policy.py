@@ -10,14 +10,15 @@ entries that the environment takes. Times, velocities, log-probs and values are 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.adapting import AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.flow_network import STORED_INPUT, FlowNetwork, Prefix, repeated, restored, stored
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoise, Kept, Method, Network, start_noise
@@ -74,6 +75,9 @@ class FlowCritic(nn.Module):
         return value if self._per_action else value.squeeze(1)
 
 
+FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, keeps_prefix=True)
+
+
 class FlowPolicy(AdaptedPolicy):
     """The policy around a flow network. forward_inputs: the method's (`flow_methods`), in the network's shape [H,A].
 
@@ -96,6 +100,7 @@ class FlowPolicy(AdaptedPolicy):
         sft_draws: int = 1,
     ) -> None:
         super().__init__()
+        self.traits = replace(FLOW_TRAITS, dtype=precision.name)
         self.network, self.inputs, self.method, self.precision = network, inputs, method, precision
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 0.2

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import nn
 
-from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.blueprint import Blueprint
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.flow_policy import FlowPolicy
+from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowPolicy
 from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies.base import named, type_or
 from polyrhythm.policies.flow_methods import (
@@ -39,6 +39,8 @@ FlowMethod = Annotated[
 class FlowVlaSettings(VlaSettings):
     """Common settings of flow policies. An architecture's own add `type` and `size`, and say what its network is:
     `network_size`, `input_form`, `fitted_architecture`."""
+
+    policy_traits: ClassVar = FLOW_TRAITS
 
     horizon: int = Field(0, ge=0)
     """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""

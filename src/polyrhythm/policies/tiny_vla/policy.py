@@ -24,6 +24,7 @@ from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.head import Head
 from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize
 from polyrhythm.policies.tiny_vla.words import word_table
+from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 
 HeadSettings = Annotated[
@@ -43,6 +44,7 @@ class TinyVlaSettings(BaseModel):
     """Tiny vision-language-action model."""
 
     model_config = SETTINGS
+    traits: ClassVar = SettingsTraits(policy=PolicyTraits(critic=True))
     needs: ClassVar = ("torch",)
 
     type: Literal["tiny_vla"] = "tiny_vla"

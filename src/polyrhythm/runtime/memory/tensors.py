@@ -75,28 +75,6 @@ def copy_tensor(into: Tensor, source: Tensor) -> None:
         into.copy_(source.to(into.dtype) if source.is_cuda and into.is_cpu else source)
 
 
-def apply_state(module: Module, state: State) -> None:
-    """Overwrite the module's weights, or the part that it publishes if it has `published()`, with `state`.
-
-    Raises ValueError if names or shapes differ; then nothing has been changed.
-    """
-    published = getattr(module, "published", None)
-    own: State = module.state_dict() if published is None else published()
-    _check_same_names(own, state)
-    copy_into(own, state)
-
-
-def _check_same_names(own: State, state: State) -> None:
-    if own.keys() != state.keys():
-        odd = sorted(own.keys() ^ state.keys())
-        raise ValueError(f"weights do not fit the policy: {odd[0]} (and {len(odd) - 1} more) is on one side only")
-    for name, tensor in state.items():
-        if own[name].shape != tensor.shape:
-            raise ValueError(
-                f"weights do not fit the policy: {name} is {tuple(tensor.shape)}, it should be {tuple(own[name].shape)}"
-            )
-
-
 def tensors_of(module: Module) -> list[Tensor]:
     """The module's parameters, with their gradients, and its buffers."""
     parameters = list(module.parameters())

@@ -7,8 +7,8 @@
     peer        the same memory, copied by a generator on another device that can read it (NVLink or PCIe)
     tcp         from the trainer's host to the generator's, once for each host, then through its shared memory
 
-Pure, without torch: every process of a run decides for itself, and all of them alike. docs/design/033 says why no way
-is a collective.
+Pure, without torch: every process of a run decides for itself, and all of them alike.
+docs/design/memory-and-devices.md says why no way is a collective.
 """
 
 from __future__ import annotations

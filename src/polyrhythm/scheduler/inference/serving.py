@@ -12,30 +12,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Protocol, Self
 
-from polyrhythm.plugins.autobatch.tuning import BatchTuner
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState
+from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState, WeightScheduler
 from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
 from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.inference.slots import ServedSlot, SlotRegistry
-from polyrhythm.scheduler.inference.weights import WeightScheduler
 from polyrhythm.scheduler.records import (
     AbortStream,
+    BatchingChosen,
     GeneratorJoined,
     RefuseRequest,
     Request,
     RequestArrived,
     SimulatorJoined,
 )
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
+
+
+class Tuner(Protocol):
+    """Chooses the batch limits of `batching: auto` from requests and passes that serve training.
+
+    saved: the dataclasses that its state consists of. limits: in force; they change only in `on_pass_finished`. choice:
+    the last one, None before the first.
+    """
+
+    saved: ClassVar[tuple[type, ...]]
+    limits: BatchLimits
+    choice: BatchingChosen | None
+
+    def on_request(self, request: Request, now: float) -> None: ...
+    def on_pass_started(self, generator: str, requests: Sequence[Request], now: float) -> None: ...
+    def on_pass_finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
+        """Its pass is over; the slots `answered` are away now. generators: how many there are to serve."""
+
+    def remove_slot(self, slot: str) -> None: ...
+    def remove_generator(self, generator: str) -> None: ...
+    def restart_clock(self) -> None:
+        """The run is resumed under another clock."""
+
+    def take_announcement(self) -> BatchingChosen | None:
+        """The last choice, the first time that it is asked for."""
 
 
 @dataclass(slots=True)
 class RequestScheduler:
     """background: requests of reserved slots, oldest first: the evaluator alone serves them, with its pinned weights.
-    tuning: of `batching: auto`. Every queued request belongs to a live slot."""
+    tuning: for `batching: auto`. Every queued request belongs to a live slot."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     queue: RequestQueue
@@ -44,17 +68,17 @@ class RequestScheduler:
     generators: GeneratorRegistry
     weights: WeightScheduler = field(default_factory=WeightScheduler)
     background: list[Request] = field(default_factory=list)
-    tuning: BatchTuner | None = None
+    tuning: Tuner | None = None
 
     @classmethod
-    def create(cls, settings: SchedulerSettings) -> Self:
+    def create(cls, settings: SchedulerSettings, tuning: Tuner | None = None) -> Self:
         return cls(
             settings,
             RequestQueue(load_key(settings)),
             Router(settings.routing),
             SlotRegistry(),
             GeneratorRegistry(settings),
-            tuning=BatchTuner.begin(settings) if settings.batching == "auto" else None,
+            tuning=tuning,
         )
 
     # ------------------------------------------------------------ stations

@@ -1,4 +1,4 @@
-"""Forecast of the episodes that an env batch's rows will begin next, for rows that are reset ahead (design 035).
+"""Forecast of the episodes that an env batch's rows will begin next, for rows that are reset ahead.
 
 Task and seed of a ticket follow from its group's number, so they are known before the ticket exists. A forecast grants
 nothing: it changes no ledger, version or order of tickets, and a wrong one costs a reset that nobody uses.

@@ -1,10 +1,10 @@
 """Grants tickets to rows and follows them until their samples are buffered or dropped.
 
 A ticket goes running → buffered (→ reissuing, if its host is lost), or running → reissuing → running … → dropped after
-`max_attempts`: with its group, or alone if the group has extra members. Where there are scorers, it is scoring between
-running and buffered (`rollout.scoring`). When its task and seed is set aside
+`max_attempts`: with its group, or alone if the group has extra members. Where samples are scored, it is scoring between
+running and buffered (`SampleScoring`). When its task and seed is set aside
 (`quarantine`) the group goes at once. In any of these states it may also be dropped because others finished first
-(`redundancy`) or because its group is filtered (`filtering`). A row waits for a new ticket as soon as its ticket ends.
+(`redundancy`) or because its group is filtered (`limits`). A row waits for a new ticket as soon as its ticket ends.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
-from polyrhythm.plugins.scoring.rules import ScoringQueue
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import (
     CancelRow,
@@ -33,6 +32,9 @@ from polyrhythm.scheduler.records import (
     SampleEvaluated,
     SampleFailed,
     SampleFinished,
+    SampleScored,
+    ScorerJoined,
+    ScoringFailed,
     StartRows,
     Ticket,
 )
@@ -41,13 +43,67 @@ from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
 from polyrhythm.scheduler.samples import redundancy
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
-from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
-from polyrhythm.scheduler.samples.quarantine import Quarantine
-from polyrhythm.scheduler.samples.selection_bias import SelectionStats
-from polyrhythm.scheduler.samples.suspects import Suspects
+from polyrhythm.scheduler.samples.limits import ReturnFilter
+from polyrhythm.scheduler.samples.quarantine import Quarantine, Suspects
+from polyrhythm.scheduler.samples.redundancy import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
+
+
+@dataclass(slots=True)
+class SampleScoring:
+    """What happens to a finished sample before its group, or its evaluation, counts it: here nothing.
+
+    With `SchedulerSettings.scoring` a subclass stands here, which has stations score samples first (`plugins/scoring`).
+    saved: the dataclasses that its state consists of, itself among them; none: it has no state.
+    """
+
+    saved: ClassVar[tuple[type, ...]] = ()
+
+    def finish(self, rollout: RolloutScheduler, sample: Sample, now: float) -> list[Command]:
+        """A sample has finished; one that is to be scored is counted later, by `RolloutScheduler.complete`."""
+        return rollout.complete(sample, now)
+
+    def start(self, _rollout: RolloutScheduler) -> list[Command]:
+        """Give samples to stations that can take some."""
+        return []
+
+    def is_full(self, _rollout: RolloutScheduler) -> bool:
+        """Whether no further episode of an evaluation may begin, as too many of their samples are under way."""
+        return False
+
+    def give_up(self, _ticket: int, _payload_id: str) -> bool:
+        """Nobody needs this sample any more; whether nothing reads its payload, which else is released later."""
+        return True
+
+    def scores(self, _samples: Sequence[Sample]) -> tuple[float, ...]:
+        """What the samples of an update were given beside their rewards; empty: nothing is scored."""
+        return ()
+
+    def has(self, _station: str) -> bool:
+        """Whether this is one of its present stations."""
+        return False
+
+    def join(self, event: ScorerJoined) -> None:
+        raise AssertionError(f"{event.scorer} has nothing to score in this run")
+
+    def lose(self, rollout: RolloutScheduler, station: str, now: float, *, blame: bool) -> list[Command]:
+        """One of its stations is lost. blame: that counts as a try of its samples."""
+        raise NotImplementedError
+
+    def on_score(self, rollout: RolloutScheduler, event: SampleScored, now: float) -> list[Command]:
+        raise NotImplementedError
+
+    def on_failure(self, rollout: RolloutScheduler, event: ScoringFailed, now: float) -> list[Command]:
+        raise NotImplementedError
+
+    def pending(self) -> list[str]:
+        """What is under way, in words, for a stall report."""
+        return []
+
+    def detach(self, wanted: Collection[int]) -> None:
+        """The run was resumed without its stations. wanted: tickets that still exist."""
 
 
 @dataclass(slots=True)
@@ -56,6 +112,7 @@ class RolloutScheduler:
     cancelling: (ticket, attempt) → (slot, row) until the simulator answers."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
+    scoring: SampleScoring = field(metadata=UNSAVED)
     rows: RowRegistry
     admission: Admission
     buffer: SampleBuffer
@@ -66,15 +123,15 @@ class RolloutScheduler:
     background_quarantine: Quarantine = field(default_factory=lambda: Quarantine(background=True))
     suspects: Suspects = field(default_factory=Suspects)
     selection: SelectionStats = field(default_factory=SelectionStats)
-    scoring: ScoringQueue = field(default_factory=ScoringQueue)
     samples: dict[int, Sample] = field(default_factory=dict)
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
 
     @classmethod
-    def create(cls, settings: SchedulerSettings) -> RolloutScheduler:
+    def create(cls, settings: SchedulerSettings, scoring: SampleScoring) -> RolloutScheduler:
         return cls(
             settings,
+            scoring,
             RowRegistry(),
             Admission(settings),
             SampleBuffer(settings),
@@ -124,7 +181,7 @@ class RolloutScheduler:
         return [*dealt, *self._hedge(evaluation, idle, now)]
 
     def _next_of(self, evaluation: EvaluationState, version: int) -> Ticket | None:
-        if self._evaluates_enough():
+        if self.scoring.is_full(self):
             return None
         ticket = self.suspects.take(evaluation.waiting, self.samples)
         if ticket is None:
@@ -133,17 +190,12 @@ class RolloutScheduler:
         evaluation.start(ticket)
         return ticket
 
-    def _evaluates_enough(self) -> bool:
-        """Whether as many samples of evaluations lie in blocks until they are scored as may."""
-        rules = self.settings.scoring
-        return rules is not None and sum(each.running for each in self.evaluations.under_way) >= rules.max_evaluations
-
     def _hedge(self, evaluation: EvaluationState, idle: Iterable[IdleRows], now: float) -> list[Command]:
         """Copies of the evaluation's last episodes, on rows that would idle; parked episodes stay on theirs."""
         if not self.settings.evaluation_hedge or not evaluation.single:
             return []
         return self._deal(
-            lambda: None if self._evaluates_enough() else evaluation.copy(),
+            lambda: None if self.scoring.is_full(self) else evaluation.copy(),
             lambda: next((rows for rows in idle if not rows.parked), None),
             now,
         )
@@ -192,11 +244,7 @@ class RolloutScheduler:
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
         sample.success, sample.metrics, sample.texts = event.success, event.metrics, event.texts
         cancelled = self._cancel_twin(sample.ticket) if sample.ticket.evaluation else []
-        if self.settings.scoring is None:
-            return [*cancelled, *self.complete(sample, now)]
-        self.move(sample, SampleState.SCORING)
-        self.scoring.add(sample.ticket.number)
-        return cancelled
+        return cancelled + self.scoring.finish(self, sample, now)
 
     def _cancel_twin(self, ticket: Ticket) -> list[Command]:
         """An episode of an evaluation has finished: the other ticket that runs of it is cancelled."""

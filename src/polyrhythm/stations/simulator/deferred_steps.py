@@ -8,16 +8,15 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
-from polyrhythm.envs.base import BeginsSteps
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.slot import Slot
 
 
 class DeferredSteps:
-    """Of one env batch. begins: the environment, if its steps can begin before they are done."""
+    """Of one env batch, whose steps can begin before they are done if it has the trait `async_steps`."""
 
-    def __init__(self, env: GuardedEnv, begins: BeginsSteps | None) -> None:
-        self._env, self._begins = env, begins
+    def __init__(self, env: GuardedEnv) -> None:
+        self._env, self._begins = env, env.inner if env.async_steps else None
         self._defers = False
         self._begun: dict[str, int] = {}  # request whose step was begun, by slot
         self._unseen: dict[str, Slot] = {}  # queued since steps were begun last

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from polyrhythm.envs.base import BeginsSteps, EnvBatch
+from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
@@ -28,9 +28,8 @@ from polyrhythm.scheduler.records import (
     StartRows,
 )
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.chunk import stepper, whole_batch
+from polyrhythm.stations.simulator.chunk import EpisodeMetrics, stepper, whole_batch
 from polyrhythm.stations.simulator.deferred_steps import DeferredSteps
-from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.lanes import Lanes
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
@@ -76,8 +75,7 @@ class EnvHost:
         self._step_chunk = stepper(env.spec, settings.action_repeat)
         self._todo: deque[Slot] = deque()
         self._queued: set[str] = set()  # names of those in `_todo`
-        begins = env if self.env.begins_steps and isinstance(env, BeginsSteps) else None
-        self._deferred = DeferredSteps(self.env, begins)
+        self._deferred = DeferredSteps(self.env)
         self._lanes = Lanes()
         self._reset_slots: Sequence[Slot] = ()  # slots reset in the last unit, until `_reset_end`
         self._step_slots: Sequence[Slot] = ()  # slots stepped after that in the same unit

@@ -5,24 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation, libraries, own_place
 from polyrhythm.envs.base import (
-    BeginsSteps,
-    DiscardsRows,
     EnvBatch,
     EpisodeRefused,
+    FullEnvBatch,
     RowNumbers,
     RowsFailed,
     StepResult,
-    TranscribesRows,
+    batch_traits,
     first_cause,
 )
-from polyrhythm.envs.results import as_utf8, check_form
+from polyrhythm.envs.checked_env import as_utf8, check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 from polyrhythm.scheduler.records import DropReason
 
@@ -52,7 +51,8 @@ class EnvFault(Exception):
 
 
 class GuardedEnv:
-    """Wrapper of env batch `inner`. seconds: time spent in it; doing: (call under way, its begin), ("", 0) if none.
+    """Wrapper of env batch `inner`. seconds: time spent in it; doing: (call under way, its begin), ("", 0) if none;
+    async_steps: steps can be begun before they are done.
 
     An exception becomes an EnvFault, except those that a retry cannot solve: PolyrhythmError and ImportError. A step's
     result is checked once for each number of rows: RunHalted if it does not match `StepResult`.
@@ -66,7 +66,8 @@ class GuardedEnv:
         self._isolate = isolate
         self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
         self.doing = IDLE
-        self.inner = inner
+        self.inner, self.traits = cast(FullEnvBatch, inner), batch_traits(inner)
+        self.async_steps = bool(inner.spec.chunk) and self.traits.async_steps
         self._seen: set[int] = set()
         self._traced: set[tuple[str, type[Exception]]] = set()
 
@@ -142,24 +143,17 @@ class GuardedEnv:
 
     def discard(self, row: int) -> None:
         """Have the environment make the row anew at its next reset, if it can: numbers of it were not finite."""
-        if isinstance(self.inner, DiscardsRows):
+        if self.traits.discards_rows:
             try:
                 self._call("discard", self.inner.discard, row)
             except EnvFault as fault:
                 log.warning("row %d: %s%s", row, fault, fault.place)
 
-    @property
-    def begins_steps(self) -> bool:
-        """Whether steps can be begun before they are done (`BeginsSteps`)."""
-        return bool(self.spec.chunk) and isinstance(self.inner, BeginsSteps)
-
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
-        assert isinstance(self.inner, BeginsSteps)
         self._call("step", self.inner.begin_step, rows, actions)
 
     def drop_step(self, rows: RowNumbers) -> None:
         """Have the environment give up steps that were begun."""
-        assert isinstance(self.inner, BeginsSteps)
         try:
             self._call("step", self.inner.drop_step, rows)
         except EnvFault as fault:
@@ -167,11 +161,10 @@ class GuardedEnv:
 
     def texts(self, row: int) -> tuple[str, ...]:
         """What was said in the row, cut at `MOST_BYTES`; () if the environment has no texts."""
-        inner = self.inner
-        if not isinstance(inner, TranscribesRows):
+        if not self.traits.texts:
             return ()
         try:
-            return _within(self._call("texts", lambda: list(map(as_utf8, inner.texts(row)))), MOST_BYTES)
+            return _within(self._call("texts", lambda: list(map(as_utf8, self.inner.texts(row)))), MOST_BYTES)
         except EnvFault as fault:
             log.warning("row %d: %s%s", row, fault, fault.place)
             return ()

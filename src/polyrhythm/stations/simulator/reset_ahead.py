@@ -4,7 +4,7 @@ A row that begins an episode which a spare row has ready changes places with it,
 slot's. An episode depends on its task and seed alone, so it is the same as one that is reset when it begins.
 
 The wrapped batch has to allow a reset in another thread while its other rows reset, step or are observed
-(`resets_beside` of its settings). What it offers besides (`BeginsSteps`, `TranscribesRows`) is offered here too.
+(`EnvTraits.resets_ahead` of its settings).
 
 Invariants: each row of the wrapped batch is either that of one row here or a spare; the thread touches only spares that
 it has marked as not ready, and nobody else touches those; a spare that a row has claimed is reset for no other episode
@@ -18,20 +18,12 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import (
-    BeginsSteps,
-    DiscardsRows,
-    EnvBatch,
-    ObservesAhead,
-    RowNumbers,
-    RowsFailed,
-    StepResult,
-    TranscribesRows,
-)
+from polyrhythm.envs.base import EnvBatch, EnvTraits, FullEnvBatch, RowNumbers, RowsFailed, StepResult, batch_traits
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +32,6 @@ CLOSE_S = 30.0
 
 #: Task and seed.
 Start = tuple[int, int]
-
-#: Optional methods of an env batch that are passed on, with the interface that has them.
-_OFFERS = {
-    **dict.fromkeys(("begin_step", "drop_step", "waits", "fileno"), BeginsSteps),
-    "texts": TranscribesRows,
-}
 
 
 @dataclass(slots=True)
@@ -65,7 +51,10 @@ class ResetAhead:
     that was being reset, and when the episode began."""
 
     def __init__(self, inner: EnvBatch, spares: int) -> None:
-        self.inner, self.spec, self.rows = inner, inner.spec, inner.rows - spares
+        self.inner, self.spec, self.rows = cast(FullEnvBatch, inner), inner.spec, inner.rows - spares
+        had = batch_traits(inner)
+        self.traits = EnvTraits(discards_rows=had.discards_rows, async_steps=had.async_steps, texts=had.texts)
+        self._prepares_observations = had.prepares_observations
         self.ready = self.waited = self.in_place = 0
         self._place = np.arange(self.rows)
         self._spares = [_Spare(self.rows + index) for index in range(spares)]
@@ -75,9 +64,6 @@ class ResetAhead:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._open: set[int] = set()  # rows whose step was begun
-        for name, kind in _OFFERS.items():  # what is no attribute is not offered
-            if isinstance(inner, kind):
-                setattr(self, name, getattr(self, f"_{name}"))
 
     def prepare(self, episodes: Sequence[Start], begun: Sequence[Start]) -> None:
         """Reset spare rows for these episodes (task, seed), the first ones first. Returns at once. begun: episodes that
@@ -123,26 +109,20 @@ class ResetAhead:
             raise self._translated(raised, rows) from raised
 
     def discard(self, row: int) -> None:
-        """Pass it on, if the wrapped batch can do that."""
-        if isinstance(self.inner, DiscardsRows):
-            self.inner.discard(int(self._place[row]))
+        self.inner.discard(int(self._place[row]))
 
-    def _begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
-        assert isinstance(self.inner, BeginsSteps)
+    def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
         self._open.update(map(int, rows))
         self.inner.begin_step(self._places(rows), actions)
 
-    def _drop_step(self, rows: RowNumbers) -> None:
-        assert isinstance(self.inner, BeginsSteps)
+    def drop_step(self, rows: RowNumbers) -> None:
         self._note_done(rows)
         self.inner.drop_step(self._places(rows))
 
-    def _waits(self, rows: RowNumbers) -> bool:
-        assert isinstance(self.inner, BeginsSteps)
+    def waits(self, rows: RowNumbers) -> bool:
         return self.inner.waits(self._places(rows))
 
-    def _fileno(self) -> int:
-        assert isinstance(self.inner, BeginsSteps)
+    def fileno(self) -> int:
         return self.inner.fileno()
 
     def _note_done(self, rows: RowNumbers) -> None:
@@ -150,8 +130,7 @@ class ResetAhead:
         if self._open:
             self._open.difference_update(map(int, rows))
 
-    def _texts(self, row: int) -> Sequence[str]:
-        assert isinstance(self.inner, TranscribesRows)
+    def texts(self, row: int) -> Sequence[str]:
         return self.inner.texts(int(self._place[row]))
 
     def close(self) -> None:
@@ -213,7 +192,7 @@ class ResetAhead:
         """Put the claimed spare row in the row's place, once it is ready; what its reset raised is raised now."""
         if row in self._open:  # its step raised: what it has begun ends here, not in the thread that resets spares
             try:
-                self._drop_step([row])
+                self.drop_step([row])
             except Exception:  # the claimed spare row would be lost
                 log.warning("row %d: drop_step", row, exc_info=True)
         with self._changed:
@@ -237,7 +216,7 @@ class ResetAhead:
             error: BaseException | None = None
             try:
                 self.inner.reset(np.array([spare.row]), (task,), (seed,))
-                if isinstance(self.inner, ObservesAhead):
+                if self._prepares_observations:
                     self.inner.prepare_observation(spare.row)
             except BaseException as raised:  # noqa: BLE001 - it is raised where the episode begins
                 error = raised

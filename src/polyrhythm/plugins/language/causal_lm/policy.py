@@ -24,7 +24,7 @@ from polyrhythm.plugins.language.causal_lm.sampling import Sampling, entropy, pr
 from polyrhythm.plugins.language.causal_lm.servers.build import ask_server, engine_at_server
 from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
 from polyrhythm.plugins.language.causal_lm.vllm_model import VllmModel, VllmStart
-from polyrhythm.plugins.vla.adapting import AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
 from polyrhythm.policies import distributions
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
@@ -52,7 +52,9 @@ class CausalLm(AdaptedPolicy):
     ) -> None:
         super().__init__()
         self.network, self.critic = network, critic
-        self.has_value = self.values_late = critic is not None
+        traits = settings.traits.policy
+        assert traits is not None
+        self.traits = traits
         self.value_detach = settings.value_detach
         self.chunk, self.action_dim = env_spec.chunk, 1
         self.exact, self.tolerance = False, settings.tolerance
@@ -98,7 +100,7 @@ class CausalLm(AdaptedPolicy):
             count = len(generated.tokens)
             message[row, :count], logprob[row, :count] = generated.tokens, generated.logprobs
         actions = torch.from_numpy(message).to(device)
-        value = torch.zeros(shape if self.has_value else shape[:1], device=device)
+        value = torch.zeros(shape if self.traits.value else shape[:1], device=device)
         logprobs = torch.from_numpy(logprob).to(device)
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
@@ -116,10 +118,9 @@ class CausalLm(AdaptedPolicy):
         return NativeEngine(*what, capacity=capacity, length=length, refresh=self._refresh)
 
     def ask_server(self) -> None:
-        """Whether the engine's server is there (`policies.engine.AsksServer`)."""
-        if isinstance(self._engine, ServerSettings):
-            what = (self.network, self._sampling, self._stops)
-            ask_server(self._engine, *what, self._prompt + self.chunk)
+        """Whether the engine's server is there (trait asks_server)."""
+        assert isinstance(self._engine, ServerSettings)
+        ask_server(self._engine, self.network, self._sampling, self._stops, self._prompt + self.chunk)
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
         """Prompt and the most new tokens for one row of observations (tensors [1,...])."""

@@ -14,16 +14,19 @@ from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.plugins.language.causal_lm.engine_settings import EngineSettings, NativeSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
-from polyrhythm.plugins.vla.settings import LoraSettings
+from polyrhythm.plugins.pretrained.adapting import LoraSettings
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.traits import SAMPLING, EngineTraits, PolicyTraits, SettingsTraits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 Count = Annotated[int, Field(ge=1)]
 
-#: Purpose of the memory of which `policy.engine.cache_gib` says how much it is.
+#: Purpose of the memory that `policy.engine.cache_gib` sets.
 VLLM_CACHE = "vLLM's keys and values"
+FOLDERS = "polyrhythm.plugins.language.causal_lm.folders:CausalLmFolders"
+PRELOAD = ("transformers.modeling_utils",)
 
 
 class CausalLmSettings(BaseModel):
@@ -35,9 +38,6 @@ class CausalLmSettings(BaseModel):
     model_config = SETTINGS
     needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
-    preload: ClassVar = ("transformers.modeling_utils",)
-    #: By which tokens are drawn.
-    sampling_settings: ClassVar = ("temperature", "top_k", "top_p")
 
     type: Literal["causal_lm"] = "causal_lm"
     """The policy's name."""
@@ -104,30 +104,33 @@ class CausalLmSettings(BaseModel):
         return {"epochs": 1, "minibatch_steps": 128, "max_kl": None, "optimizer": {"lr": lr, "betas": (0.9, 0.99)}}
 
     @property
-    def streaming_engine(self) -> str:
-        """The setting of an engine that answers streams alone, "" for one that answers passes as well."""
-        return f"policy.engine.type = {self.engine.type}" if self.engine.type != "native" else ""
-
-    @property
-    def keeps_device(self) -> str:
-        """Why a generator cannot leave its device for others, "" if it can."""
-        return "policy.engine.type = vllm" if self.engine.type == "vllm" else ""
-
-    @property
-    def one_engine(self) -> str:
-        """Why a run has one generator alone, "" if it may have more."""
-        return f"policy.engine.url = {self.engine.url}" if isinstance(self.engine, ServerSettings) else ""
-
-    @property
-    def keeps_no_old_cache(self) -> bool:
-        """Whether a token's log-prob depends on no weights older than those that sampled it."""
-        return self.refresh_cache and not isinstance(self.engine, ServerSettings)
-
-    @property
-    def fixed_weights(self) -> str:
-        """Why nothing can be trained, "" if it can."""
+    def traits(self) -> SettingsTraits:
+        """What the policy and its engine can do."""
+        server = isinstance(self.engine, ServerSettings)
+        kind = f"policy.engine.type = {self.engine.type}"
         fixed = self.engine.type == "openai" and not self.engine.weights.load
-        return "policy.engine.weights.load is empty" if fixed else ""
+        engine = EngineTraits(
+            streams_only=kind if self.engine.type != "native" else "",
+            single=f"policy.engine.url = {self.engine.url}" if isinstance(self.engine, ServerSettings) else "",
+            keeps_device=kind if self.engine.type == "vllm" else "",
+            fixed_weights="policy.engine.weights.load is empty" if fixed else "",
+            cache=VLLM_CACHE if self.engine.type == "vllm" else "",
+            fresh_cache=self.refresh_cache and not server,
+        )
+        policy = PolicyTraits(
+            value=self.value_head,
+            critic=self.value_head,
+            values_late=self.value_head,
+            late_values=True,
+            publishes_part=True,
+            shares_reference=True,
+            counts_tokens=True,
+            streams=True,
+            asks_server=server,
+        )
+        return SettingsTraits(
+            PRELOAD, SAMPLING, outlines=True, adapts=True, folders=FOLDERS, engine=engine, policy=policy
+        )
 
     def check(self) -> None:
         """MissingError: the engine is not installed."""

@@ -3,11 +3,9 @@ transformers."""
 
 from polyrhythm.plugins.language.text.base import (
     Awaited,
-    Awaits,
     Conversation,
-    Demonstrates,
-    Drops,
-    Prepares,
+    ConversationTraits,
+    FullConversation,
     Reply,
     TextSettings,
     draw_apart,
@@ -16,11 +14,9 @@ from polyrhythm.plugins.language.text.base import (
 
 __all__ = [
     "Awaited",
-    "Awaits",
     "Conversation",
-    "Demonstrates",
-    "Drops",
-    "Prepares",
+    "ConversationTraits",
+    "FullConversation",
     "Reply",
     "TextSettings",
     "draw_apart",

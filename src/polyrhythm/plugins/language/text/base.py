@@ -12,16 +12,17 @@ executed. What the environment says is in observations only, so no loss counts i
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from polyrhythm.envs.base import EpisodeRefused, RowsFailed
+from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowsFailed
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.text.chat import Chat, ChatChoice, Prompt, has_template, open_chat
 from polyrhythm.plugins.language.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
@@ -72,15 +73,6 @@ class Conversation(Protocol):
         ...
 
 
-@runtime_checkable
-class Prepares(Protocol):
-    """A conversation whose replies take long, such as those of a tool, and overlap with those of other rows."""
-
-    def prepare(self, message: str) -> None:
-        """Begin what `reply` will wait for; called for the messages of all rows before the first `reply`."""
-        ...
-
-
 class Awaited(NamedTuple):
     """What a reply waits for: the descriptor that can be read once it has come; when to give up, by `time.monotonic`,
     which `reply` then says."""
@@ -89,32 +81,50 @@ class Awaited(NamedTuple):
     deadline: float
 
 
-@runtime_checkable
-class Awaits(Protocol):
-    """A conversation that prepares, and can say what its reply waits for: meanwhile other rows go on."""
+@dataclass(frozen=True, slots=True)
+class ConversationTraits:
+    """Which optional methods of `FullConversation` a conversation has."""
 
-    def awaits(self) -> Awaited | None:
-        """What `reply` to the prepared message would wait for; None if nothing. It is not closed before `reply`, `drop`
-        or `begin`."""
+    prepare: bool = False
+    awaits: bool = False
+    drop: bool = False
+    expert: bool = False
+    close: bool = False
+
+
+class FullConversation(Conversation, Protocol):
+    """A conversation with all optional methods; which are there, `conversation_traits` says."""
+
+    def prepare(self, message: str) -> None:
+        """Begin what `reply` will wait for; called for the messages of all rows before the first `reply`, so that slow
+        replies, such as those of a tool, overlap."""
         ...
 
-
-@runtime_checkable
-class Drops(Protocol):
-    """A conversation that prepares, and can give that up."""
+    def awaits(self) -> Awaited | None:
+        """What `reply` to the prepared message would wait for, meanwhile other rows go on; None if nothing. It is not
+        closed before `reply`, `drop` or `begin`."""
+        ...
 
     def drop(self) -> None:
         """End what `prepare` has begun, if anything: no `reply` to it follows."""
         ...
 
-
-@runtime_checkable
-class Demonstrates(Protocol):
-    """A conversation with a scripted expert, for demonstrations."""
-
     def expert(self) -> str:
-        """The expert's next message; `reply` is called with it."""
+        """A scripted expert's next message, for demonstrations; `reply` is called with it."""
         ...
+
+    def close(self) -> None:
+        """Free what the row has."""
+        ...
+
+
+def conversation_traits(conversation: object) -> ConversationTraits:
+    """Its own `traits`, else the optional methods that it has."""
+    declared = getattr(conversation, "traits", None)
+    if isinstance(declared, ConversationTraits):
+        return declared
+    names = [one.name for one in fields(ConversationTraits)]
+    return ConversationTraits(**{name: callable(getattr(conversation, name, None)) for name in names})
 
 
 class TextSettings(BaseModel):
@@ -135,6 +145,7 @@ class TextSettings(BaseModel):
     max_turns: Count = 1
     """Most messages of an episode."""
 
+    traits: ClassVar = EnvTraits(transcribes=True, checks_expert=True, async_steps=True, texts=True)
     #: Characters of the text, with the tokenizer `characters`.
     alphabet: ClassVar[str] = "".join(map(chr, range(32, 127))) + "\n"
     #: Texts of one token that end a message, as the end-of-text token does, but stay part of it.
@@ -169,11 +180,9 @@ class TextSettings(BaseModel):
 
     def build(self, rows: int) -> TextBatch:
         """A batch of `rows` conversations."""
-        from polyrhythm.plugins.language.text.batch import TextBatch, TextBatchWithExpert
+        from polyrhythm.plugins.language.text.batch import TextBatch
 
-        conversations = [self.conversation() for _ in range(rows)]
-        made = TextBatchWithExpert if isinstance(conversations[0], Demonstrates) else TextBatch
-        return made(self, conversations)
+        return TextBatch(self, [self.conversation() for _ in range(rows)])
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
         """A finished sample as text, without end-of-text tokens and what the tokenizer begins with; the prompt and the
@@ -215,12 +224,12 @@ class TextSettings(BaseModel):
             log.warning("%s are set aside, as others like them will be: %s", count, refused[0])
 
     def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
-        """See `envs.base.ChecksExpert`: the first message of an episode must fit into `max_new_tokens`."""
-        from polyrhythm.plugins.language.text.batch import MessageTooLong, TextBatchWithExpert
+        """Raise ConfigError if the expert's first message of each of these episodes exceeds `max_new_tokens`."""
+        from polyrhythm.plugins.language.text.batch import MessageTooLong
 
         batch, longest = self.build(1), None
         try:
-            if not isinstance(batch, TextBatchWithExpert):
+            if not batch.traits.expert:
                 return
             for task, seed in episodes:
                 try:
@@ -291,3 +300,14 @@ def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
 def is_held_out(prompt: str) -> bool:
     """Whether a prompt belongs to evaluations."""
     return zlib.crc32(prompt.encode()) % _APART == 0
+
+
+#: Moves by Gymnasium's number, with rows and columns.
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+_MOVE = re.compile("|".join(MOVES))
+
+
+def last_move(message: str) -> str | None:
+    """The last of the words left, down, right and up in a message, None without one."""
+    found = _MOVE.findall(message)
+    return found[-1] if found else None

@@ -1,12 +1,15 @@
-"""An env batch of conversations: ids to text and back, turns, lengths."""
+"""An env batch of conversations: ids to text and back, turns, lengths, and messages that are told beforehand."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import select
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +17,8 @@ from numpy.typing import NDArray
 from polyrhythm.conformance import definition_place
 from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.language.text.base import Conversation, Demonstrates, Reply
+from polyrhythm.plugins.language.text.base import Awaited, Conversation, FullConversation, Reply, conversation_traits
 from polyrhythm.plugins.language.text.chat import ChatTurns, Prompt
-from polyrhythm.plugins.language.text.prepared import PreparedMessages
 from polyrhythm.plugins.language.text.tokenizers import begin, encodable, encode_after
 from polyrhythm.specs.finite import as_number
 
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
     from polyrhythm.plugins.language.text.base import TextSettings
 
 log = logging.getLogger(__name__)
+
+
+class MessageTooLong(EpisodeRefused):
+    """The expert's message has more tokens than a message may have. tokens: with its end."""
+
+    def __init__(self, limit: int, tokens: int) -> None:
+        self.tokens = tokens
+        super().__init__(
+            f"env.max_new_tokens = {limit}: the expert's message has {tokens} tokens with its end; raise it to {tokens}"
+        )
 
 
 class TextBatch:
@@ -35,7 +47,8 @@ class TextBatch:
         self._settings, self._tokenizer = settings, settings.text_tokenizer()
         self._chat = settings.open_chat()
         self._chats: dict[int, ChatTurns] = {}  # by row, with a chat template
-        self._conversations = conversations
+        self._conversations = cast(Sequence[FullConversation], conversations)
+        self.traits = replace(settings.traits, expert=conversation_traits(conversations[0]).expert)
         self._prepared = PreparedMessages(conversations)
         self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
         self._length = np.zeros(self.rows, np.int32)
@@ -133,7 +146,7 @@ class TextBatch:
         return self._prepared.waits(map(int, rows))
 
     def fileno(self) -> int:
-        """See `envs.base.BeginsSteps`."""
+        """See `envs.base.FullEnvBatch`."""
         return self._prepared.fileno()
 
     def _measured(self, ids: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
@@ -243,31 +256,10 @@ class TextBatch:
         return self._tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """See `envs.base.TranscribesRows`: what the model was shown, decoded from its tokens; also a message that was
+        """See `envs.base.FullEnvBatch`: what the model was shown, decoded from its tokens; also a message that was
         cut, and replies that the model did not see."""
         decode = self._tokenizer.decode
         return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
-
-    def close(self) -> None:
-        """Close the conversations that can be closed."""
-        for conversation in self._conversations:
-            if callable(close := getattr(conversation, "close", None)):
-                close()
-        self._prepared.close()
-
-
-class MessageTooLong(EpisodeRefused):
-    """The expert's message has more tokens than a message may have. tokens: with its end."""
-
-    def __init__(self, limit: int, tokens: int) -> None:
-        self.tokens = tokens
-        super().__init__(
-            f"env.max_new_tokens = {limit}: the expert's message has {tokens} tokens with its end; raise it to {tokens}"
-        )
-
-
-class TextBatchWithExpert(TextBatch):
-    """Conversations that demonstrate."""
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
         """The expert's next message of each row: [n,C,1], which ends with an end-of-text token unless it has a stop of
@@ -275,9 +267,7 @@ class TextBatchWithExpert(TextBatch):
         found = np.full((len(rows), self.spec.chunk, 1), self._tokenizer.ends[0], np.int64)
         refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
-            conversation = self._conversations[row]
-            assert isinstance(conversation, Demonstrates)
-            message = conversation.expert()
+            message = self._conversations[row].expert()
             try:
                 ids = self._demonstrated(row, message)
             except EpisodeRefused as error:
@@ -298,3 +288,89 @@ class TextBatchWithExpert(TextBatch):
         if len(ids) > self.spec.chunk:
             raise MessageTooLong(self.spec.chunk, len(ids))
         return ids
+
+    def close(self) -> None:
+        """Close the conversations that can be closed."""
+        for conversation in self._conversations:
+            if conversation_traits(conversation).close:
+                conversation.close()
+        self._prepared.close()
+
+
+class PreparedMessages:
+    """Messages that the conversations of a batch were told beforehand, and what their replies wait for. The batch
+    closes it.
+
+    Invariant: a row's reply is awaited only between `tell` and `take`, `drop` or `forget`, and its descriptor watched.
+    """
+
+    def __init__(self, conversations: Sequence[Conversation]) -> None:
+        self._conversations = cast(Sequence[FullConversation], conversations)
+        self._traits = list(map(conversation_traits, conversations))
+        self._told: dict[int, Exception | None] = {}
+        self._awaited: dict[int, Awaited] = {}
+        self._rows: dict[int, int] = {}  # by descriptor
+        self._poll = select.epoll()
+        self.close, self.fileno = self._poll.close, self._poll.fileno
+
+    def expects(self, row: int) -> bool:
+        """Whether the row's conversation prepares replies, and was not told its message yet."""
+        return row not in self._told and self._traits[row].prepare
+
+    def tell(self, row: int, message: str) -> None:
+        """Have the row's conversation prepare its reply, where one is expected."""
+        conversation = self._conversations[row]
+        self._told[row] = None
+        try:
+            conversation.prepare(message)
+            awaited = conversation.awaits() if self._traits[row].awaits else None
+            if awaited is not None:
+                self._poll.register(awaited.fileno, select.EPOLLIN)
+        except PolyrhythmError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
+            self._told[row] = error
+            self._give_up(row)
+            return
+        if awaited is not None:
+            self._awaited[row], self._rows[awaited.fileno] = awaited, row
+
+    def waits(self, rows: Iterable[int]) -> bool:
+        """Whether the reply of one of these rows is awaited, and not for too long."""
+        for number, _ in self._poll.poll(0):
+            self._end(self._rows[number])
+        now = time.monotonic()
+        return any(row in self._awaited and now < self._awaited[row].deadline for row in rows)
+
+    def take(self, row: int) -> Exception | None:
+        """The row is about to reply: what its preparation raised, if anything."""
+        error = self._told.get(row)
+        self.forget(row)
+        return error
+
+    def drop(self, row: int) -> None:
+        """The row will not reply: its conversation gives up what it prepared."""
+        if row in self._told:
+            self.forget(row)
+            self._give_up(row)
+
+    def forget(self, row: int) -> None:
+        """Nothing of the row is awaited any more."""
+        self._told.pop(row, None)
+        if row in self._awaited:
+            self._end(row)
+
+    def _give_up(self, row: int) -> None:
+        if not self._traits[row].drop:
+            return
+        try:
+            self._conversations[row].drop()
+        except PolyrhythmError:
+            raise
+        except Exception:
+            log.warning("row %d: the conversation's drop raised", row, exc_info=True)
+
+    def _end(self, row: int) -> None:
+        number = self._awaited.pop(row).fileno
+        del self._rows[number]
+        self._poll.unregister(number)

@@ -7,6 +7,7 @@ Imitation then leaves a way that works and is rarely taken, which reinforcement 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from random import Random
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -46,6 +47,7 @@ class ChainsSettings(TextSettings):
     max_prompt_tokens: Count = 36
     """Most tokens before a message: the prompt and, with tool, everything said since."""
 
+    traits: ClassVar = replace(TextSettings.traits, expert=True)
     alphabet: ClassVar = "0123456789+-=,#<>;?"
     stops: ClassVar = (">",)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from polyrhythm.plugins.language.text.base import Count, Reply, TextSettings, draw_apart
-from polyrhythm.plugins.language.text.moves import MOVES, last_move
+from polyrhythm.plugins.language.text.base import MOVES, Count, Reply, TextSettings, draw_apart, last_move
 from polyrhythm.specs.hashing import library_seed
 
 
@@ -20,6 +20,7 @@ class FrozenLakeSettings(TextSettings):
     reply is the lake after it. Reward 1 at the goal, 0 otherwise; a hole ends the episode.
     """
 
+    traits: ClassVar = replace(TextSettings.traits, expert=True)
     needs: ClassVar = ("gymnasium",)
 
     type: Literal["frozen_lake"] = "frozen_lake"

@@ -71,6 +71,7 @@ class PromptsSettings(TextSettings):
     max_prompt_tokens: Count = 512
     """Most tokens of a prompt; longer ones are left out when the files are read."""
 
+    traits: ClassVar = replace(TextSettings.traits, expert=True, references=True)
     metrics: ClassVar = MappingProxyType({"verifier_failed": "max"})
 
     @model_validator(mode="after")
@@ -109,7 +110,7 @@ class PromptsSettings(TextSettings):
         return _load(type(self), self.model_dump_json(), stamps)
 
     def reference(self, seed: int) -> Any:
-        """See `envs.base.References`."""
+        """See `envs.base.FullEnvSettings`."""
         return self.data().row(seed).answer
 
     def shown(self, row: PromptRow) -> Prompt:

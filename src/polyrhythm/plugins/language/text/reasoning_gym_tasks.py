@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
 from polyrhythm.plugins.language.text.base import Conversation, Count, Reply, TextSettings, draw_apart, enclosed
-from polyrhythm.plugins.language.text.with_python import INSTRUCTION, with_python
+from polyrhythm.plugins.language.text.with_python import INSTRUCTION, WithPython
 from polyrhythm.specs import EnvSpec, Task
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class ReasoningGymSettings(TextSettings):
     """Data sets of reasoning-gym, one task each: the prompt is the question, the reward the data set's score of the
     answer, 0 to 1. A problem is a function of the seed; those of evaluations do not occur in training."""
 
+    traits: ClassVar = replace(TextSettings.traits, expert=True)
     needs: ClassVar = ("reasoning_gym",)
     extra: ClassVar = "reasoning-gym"
 
@@ -68,7 +69,7 @@ class ReasoningGymSettings(TextSettings):
         return replace(super().spec(), tasks=tuple(Task(name, name) for name in self.datasets))
 
     def conversation(self) -> Conversation:
-        return with_python(Problem(self), self.sandbox) if self.tool else Problem(self)
+        return WithPython(Problem(self), self.sandbox) if self.tool else Problem(self)
 
 
 class _Drawn(NamedTuple):

@@ -7,14 +7,14 @@ same moves solve it, so every room can be solved, and how is known without a sea
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.language.text.base import Count, Reply, TextSettings, draw_apart
-from polyrhythm.plugins.language.text.moves import MOVES, last_move
+from polyrhythm.plugins.language.text.base import MOVES, Count, Reply, TextSettings, draw_apart, last_move
 
 #: Moves backwards for each box.
 _MOVES_BACK = 24
@@ -53,6 +53,7 @@ class SokobanSettings(TextSettings):
     max_prompt_tokens: Count = 1280
     """Most tokens before a message: all rooms and messages so far."""
 
+    traits: ClassVar = replace(TextSettings.traits, expert=True)
     alphabet: ClassVar = "#-.$*@+\nabcdefghijklmnopqrstuvwxyz "
     stops: ClassVar = ("\n",)
 

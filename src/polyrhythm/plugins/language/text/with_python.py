@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import cast
 
 from polyrhythm.plugins.language.sandbox.tool import Call, Outcome, PythonTool, SandboxSettings, close_tool, open_tool
-from polyrhythm.plugins.language.text.base import Awaited, Conversation, Demonstrates, Reply, enclosed
+from polyrhythm.plugins.language.text.base import (
+    Awaited,
+    Conversation,
+    ConversationTraits,
+    FullConversation,
+    Reply,
+    conversation_traits,
+    enclosed,
+)
 from polyrhythm.plugins.language.text.chat import Prompt
 
 #: Around code in a message.
@@ -58,10 +66,14 @@ class PythonRunner:
 
 class WithPython:
     """A conversation in which a message with `<python>code</python>` runs the last such code: the reply is its output,
-    between `<output>` and `</output>`, and the episode goes on. Other messages are the inner conversation's."""
+    between `<output>` and `</output>`, and the episode goes on. Other messages are the inner conversation's, as is its
+    expert. ConfigError: the sandbox cannot be had on this machine."""
 
     def __init__(self, inner: Conversation, settings: SandboxSettings) -> None:
-        self._inner, self._runner = inner, PythonRunner(settings)
+        self._inner, self._runner = cast(FullConversation, inner), PythonRunner(settings)
+        had = conversation_traits(inner)
+        self.traits = ConversationTraits(prepare=True, awaits=True, drop=True, expert=had.expert, close=True)
+        self._inner_closes = had.close
 
     def begin(self, task: int, seed: int) -> Prompt:
         self._runner.drop()
@@ -83,28 +95,16 @@ class WithPython:
             return self._inner.reply(message)
         return Reply(f"<output>\n{self._runner.finish(code).text}</output>\n", done=False)
 
+    def expert(self) -> str:
+        return self._inner.expert()
+
     def close(self) -> None:
         self._runner.close()
-        close: Any = getattr(self._inner, "close", None)
-        if close is not None:
-            close()
-
-
-class WithPythonAndExpert(WithPython):
-    """The same with the inner conversation's teacher."""
-
-    def expert(self) -> str:
-        assert isinstance(self._inner, Demonstrates)
-        return self._inner.expert()
+        if self._inner_closes:
+            self._inner.close()
 
 
 def _code_in(message: str) -> str | None:
     """The last code in a message, None without one."""
     last = deque(enclosed(message, *_MARKS), maxlen=1)
     return last[0] if last else None
-
-
-def with_python(inner: Conversation, settings: SandboxSettings) -> WithPython:
-    """The conversation with the Python tool. Raises ConfigError if the sandbox cannot be had on this machine."""
-    made = WithPythonAndExpert if isinstance(inner, Demonstrates) else WithPython
-    return made(inner, settings)

@@ -9,12 +9,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.conformance import Finding
-from polyrhythm.envs.base import EnvBatch
+from polyrhythm.envs.base import EnvBatch, EnvTraits
+from polyrhythm.envs.mujoco import count_gpus
 from polyrhythm.envs.variants import Variant
-from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
-from polyrhythm.plugins.simulators.maniskill.drivers import count_gpus
-from polyrhythm.plugins.simulators.maniskill.placement import PLACED
-from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, instruction_of, other_words_of
+from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, PLACED, instruction_of, other_words_of
+from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.spaces import Aggregate, check_metrics
 
@@ -55,6 +54,7 @@ class ManiSkillSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("mani_skill", "sapien", "torch")
+    traits: ClassVar = EnvTraits(variants=True, rendering=True, draws_rows=True)
     extra: ClassVar = "maniskill"
     known_tasks: ClassVar = INSTRUCTIONS
 
@@ -218,6 +218,6 @@ class ManiSkillSettings(BaseModel):
     @classmethod
     def findings(cls) -> Iterator[Finding]:
         """What this machine has of a driver and a GPU, and a trial of the simulator; for `polyrhythm doctor`."""
-        from polyrhythm.plugins.simulators.maniskill.findings import examine
+        from polyrhythm.plugins.simulators.maniskill.drivers import examine
 
         return examine(cls(tasks=("PickCube-v1",), observation="rgb"))

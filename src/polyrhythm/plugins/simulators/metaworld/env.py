@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.config.nearest import nearest
-from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.envs.variants import Variant
-from polyrhythm.plugins.simulators.appearance import VISION, Appearance, AppearanceSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import Camera, choose_gl_backend
-from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Instance, TaskScene
+from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Camera, Instance, TaskScene
 from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS, TASK_SETS
+from polyrhythm.plugins.simulators.variation import VISION, Appearance, AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _ACTION_DIM = 4
@@ -54,6 +54,7 @@ class MetaWorldSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("metaworld", "mujoco")
+    traits: ClassVar = EnvTraits(variants=True, expert=True, discards_rows=True)
     extra: ClassVar = "metaworld"
     known_tasks: ClassVar = INSTRUCTIONS
 

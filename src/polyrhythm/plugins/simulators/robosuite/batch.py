@@ -15,14 +15,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.appearance import Appearance, AppearanceSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.plugins.simulators.robosuite.cameras import CameraRenderer, Quality
-from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.instance import Instance, seeded
 from polyrhythm.plugins.simulators.robosuite.library import MODEL_SEED
-from polyrhythm.plugins.simulators.robosuite.randomness import seeded
+from polyrhythm.plugins.simulators.variation import Appearance, AppearanceSettings
 from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -31,6 +30,17 @@ log = logging.getLogger(__name__)
 _VIDEO_SIZE = 256
 #: A build that takes longer is explained in the log, in seconds.
 _LONG_BUILD_S = 5.0
+
+
+#: Of environments with these batches.
+TRAITS = EnvTraits(
+    resets_ahead=True,
+    variants=True,
+    rendering=True,
+    draws_rows=True,
+    discards_rows=True,
+    prepares_observations=True,
+)
 
 
 class BatchSettings(Protocol):

@@ -19,10 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.base import EnvTraits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 6
+VERSION = 7
 _LENGTH = struct.Struct("<I")
 
 
@@ -119,11 +120,11 @@ class Renders(msgspec.Struct, tag=True, frozen=True):
 
 
 class Built(msgspec.Struct, tag=True, frozen=True):
-    """The batch is there. offers: names of its optional methods (`expert_actions`, `render`, `discard`, `texts`)."""
+    """The batch is there."""
 
     rows: int
     spec: EnvSpec
-    offers: tuple[str, ...]
+    traits: EnvTraits
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):

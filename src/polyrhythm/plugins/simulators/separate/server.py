@@ -15,7 +15,7 @@ import socket
 import sys
 from contextlib import suppress
 from functools import singledispatchmethod
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 from pydantic import BaseModel
@@ -27,19 +27,17 @@ from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import own_place
 from polyrhythm.env_warnings import EnvWarnings
 from polyrhythm.envs.base import (
-    DiscardsRows,
     EnvBatch,
     EnvSettings,
     EpisodeRefused,
-    Expert,
-    Renderable,
-    Renderer,
+    FullEnvSettings,
     RowsFailed,
-    TranscribesRows,
+    batch_traits,
+    traits_of,
 )
-from polyrhythm.envs.results import as_utf8
+from polyrhythm.envs.checked_env import as_utf8
+from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.plugins.simulators.gl_choice import set_simulator_count
 from polyrhythm.plugins.simulators.separate import protocol as p
 
 _PR_SET_PDEATHSIG = 1
@@ -75,7 +73,8 @@ class Server:
 
     @answer.register
     def _(self, _request: p.Rendering) -> p.Reply:
-        found = self._settings.rendering() if isinstance(self._settings, Renderable) else self._settings
+        own = cast(FullEnvSettings, self._settings)
+        found = own.rendering() if traits_of(own).rendering else own
         assert found is None or isinstance(found, BaseModel), "settings are"
         return p.Renders(None if found is None else found.model_dump(mode="json"))
 
@@ -85,11 +84,7 @@ class Server:
         batch: EnvBatch = self._settings.build(request.rows)
         self._batch = batch
         self._views = p.map_observations(self._memory, batch.spec.observation, batch.rows)
-        offers = [
-            *(("expert_actions", Expert), ("render", Renderer), ("discard", DiscardsRows)),
-            ("texts", TranscribesRows),
-        ]
-        return p.Built(batch.rows, batch.spec, tuple(name for name, kind in offers if isinstance(batch, kind)))
+        return p.Built(batch.rows, batch.spec, batch_traits(batch))
 
     @answer.register
     def _(self, request: p.Reset) -> p.Reply:

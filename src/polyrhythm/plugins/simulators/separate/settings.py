@@ -8,18 +8,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from polyrhythm.config.base import NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.variants import HasVariants, Variant
+from polyrhythm.envs.base import EnvTraits, FullEnvSettings, traits_of
+from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.simulators.separate import protocol as p
-from polyrhythm.plugins.simulators.separate.batch import SeparateBatch
-from polyrhythm.plugins.simulators.separate.env_process import EnvProcess
+from polyrhythm.plugins.simulators.separate.batch import EnvProcess, SeparateBatch
+from polyrhythm.plugins.simulators.setup import envs_folder
 from polyrhythm.specs import EnvSpec
 
 #: What the process of a Python and a section has said: to ask imports the simulator.
@@ -34,6 +35,8 @@ class SeparateSettings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    traits: ClassVar = EnvTraits(own_process=True, variants=True, rendering=True)
 
     type: str
     """The environment."""
@@ -59,7 +62,7 @@ class SeparateSettings(BaseModel):
         """Those of the environment; none where its settings cannot be imported here."""
         with suppress(NotFound):
             own = resolve("env", self.own())
-            return own.variants() if isinstance(own, HasVariants) else {}
+            return cast(FullEnvSettings, own).variants() if traits_of(own).variants else {}
         return {}
 
     def rendering(self) -> SeparateSettings | None:
@@ -95,12 +98,6 @@ class SeparateSettings(BaseModel):
 
     def _start(self) -> EnvProcess:
         return EnvProcess(find_python(self.python), self.python, self.own())
-
-
-def envs_folder() -> Path:
-    """Where `polyrhythm envs setup` puts what it makes: $POLYRHYTHM_ENVS, else ~/.cache/polyrhythm/envs."""
-    own = os.environ.get("POLYRHYTHM_ENVS")
-    return Path(own) if own else Path.home() / ".cache" / "polyrhythm" / "envs"
 
 
 def find_python(python: str) -> Path:

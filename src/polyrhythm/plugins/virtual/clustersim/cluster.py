@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 from math import inf
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.devices import Device
 from polyrhythm.plugins.virtual.clustersim.driver import Decider, Driver
 from polyrhythm.plugins.virtual.clustersim.network import Network
@@ -29,17 +30,14 @@ from polyrhythm.plugins.virtual.clustersim.stations.simulator import VirtualSimu
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualLease, VirtualStation
 from polyrhythm.plugins.virtual.clustersim.stations.stream_generator import VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.stations.trainer import VirtualTrainer
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import (
+    JOINED,
+    SENDERS,
     Checkpointed,
     Episode,
     Evaluate,
     Event,
-    GeneratorJoined,
-    ScorerJoined,
-    SimulatorJoined,
     StationLost,
-    TrainerJoined,
     TrainUntil,
 )
 
@@ -61,13 +59,13 @@ class Member:
 class Cluster:
     """The stations, faults and driver of one simulation.
 
-    conductor: the one to drive; by default a fresh `Conductor(settings.scheduler)`. record: keep the decisions in
+    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in
     `driver.steps`.
     """
 
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings
-        self.conductor = Conductor(settings.scheduler) if conductor is None else conductor
+        self.conductor = build_conductor(settings.scheduler) if conductor is None else conductor
         self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
         self._connect()
         self.driver.delivered = self._note
@@ -206,21 +204,12 @@ class Cluster:
     def _note(self, event: Event) -> None:
         """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
         trainer restarts."""
-        name = _NEWCOMER.get(type(event))
-        if name is not None:
-            station = self.stations[getattr(event, name)]
+        if type(event) in JOINED:
+            station = self.stations[getattr(event, SENDERS[type(event)])]
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
             self._checkpoint = event.updates
-
-
-_NEWCOMER: dict[type, str] = {
-    SimulatorJoined: "simulator",
-    GeneratorJoined: "generator",
-    TrainerJoined: "trainer",
-    ScorerJoined: "scorer",
-}
 
 
 def _kind(group: StationGroup) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError
 from polyrhythm.observe.trace import TraceWriter
@@ -27,7 +28,6 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     TrainerSettings,
 )
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
-from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
@@ -42,7 +42,7 @@ def load_cluster(path: str | Path) -> ClusterSettings:
 
 def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, Any]:
     """Run the cluster to its end and return the summary. span: called with every bar of the timeline."""
-    conductor = Conductor(settings.scheduler)
+    conductor = build_conductor(settings.scheduler)
     cluster = Cluster(settings, conductor)
     cluster.driver.measures.span = span
     cluster.run()

@@ -14,8 +14,7 @@ from polyrhythm.plugins.virtual.clustersim.clock import Clock
 from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost, parse_cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.padding import powers
+from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import BatchingChosen, Command, Event, TrainUntil
 from polyrhythm.scheduler.settings import SchedulerSettings
 
@@ -153,7 +152,7 @@ def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int,
             "generators": [generators],
         }
     )
-    cluster = Cluster(settings, Conductor(scheduler), record)
+    cluster = Cluster(settings, record=record)
     reference.clock = cluster.driver.clock
     return cluster
 

@@ -5,8 +5,8 @@ Asynchronous: a share β of them trains while the others generate, at most α ve
 Assumptions: a worker generates one sample at a time and starts the next at once; training scales perfectly over
 workers; weight transfer takes no time. The paper's formulas are upper bounds; a ratio of two bounds is not a bound.
 
-The two floors, and `paced_bound` for our admission rule, are our additions: docs/design/006-advisor.md has the proof
-and states where each formula fails.
+The two floors, and `paced_bound` for our admission rule, are our additions:
+docs/design/measuring-and-planning.md has the proof and states where each formula fails.
 """
 
 from __future__ import annotations

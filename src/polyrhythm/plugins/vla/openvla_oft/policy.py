@@ -9,13 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.adapting import AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.flow_network import STORED, STORED_INPUT
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
@@ -27,7 +29,6 @@ from polyrhythm.plugins.vla.openvla_oft.tokens import (
     token_distribution,
 )
 from polyrhythm.plugins.vla.openvla_oft.value import ValueHead
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.form import ValueKind
@@ -47,6 +48,9 @@ class Sampling(NamedTuple):
     top_k: int
     greedy: Literal["mode", "mean"]
     label_sigma: float
+
+
+TOKEN_TRAITS = replace(ADAPTED, critic=True, precomputes=True)
 
 
 class OpenVlaOftPolicy(AdaptedPolicy):
@@ -70,6 +74,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         value_level: ValueKind,
     ) -> None:
         super().__init__()
+        self.traits = replace(TOKEN_TRAITS, dtype=precision.name)
         self.network, self.inputs = network, inputs
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 5e-2

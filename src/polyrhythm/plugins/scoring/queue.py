@@ -1,0 +1,219 @@
+"""From a finished sample to one that has its score: running → scoring → buffered.
+
+A try fails where the reward function raises, and where its scorer is lost; after `max_attempts` of them the sample is
+dropped and replaced like any other lost one. It is not produced again, since what the scorer could not score was the
+sample. A score is added to the sample's return, and goes to the trainer with the sample.
+
+First come, first served; a sample whose try failed goes first. Each try has a number of its own, because a sample may
+be given up, or run again, while a scorer still works on what it was.
+
+A sample whose scorer was lost is scored alone next time: its scorer has nothing else meanwhile. So a sample that ends
+its scorer takes others with it once, and is not taken for one of them after that.
+
+Invariants: a sample in the state scoring waits here or has one try under way that is not given up; a sample that is
+given up while a scorer reads it keeps its payload until the scorer has answered, or is gone; no scorer has more samples
+than places.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from polyrhythm.scheduler.records import (
+    Command,
+    DropReason,
+    ReleasePayloads,
+    SampleScored,
+    ScoreCounted,
+    ScorerJoined,
+    ScoreSample,
+    ScoringFailed,
+)
+from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
+from polyrhythm.scheduler.samples.groups import Sample
+from polyrhythm.scheduler.samples.ledger import SampleState
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringTry:
+    """A sample to score. failed: tries before this one; alone: its scorer has nothing else meanwhile. number: of the
+    try, -1 before it begins; given_up: nobody waits for the score; payload_id: what is then to be released, "" for
+    nothing."""
+
+    ticket: int
+    failed: int = 0
+    alone: bool = False
+    number: int = -1
+    given_up: bool = False
+    payload_id: str = ""
+
+
+@dataclass(slots=True)
+class ScorerState:
+    """A present scorer. under_way: its tries by number."""
+
+    places: int
+    under_way: dict[int, ScoringTry] = field(default_factory=dict)
+
+    def takes(self, waiting: ScoringTry) -> bool:
+        """Whether it has a place for this one now."""
+        if waiting.alone or any(other.alone for other in self.under_way.values()):
+            return not self.under_way
+        return len(self.under_way) < self.places
+
+
+@dataclass(slots=True)
+class ScoringQueue(SampleScoring):
+    """waiting: samples without a scorer, in their order; scorers: by name; begun: tries so far."""
+
+    saved: ClassVar[tuple[type, ...]] = ()  # below: this class is one of them
+
+    waiting: deque[ScoringTry] = field(default_factory=deque)
+    scorers: dict[str, ScorerState] = field(default_factory=dict)
+    begun: int = 0
+
+    # ------------------------------------------------------------ the queue
+
+    def add(self, ticket: int) -> None:
+        """A sample has finished."""
+        self.waiting.append(ScoringTry(ticket))
+
+    def begin(self) -> list[tuple[str, ScoringTry]]:
+        """Begin as many tries as scorers have places for: each with its scorer, the one with the fewest."""
+        started: list[tuple[str, ScoringTry]] = []
+        while self.waiting:
+            first = self.waiting[0]
+            able = [(len(scorer.under_way), name) for name, scorer in self.scorers.items() if scorer.takes(first)]
+            if not able:
+                break
+            _, name = min(able)
+            self.waiting.popleft()
+            begun = replace(first, number=self.begun)
+            self.begun += 1
+            self.scorers[name].under_way[begun.number] = begun
+            started.append((name, begun))
+        return started
+
+    def end(self, scorer: str, number: int) -> ScoringTry:
+        """A try has ended."""
+        return self.scorers[scorer].under_way.pop(number)
+
+    def retry(self, ended: ScoringTry, *, blame: bool = True, alone: bool = False) -> None:
+        """The sample goes first. blame: what has ended counts as a try."""
+        again = replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone)
+        self.waiting.appendleft(again)
+
+    # ------------------------------------------------------------ samples
+
+    def finish(self, rollout: RolloutScheduler, sample: Sample, now: float) -> list[Command]:  # noqa: ARG002
+        rollout.move(sample, SampleState.SCORING)
+        self.add(sample.ticket.number)
+        return []
+
+    def start(self, rollout: RolloutScheduler) -> list[Command]:
+        """Give samples to scorers that have places."""
+        return [_command(name, begun, rollout.samples[begun.ticket]) for name, begun in self.begin()]
+
+    def is_full(self, rollout: RolloutScheduler) -> bool:
+        """Whether as many samples of evaluations lie in blocks until they are scored as may."""
+        rules = rollout.settings.scoring
+        assert rules is not None, "samples are scored in a run without scorers"
+        return sum(each.running for each in rollout.evaluations.under_way) >= rules.max_evaluations
+
+    def give_up(self, ticket: int, payload_id: str) -> bool:
+        self.waiting = deque(waiting for waiting in self.waiting if waiting.ticket != ticket)
+        for scorer in self.scorers.values():
+            for number, begun in scorer.under_way.items():
+                if begun.ticket == ticket and not begun.given_up:
+                    scorer.under_way[number] = replace(begun, given_up=True, payload_id=payload_id)
+                    return False
+        return True
+
+    def scores(self, samples: Sequence[Sample]) -> tuple[float, ...]:
+        return tuple(sample.score for sample in samples)
+
+    # ------------------------------------------------------------ scorers
+
+    def has(self, station: str) -> bool:
+        return station in self.scorers
+
+    def join(self, event: ScorerJoined) -> None:
+        self.scorers[event.scorer] = ScorerState(event.places)
+
+    def lose(self, rollout: RolloutScheduler, station: str, now: float, *, blame: bool) -> list[Command]:
+        under_way = self.scorers.pop(station).under_way
+        commands: list[Command] = []
+        for ended in sorted(under_way.values(), key=lambda ended: -ended.number):  # the earliest goes first again
+            if blame:
+                commands += self._fail(rollout, ended, DropReason.SCORER_LOST, now)
+            elif ended.given_up:
+                commands += _release(ended)
+            else:
+                self.retry(ended, blame=False)
+        return commands
+
+    def on_score(self, rollout: RolloutScheduler, event: SampleScored, now: float) -> list[Command]:
+        """A sample has its score: it counts for its group, or its evaluation."""
+        ended = self.end(event.scorer, event.number)
+        if ended.given_up:
+            return _release(ended)
+        sample = rollout.samples[ended.ticket]
+        sample.score = event.score
+        sample.episode_return += event.score
+        if event.success is not None:
+            sample.success = event.success
+        counted: list[Command] = [ScoreCounted(ended.ticket, event.score, sample.success)]
+        return [*([] if sample.ticket.evaluation else counted), *rollout.complete(sample, now)]
+
+    def on_failure(self, rollout: RolloutScheduler, event: ScoringFailed, now: float) -> list[Command]:
+        """The reward function raised: again, or drop the sample."""
+        ended = self.end(event.scorer, event.number)
+        return self._fail(rollout, ended, DropReason.SCORING_FAILED, now)
+
+    def _fail(self, rollout: RolloutScheduler, ended: ScoringTry, reason: DropReason, now: float) -> list[Command]:
+        if ended.given_up:
+            return _release(ended)
+        sample = rollout.samples.get(ended.ticket)
+        if sample is None:
+            return []  # dropped with another one's group when their scorer was lost, and released
+        rules = rollout.settings.scoring
+        assert rules is not None, "a sample is scored in a run without scorers"
+        if ended.failed + 1 < rules.max_attempts:
+            self.retry(ended, alone=reason is DropReason.SCORER_LOST)
+            return []
+        if not sample.ticket.evaluation:
+            assert sample.state is SampleState.SCORING, f"{sample} is dropped unscored"
+            return rollout.drop_sample(sample, reason, now)
+        rollout.end_evaluated(sample).dropped += 1
+        return [ReleasePayloads((sample.payload_id,))]
+
+    # ------------------------------------------------------------ the run
+
+    def pending(self) -> list[str]:
+        scorers = ", ".join(f"{name} ({len(state.under_way)} samples)" for name, state in self.scorers.items())
+        return [f"{len(self.waiting)} samples wait for scorers {scorers or '(none)'}"]
+
+    def detach(self, wanted: Collection[int]) -> None:
+        """Scorers are gone, which counts as no try."""
+        under_way = [begun for scorer in self.scorers.values() for begun in scorer.under_way.values()]
+        kept = [begun for begun in under_way if not begun.given_up]
+        again = [replace(begun, number=-1) for begun in sorted(kept, key=lambda begun: begun.number)]
+        self.waiting = deque(each for each in (*again, *self.waiting) if each.ticket in wanted)
+        self.scorers.clear()
+
+
+ScoringQueue.saved = (ScoringQueue, ScorerState, ScoringTry)
+
+
+def _command(scorer: str, begun: ScoringTry, sample: Sample) -> ScoreSample:
+    ticket = sample.ticket
+    start = ticket.task, ticket.seed
+    return ScoreSample(scorer, begun.number, ticket.number, sample.payload_id, *start, bool(ticket.evaluation))
+
+
+def _release(ended: ScoringTry) -> list[Command]:
+    """Nobody reads the sample any more."""
+    return [ReleasePayloads((ended.payload_id,))] if ended.payload_id else []

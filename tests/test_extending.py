@@ -1,0 +1,71 @@
+"""The package of docs/extending.md is installed and used as its page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+#: Name of a file in the first line of a block, and the other lines.
+_BLOCK = re.compile(r"```(?:python|toml|yaml)\n# (\S+)\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the package and what an installation writes beside it."""
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "acme").mkdir()
+    (folder / "acme" / "__init__.py").touch()
+    for name, content in _BLOCK.findall(PAGE):
+        (folder / name).write_text(content)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: {name}\nVersion: {version}\n".format_map(project))
+    ((group, points),) = project["entry-points"].items()
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{k} = {points[k]}" for k in points)]))
+    return folder
+
+
+def polyrhythm(package: Path, *words: str, status: int = 0) -> str:
+    """Run a command where the package is installed; return what it printed."""
+    path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "polyrhythm", *words],
+        cwd=package,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_names_and_settings_are_listed(package: Path) -> None:
+    assert "acme_line" in polyrhythm(package, "envs")
+    assert "Steps after which an episode is cut" in polyrhythm(package, "envs", "acme_line")
+    assert "acme_linear" in polyrhythm(package, "policies")
+
+
+def test_the_command_is_there(package: Path) -> None:
+    assert "print where the goal of an episode is" in polyrhythm(package, "--help")
+    assert polyrhythm(package, "acme-goal", "3") == "-0.829\n"
+
+
+def test_the_recipe_passes_check(package: Path) -> None:
+    assert "checks passed" in polyrhythm(package, "check", "line.yaml", "launcher=inline")
+
+
+def test_two_versions_are_trained(package: Path) -> None:
+    loss = "algorithm.loss={type: acme.loss:squared, uses_proximal: true}"
+    polyrhythm(package, "train", "line.yaml", "--out", "run", loss)
+    lines = [json.loads(line) for line in (package / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len([line for line in lines if "train/actor/distance" in line]) == 2
