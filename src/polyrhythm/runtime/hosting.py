@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from polyrhythm.runtime.clocks import ClockOffset
+from polyrhythm.runtime.hosts import ClockOffset
 from polyrhythm.runtime.messages import Event, Joined, Order, Report, Spans
 from polyrhythm.runtime.transport.drops import DROPPED
 

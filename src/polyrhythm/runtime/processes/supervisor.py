@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.clocks import SAME, ClockOffset, SpanAlignment
 from polyrhythm.runtime.factories import Joining, Resources, StationList, pack
-from polyrhythm.runtime.hosts import MAIN, Hosts
+from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignment
 from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.incarnation import Incarnation, Rank
