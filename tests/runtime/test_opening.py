@@ -99,7 +99,7 @@ def test_a_later_part_of_a_run_gives_its_hosts_names_that_no_earlier_one_had(tmp
         places = Places(LOOPBACK, nodes, {})
         with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits_of(), logs, places))) as run:
             run.start()
-            found.append(list(run.hosts().values()))
+            found.append(list(station_hosts(run.hosting).values()))
     assert found == [["host-1", "host-2"], ["host-3", "host-4"]]
     assert {path.name for path in logs.iterdir()} == {name for names in found for name in names}
 
