@@ -22,6 +22,7 @@ from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.plugins.cluster.hosts.opening import HostOpener, in_rounds, next_number
 from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import station_hosts
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 
