@@ -14,9 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import MissingError
-from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
+from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 
 # A shell starts what runs in its background without SIGINT. Tests send it, to themselves and to the runs they start.

@@ -69,7 +69,8 @@ def main() -> None:
         text, name = path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()
         tree = ast.parse(text)
         lines[name] = text.count("\n")
-        trees[".".join(["polyrhythm", *path.relative_to(package).with_suffix("").parts]).removesuffix(".__init__")] = tree
+        dotted = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        trees[dotted.removesuffix(".__init__")] = tree
         for used in names_in(tree):
             uses[used] += 1
         for node in ast.walk(tree):

@@ -18,10 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.adapting import Adaptation
+from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
-from polyrhythm.plugins.vla.precision import Precision
-from polyrhythm.plugins.vla.settings import LoraSettings
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
 

@@ -3,9 +3,9 @@
     python bench/scripts/bit_equal.py --against ../before [--only cartpole chains] [--keep FOLDER]
 
 This checkout is the other one. Each run is a process of its own with the checkout's sources, by this Python: the same
-machine, torch and packages for both. Compared are the trainer's state at every version (weights, optimizer, moments),
-the policy at the end, the metrics except those of time, and the counts in the summary. Exit status 1 if anything
-differs.
+machine, torch and packages for both. `resumed` is a run of the old one that both go on with. Compared are the trainer's
+state at every version (weights, optimizer, moments), the policy at the end, the metrics except those of time, and the
+counts in the summary. Exit status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "leased": ("cartpole", "training.versions=3", "placement.sharing=lease", "placement.lease.min_hold_s=0.05"),
     "ranks": ("cartpole", "training.versions=3", "placement.trainer.ranks=2", "evaluation.every=1"),
+    "resumed": ("cartpole", "training.versions=2"),
 }
 LOCKSTEP = ("preset=lockstep", "checkpoint.keep_every=1")
 #: Metrics that depend on when something happened.
@@ -46,19 +48,27 @@ OF_TIME = re.compile(r"time_s|time/.*|.*_per_s|.*/idle_ratio|.*/batch_wait_ratio
 COUNTED = ("before", "after", "lag", "ledger", "groups", "set_aside", "failed_samples")
 
 
-def train(checkout: Path, words: Sequence[str], out: Path) -> float:
-    """Train in a checkout; the seconds. Raises CalledProcessError if the run fails."""
+def run(checkout: Path, words: Sequence[str], out: Path) -> None:
+    """Train or resume in a checkout. Raises CalledProcessError if that fails."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(checkout / "src")}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    command = [sys.executable, "-m", "polyrhythm", "train", *words, *LOCKSTEP, "--out", str(out)]
-    began = time.monotonic()
+    command = [sys.executable, "-m", "polyrhythm", *words]
     with (out.parent / f"{out.name}.log").open("w+") as log:
         ended = subprocess.run(command, env=environment, cwd=out.parent, stdout=log, stderr=log, check=False)  # noqa: S603
         log.seek(0)
         if ended.returncode:
-            print(log.read()[-4000:])
+            print(f"{' '.join(command)}, in {checkout}:", log.read()[-4000:], sep="\n")
     ended.check_returncode()
-    return time.monotonic() - began
+
+
+def run_both(name: str, settings: Sequence[str], checkouts: Sequence[Path], outs: Sequence[Path]) -> None:
+    """The run in the old checkout and in the new one. `resumed`: one of the old, which both go on with."""
+    words = ("train", *RUNS[name], *LOCKSTEP, *settings, "--out")
+    if name == "resumed":
+        run(checkouts[0], (*words, str(outs[0])), outs[0])
+        shutil.copytree(outs[0], outs[1])
+    for checkout, out in zip(checkouts, outs, strict=True):
+        run(checkout, ("resume", str(out), "training.versions=4") if name == "resumed" else (*words, str(out)), out)
 
 
 def differences(old: Any, new: Any, where: str) -> Iterator[str]:
@@ -143,13 +153,15 @@ def main() -> int:
         folder = (arguments.keep or Path(temporary)).resolve()
         for name in arguments.only:
             (folder / name).mkdir(parents=True, exist_ok=True)
-            words = (*RUNS[name], *arguments.settings)
-            old, new = folder / name / "old", folder / name / "new"
-            seconds = [train(arguments.against.resolve(), words, old), train(HERE, words, new)]
-            found = compare(old, new)
+            outs, began = (folder / name / "old", folder / name / "new"), time.monotonic()
+            try:
+                run_both(name, arguments.settings, (arguments.against.resolve(), HERE), outs)
+                found = compare(*outs)
+            except subprocess.CalledProcessError as error:
+                found = [str(error)]
             differs = differs or bool(found)
-            said = f"{len(found)} differences" if found else "bit-equal"
-            print(f"{name}: {said} ({seconds[0]:.0f} and {seconds[1]:.0f} s)", *found[:20], sep="\n    ", flush=True)
+            said = f"{name}: {f'{len(found)} differences' if found else 'bit-equal'}"
+            print(f"{said} ({time.monotonic() - began:.0f} s)", *found[:20], sep="\n    ", flush=True)
     return int(differs)
 
 

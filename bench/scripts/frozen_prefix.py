@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
-from polyrhythm.plugins.vla.adapting import Adaptation, AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import Adaptation, AdaptedPolicy
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import Trajectory

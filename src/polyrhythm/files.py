@@ -151,3 +151,21 @@ def remove_whole(path: Path) -> None:
     shutil.rmtree(removed, ignore_errors=True)
     path.replace(removed)
     shutil.rmtree(removed)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield the folder `<out>.part`, which becomes `out` when the block succeeds. ConfigError: `out` has files."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise ConfigError(f"out = {out}: it exists; name a new folder, nothing is overwritten")
+    unfinished = out.with_name(out.name + ".part")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        if out.is_dir():
+            out.rmdir()
+        unfinished.rename(out)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise

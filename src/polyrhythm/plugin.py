@@ -17,10 +17,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-#: What can be added; the contract of each kind is in docs/extending.md.
+#: What can be added; the contract of each kind is in docs/extending.md. An env_key is a key that the section env of
+#: any type may have: its class makes the settings, by `of(section)`. A command `envs NAME` is one of `polyrhythm envs`.
 Kind = Literal[
-    "env", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "observer", "check", "command",
-    "report", "placement", "demonstrations",
+    "env", "env_key", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "placement",
+    "demonstrations", "observer", "check", "command", "report",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.
@@ -52,7 +53,7 @@ def plugins() -> Mapping[str, Plugin]:
     sources += [(point.value, point.name) for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)]
     for address, name in sources:
         try:
-            plugin = _import(address)
+            plugin = import_address(address)
         except Exception as error:
             raise PluginError(f"plugin {name} = {address}: {error!r}; mend or uninstall it") from error
         if not isinstance(plugin, Plugin):
@@ -77,15 +78,16 @@ def table(kind: Kind) -> Mapping[str, str]:
 
 def load(kind: Kind, name: str) -> Any:
     """What plugins add under this kind and name. KeyError: nothing."""
-    return _import(table(kind)[name])
+    return import_address(table(kind)[name])
 
 
 def load_all(kind: Kind) -> list[Any]:
     """All that plugins add of this kind."""
-    return [_import(address) for address in table(kind).values()]
+    return [import_address(address) for address in table(kind).values()]
 
 
-def _import(address: str) -> Any:
+def import_address(address: str) -> Any:
+    """What `module:attribute` names, or the module."""
     module, _, attribute = address.partition(":")
     imported = importlib.import_module(module)
     return getattr(imported, attribute) if attribute else imported

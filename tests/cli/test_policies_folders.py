@@ -16,10 +16,9 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.plugins.vla.architectures import architecture
-from polyrhythm.plugins.vla.building import NETWORK, load_network
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.meta_weights import weights_on_meta
+from polyrhythm.plugins.pretrained.building import NETWORK, load_network, weights_on_meta
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.inspection import architecture
 from polyrhythm.policies.base import as_settings
 from polyrhythm.policies.form import published_state
 from polyrhythm.training.checkpoint import save_state

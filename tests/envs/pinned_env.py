@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from polyrhythm.envs.base import EnvBatch, EpisodeRefused, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.mujoco import simulator_count
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.gl_choice import simulator_count
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 

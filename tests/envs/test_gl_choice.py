@@ -13,19 +13,19 @@ import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.errors import ConfigError
-from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.array_specs import step_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.validation.check import check_env_installed
-from polyrhythm.plugins.simulators import gl_probe
-from polyrhythm.plugins.simulators.gl_choice import (
+from polyrhythm.envs import gl_probe
+from polyrhythm.envs.mujoco import (
     RUN_FOLDER,
     fastest,
     processes_at_once,
     set_simulator_count,
     simulator_count,
 )
+from polyrhythm.errors import ConfigError
+from polyrhythm.imports import same_imports
+from polyrhythm.pipeline.array_specs import step_settings
+from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.validation.check import check_env_installed
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
@@ -128,7 +128,7 @@ def test_a_backend_with_which_a_process_fails_draws_nothing(
 def test_where_the_next_process_cannot_start_the_others_are_ended() -> None:
     code = (
         "import os, resource\n"
-        "from polyrhythm.plugins.simulators.gl_probe import frames_per_s\n"
+        "from polyrhythm.envs.gl_probe import frames_per_s\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
         "print(frames_per_s('parallel', 16))\n"
         "try: print(os.waitpid(-1, os.WNOHANG))\n"
@@ -162,7 +162,7 @@ def test_as_many_processes_draw_as_there_are_cores_and_simulators(monkeypatch: p
 def test_simulators_of_a_host_share_one_measurement(waiting: Path, tmp_path: Path) -> None:
     code = (
         "import logging; logging.basicConfig(level=20);"
-        "from polyrhythm.plugins.simulators.gl_choice import *\n"
+        "from polyrhythm.envs.mujoco import *\n"
         "with set_simulator_count(1): print(fastest(('serial', 'parallel')))"
     )
     variables = os.environ | same_imports() | {RUN_FOLDER: str(tmp_path)}

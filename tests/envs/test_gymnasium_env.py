@@ -16,8 +16,8 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import RowsFailed, batch_traits
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
+from polyrhythm.envs.mujoco import BACKENDS, is_loadable
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import BACKENDS, is_loadable
 from polyrhythm.specs import ArraySpec
 
 

@@ -12,7 +12,7 @@ from tests.envs.odd_envs import SEEN
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import RowsFailed, first_cause
-from polyrhythm.envs.gymnasium_observations import Observations
+from polyrhythm.envs.gymnasium_spaces import Observations
 from polyrhythm.errors import ConfigError
 
 WAYS = {"alone": {"type": "gymnasium"}, "sync": {"type": "gymnasium_vector"}}

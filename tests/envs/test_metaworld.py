@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from polyrhythm.envs.base import RowsFailed, batch_traits
+from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldBatch, MetaWorldSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
 from polyrhythm.plugins.simulators.metaworld.tasks import GOAL_MARKERS, INSTRUCTIONS
 
 TASKS = ("coffee-button-v3", "door-close-v3")
@@ -132,7 +132,7 @@ def test_a_preset_sets_what_is_not_set():
 
 def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.setattr(
-        "polyrhythm.plugins.simulators.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
+        "polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
     )
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("MUJOCO_GL", "egl")
@@ -148,7 +148,7 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
 
 def test_a_state_needs_no_graphics_library(monkeypatch):
     monkeypatch.setattr(
-        "polyrhythm.plugins.simulators.metaworld.mujoco_rendering._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
+        "polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
     )
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv("MUJOCO_GL", raising=False)

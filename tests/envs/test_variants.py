@@ -12,16 +12,16 @@ import pytest
 from tests.long import long
 
 from polyrhythm.envs.base import traits_of
-from polyrhythm.plugins.simulators.appearance import Appearance, AppearanceSettings
 from polyrhythm.plugins.simulators.libero.env import LiberoSettings
-from polyrhythm.plugins.simulators.libero.other_words import in_other_words
 from polyrhythm.plugins.simulators.libero.tasks import INSTRUCTIONS as LIBERO
+from polyrhythm.plugins.simulators.libero.tasks import in_other_words
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS
 from polyrhythm.plugins.simulators.robosuite.env import RobosuiteSettings
 from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS as ROBOSUITE
 from polyrhythm.plugins.simulators.robosuite.tasks import OTHER_WORDS as OTHER_ROBOSUITE
 from polyrhythm.plugins.simulators.separate.settings import SeparateSettings
+from polyrhythm.plugins.simulators.variation import Appearance, AppearanceSettings
 
 TASKS = ("door-close-v3", "coffee-button-v3")
 needs_metaworld = pytest.mark.skipif(importlib.util.find_spec("metaworld") is None, reason="needs the extra metaworld")

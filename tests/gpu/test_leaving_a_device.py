@@ -17,14 +17,15 @@ pytestmark = pytest.mark.gpu
 def test_a_generator_leaves_its_device_and_answers_the_same_afterwards(cuda, graphs):
     stand = Stand(buckets=(4,), device=cuda, graphs=graphs)
     generator = stand.generator
-    generator.store = DeviceStore(cuda)
+    store = DeviceStore(cuda)
     asked = stand.request("a", 0, 3)
     before, full = stand.serve(asked), torch.cuda.memory_allocated(cuda)
     for _ in range(2):
-        assert generator.suspend() > 0
+        assert generator.suspend(store) > 0
         assert torch.cuda.memory_allocated(cuda) < full
-        generator.resume()
-        assert isinstance(generator._passes, DevicePasses)
+        generator.resume(store)
+        assert isinstance(generator.engine._passes, DevicePasses)
         after = stand.serve(asked)
         assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(before, after, strict=True))
     generator.close()
+    store.close()

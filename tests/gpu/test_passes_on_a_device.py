@@ -14,8 +14,7 @@ from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettin
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE, VERSION
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Serve
 from polyrhythm.stations.batch_buffer import BatchLayout
-from polyrhythm.stations.graphs import GraphCapture, _refuse_waiting
-from polyrhythm.stations.passes import DevicePasses, passes_on
+from polyrhythm.stations.passes import DevicePasses, GraphCapture, _refuse_waiting, passes_on
 
 pytestmark = pytest.mark.gpu
 BUCKETS = (2, 4, 16)

@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from polyrhythm.scheduler.saving import state_codec
-
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm import conductors
+from polyrhythm.scheduler.codec import state_codec
+from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import Command, Event
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 
@@ -36,22 +36,22 @@ def read_settings(plain: dict[str, Plain]) -> SchedulerSettings:
     )
 
 
-def build_conductor(settings: dict[str, Plain]) -> Conductor:
+def build_conductor(settings: dict[str, Plain]) -> AnyConductor:
     """A fresh conductor of these settings."""
-    return Conductor(read_settings(settings))
+    return conductors.build_conductor(read_settings(settings))
 
 
-def restore_conductor(settings: dict[str, Plain], state: Plain, *, detached: bool) -> Conductor:
+def restore_conductor(settings: dict[str, Plain], state: Plain, *, detached: bool) -> AnyConductor:
     """The conductor whose state was saved; detached: as a run does that goes on with new stations."""
-    conductor = Conductor.restore(read_settings(settings), state)
+    conductor = conductors.restore_conductor(read_settings(settings), state)
     if detached:
         conductor.detach()
     return conductor
 
 
-def saved_again(conductor: Conductor) -> Conductor:
+def saved_again(conductor: AnyConductor) -> AnyConductor:
     """The conductor after its state has been through JSON."""
-    return Conductor.restore(conductor.settings, json.loads(json.dumps(conductor.save())))
+    return conductors.restore_conductor(conductor.settings, json.loads(json.dumps(conductor.save())))
 
 
 def plain_record(record: Event | Command | float) -> Plain:
@@ -65,7 +65,7 @@ def read_event(plain: Plain) -> Event:
     return event
 
 
-def outcome(conductor: Conductor) -> dict[str, Plain]:
+def outcome(conductor: AnyConductor) -> dict[str, Plain]:
     """What a run reads of the conductor at its end."""
     found = {"ledger": conductor.ledger.as_dict(), "summary": conductor.summary(), "refused": conductor.refused}
     plain: dict[str, Plain] = json.loads(json.dumps(found))

@@ -22,21 +22,21 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from polyrhythm.clustersim.cluster import Cluster
-from polyrhythm.clustersim.driver import Deadlock
-from polyrhythm.clustersim.settings import ClusterSettings
-from tests.clustersim.test_lease import leased
-from tests.held.conductors import build_conductor, outcome, plain_record, plain_settings, read_settings
+from tests.held.conductors import build_conductor, outcome, plain_record, plain_settings, restore_conductor
 from tests.held.traces import FOLDER, Trace, difference, write
 from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_hosts, arbitrary_scored, arbitrary_streams
 from tests.pipeline.runs import LOCKSTEP
 from tests.pipeline.test_streams import LANGUAGE
+from tests.plugins.lease.test_simulated import leased
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor
 
 #: More versions than a trace is long.
 VERSIONS = 200
@@ -56,7 +56,7 @@ class Recorder:
     """
 
     def __init__(
-        self, conductor: Conductor, trace: Trace, rng: random.Random, limit: int, adds: set[str], before: int = 0
+        self, conductor: AnyConductor, trace: Trace, rng: random.Random, limit: int, adds: set[str], before: int = 0
     ) -> None:
         self.conductor, self.trace, self.adds = conductor, trace, adds
         self.updates = before
@@ -288,7 +288,7 @@ def empty(settings: ClusterSettings, origin: str) -> Trace:
 
 def drive(cluster: ClusterSettings, recorder: Recorder, payloads: dict[str, Any] | None = None, bus: int = -1) -> Any:
     """Run the cluster until the trace is full or the run has ended; its driver."""
-    run = Cluster(cluster, recorder)
+    run = VirtualCluster(cluster, recorder)
     run.driver.payloads.update(payloads or {})
     run.driver.bus = bus
     if bus >= 0:
@@ -326,8 +326,7 @@ def resumed(settings: ClusterSettings, first: Recorder, driver: Any, rng: random
         return None
     trace = empty(settings, first.trace["origin"])
     trace["start"], trace["detached"] = json.loads(json.dumps(first.conductor.save())), True
-    conductor = Conductor.restore(read_settings(trace["settings"]), json.loads(json.dumps(trace["start"])))
-    conductor.detach()
+    conductor = restore_conductor(trace["settings"], trace["start"], detached=True)
     again = settings.model_copy(update={"seed": settings.seed + 1, "faults": ()})
     adds = first.adds - {"saves", "targets"}
     recorder = Recorder(conductor, trace, rng, 250, adds, before=first.updates)

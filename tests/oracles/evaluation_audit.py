@@ -191,7 +191,7 @@ def _waiting(conductor: AnyConductor) -> str:
 
 
 def _lacking_weights(conductor: AnyConductor) -> list[GeneratorState]:
-    """Free generators that may take weights: an independent statement of `inference/weights`, over all of them."""
+    """Free generators that may take weights: an independent statement of `due_weights`, over all of them."""
     versions, evaluations = conductor.versions, conductor.rollout.evaluations
     present = conductor.serving.generators.present.values()
     live = {g.name for g in present if g.version >= max(0, versions.applied)}

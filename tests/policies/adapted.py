@@ -9,11 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.adapting import Adaptation, AdaptedPolicy
-from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
+from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.precision import Precision
+from polyrhythm.plugins.vla.blueprint import adaptation_of
 from polyrhythm.plugins.vla.layers.attention import KeysValues
 from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
@@ -131,7 +132,7 @@ class SmallSettings(VlaSettings):
         return self._make(env_spec, seed, role).to(device)
 
     def _make(self, spec: EnvSpec, seed: int, role: Role) -> SmallPolicy:
-        adaptation = Adaptation.of(self, SMALL)
+        adaptation = adaptation_of(self, SMALL)
         with seeded(seed):
             network = SmallNetwork(spec.action.dim * spec.action.choices, self.width)
             policy = SmallPolicy(network, adaptation.precision, spec)

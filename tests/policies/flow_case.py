@@ -8,14 +8,14 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from polyrhythm.plugins.vla.adapting import Adaptation
+from polyrhythm.plugins.pretrained.adapting import Adaptation
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
 from polyrhythm.plugins.vla.flow_settings import FlowMethod
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.siglip import SiglipSize
 from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, dead_tensors
 from polyrhythm.plugins.vla.pi0.size import Pi0Size
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.policies.base import SETTINGS, Observations
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import seeded

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.pretrained.fitting import Architecture
 
 
 @dataclass(frozen=True)

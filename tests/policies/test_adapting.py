@@ -13,9 +13,15 @@ from tests.policies.adapted import SMALL, SmallNetwork, SmallSettings
 from tests.policies.test_conformance import FLAT, TASKS
 
 from polyrhythm.conformance import ContractViolation, run_checks
-from polyrhythm.plugins.vla.adapting import Adaptation, adapted_layers, released_name, set_checkpointing, trained_names
-from polyrhythm.plugins.vla.precision import Precision
-from polyrhythm.plugins.vla.settings import LoraSettings
+from polyrhythm.plugins.pretrained.adapting import (
+    Adaptation,
+    LoraSettings,
+    adapted_layers,
+    released_name,
+    set_checkpointing,
+    trained_names,
+)
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.policies import conformance
 from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.policies.form_checks import check_form

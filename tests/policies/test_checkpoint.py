@@ -16,11 +16,10 @@ from safetensors.torch import save_file
 from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.architectures import architecture
-from polyrhythm.plugins.vla.building import load_network, load_ours, random_network
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.fitting import fit, released_size
-from polyrhythm.plugins.vla.meta_weights import weights_on_meta
+from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network, weights_on_meta
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import fit, released_size
+from polyrhythm.plugins.vla.inspection import architecture
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
@@ -55,7 +54,7 @@ def test_a_prefix_that_not_all_names_have_belongs_to_the_names(tmp_path):
 def test_opening_needs_no_torch(tmp_path):
     write_folder(tmp_path, random_state())
     program = (
-        "import sys; from polyrhythm.plugins.vla.checkpoint import Checkpoint; "
+        "import sys; from polyrhythm.plugins.pretrained.checkpoint import Checkpoint; "
         f"assert Checkpoint.open({str(tmp_path)!r}).architecture == 'pi0'; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -347,8 +346,8 @@ def test_filling_makes_no_second_copy_of_the_model(tmp_path):
 import re
 from pathlib import Path
 from torch.utils._python_dispatch import TorchDispatchMode
-from polyrhythm.plugins.vla.building import load_network
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.building import load_network
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from tests.policies.released import TOY
 
 def anonymous():

@@ -13,12 +13,12 @@ from tests.policies import parity_groot_n1d5
 from tests.policies.released import without_numbers
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.adapting import trained_names
+from polyrhythm.plugins.pretrained.adapting import trained_names
+from polyrhythm.plugins.pretrained.building import weights_on_meta
+from polyrhythm.plugins.pretrained.precision import Precision, cast
 from polyrhythm.plugins.vla.flow_network import repeated, restored, stored
 from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5, GrootNetwork
 from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize, config_from_size, size_from_config
-from polyrhythm.plugins.vla.meta_weights import weights_on_meta
-from polyrhythm.plugins.vla.precision import Precision, cast
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs.weights import weight_specs
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import polyrhythm
 from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
-from polyrhythm.plugins.vla.meta_weights import weights_on_meta
+from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, dead_patterns
 from polyrhythm.plugins.vla.openvla_oft.policy import FEATURES, HIDDEN
 from polyrhythm.plugins.vla.openvla_oft.settings import OpenVlaOftSettings, SizeSettings

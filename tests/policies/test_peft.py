@@ -21,10 +21,10 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.causal_lm import folders
 from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
-from polyrhythm.plugins.vla.adapters import MERGED_BY, NOT_NEEDED, Adapters, merge
-from polyrhythm.plugins.vla.architectures import architecture
-from polyrhythm.plugins.vla.building import load_network
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.adapters import MERGED_BY, NOT_NEEDED, Adapters, merge
+from polyrhythm.plugins.pretrained.building import load_network
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.vla.inspection import architecture
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

@@ -8,8 +8,8 @@ from tests.policies.test_adapting import build, logprob, observations, tokens, t
 from tests.stations import test_capturable as small
 from torch import nn
 
+from polyrhythm.plugins.pretrained.precision import Precision, cast, in_float32
 from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
-from polyrhythm.plugins.vla.precision import Precision, cast, in_float32
 from polyrhythm.policies.form import published_state
 from polyrhythm.policies.mlp import seeded
 

@@ -15,12 +15,12 @@ from torch import nn
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.adapters import Adapters, save_adapters
-from polyrhythm.plugins.vla.adapters import merge as merge_of
-from polyrhythm.plugins.vla.architectures import architecture
-from polyrhythm.plugins.vla.building import load_network, load_ours
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.saving import save_folder
+from polyrhythm.plugins.pretrained.adapters import Adapters, save_adapters
+from polyrhythm.plugins.pretrained.adapters import merge as merge_of
+from polyrhythm.plugins.pretrained.building import load_network, load_ours
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.saving import save_folder
+from polyrhythm.plugins.vla.inspection import architecture
 from polyrhythm.policies.calls import sample
 
 

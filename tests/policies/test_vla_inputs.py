@@ -16,8 +16,8 @@ from tests.policies.small_tokenizer import write_tokenizer
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.vla import images
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
 from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.plugins.vla.settings import VlaSettings

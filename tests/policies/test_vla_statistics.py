@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.vla.scaling import Scaler, Scaling
 from polyrhythm.plugins.vla.state_parts import StatePart, in_other_form
 from polyrhythm.plugins.vla.statistics import robot_statistics

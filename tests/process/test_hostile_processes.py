@@ -44,7 +44,7 @@ FICTION = [
 
 def inboxes(launcher: Launcher) -> dict[str, str]:
     """Every inbox of the run, by address."""
-    stations = {process.address: process.endpoint for process in launcher.hosting._manager.processes.values()}
+    stations = {name: process.endpoint for name, process in launcher.hosting._supervisor.processes.items()}
     return {"main": launcher.hosting._inbox.endpoint} | stations
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.plugins.simulators.separate.settings import envs_folder
+from polyrhythm.plugins.simulators.setup import envs_folder
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -48,7 +48,7 @@ def run(folder, versions=4, base=SINGLE, during=None, **changes):
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
-        assert pipeline.launcher.payloads.pool.finished() == ()
+        assert pipeline.launcher.payloads.in_flight.finished() == ()
         assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
     finally:
         pipeline.close()
@@ -110,7 +110,7 @@ def test_a_stop_names_the_station_that_it_waits_for_and_another_signal_ends_it_a
             said.append(record.getMessage())
             raise KeyboardInterrupt
 
-    log = logging.getLogger("polyrhythm.runtime.processes.manager")
+    log = logging.getLogger("polyrhythm.runtime.processes.supervisor")
     log.addHandler(another := Another())
     try:
         with caplog.at_level(logging.INFO), pytest.raises(KeyboardInterrupt):
@@ -268,10 +268,10 @@ def test_a_station_that_is_killed_again_and_again_while_it_starts_does_not_end_t
     def kill(pipeline):
         at_update(2, lambda _: None)(pipeline)
         while len(killed) < 5:
-            process = pipeline.launcher.hosting._manager.processes["simulator-0"]
-            if process.pid not in killed and (not killed or not process.monitor.present):
-                killed.append(process.pid)
-                os.kill(process.pid, signal.SIGKILL)
+            rank = pipeline.launcher.hosting._supervisor.processes["simulator-0"].rank
+            if rank.pid not in killed and (not killed or not rank.present):
+                killed.append(rank.pid)
+                os.kill(rank.pid, signal.SIGKILL)
             time.sleep(0.002)
 
     changes = {"training": {"versions": 8}, "supervision": {"max_start_failures": 0}}

@@ -27,7 +27,8 @@ def factories() -> list[StationFactory]:
     algorithm, training = (section.model_dump(mode="json") for section in (RUN.algorithm, RUN.training))
     return [
         SimulatorFactory("s", RUN.env.model_dump(mode="json"), SPEC, 6, tuple(infos), step_settings(RUN, 1)),
-        GeneratorFactory("g", policy),
+        GeneratorFactory("g", policy, "too", (4, 8)),
+        GeneratorFactory("g", policy, places=5, resumes=True),
         TrainerFactory("t", policy, algorithm, training, 6, TrainerStates("folder", 2)),
         TrainerFactory("t", policy, algorithm, training, 6, None),
     ]

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from polyrhythm.config.sections.running import SupervisionSettings
+from polyrhythm.runtime.processes.incarnation import Rank
 from polyrhythm.runtime.processes.supervision import (
     AWAITING,
     MAX_SAME_WORDS,
     Failure,
     FailureTracker,
-    LivenessMonitor,
 )
 
 LIMITS = SupervisionSettings(
@@ -20,10 +20,10 @@ LIMITS = SupervisionSettings(
 )
 
 
-def present(doing: str = "", for_s: float = 0.0) -> LivenessMonitor:
+def present(doing: str = "", for_s: float = 0.0) -> Rank:
     """Began at 0 s, was ready, and was last heard at 1000 s."""
-    monitor = LivenessMonitor(began=0.0, present=True)
-    monitor.note_heartbeat(1000.0, doing, for_s)
+    monitor = Rank(0, 1, 0.0, present=True)
+    monitor.on_heartbeat(1000.0, doing, for_s)
     return monitor
 
 
@@ -50,16 +50,16 @@ def test_a_station_is_given_up_when_it_is_silent_or_too_long_at_one_thing(
 ) -> None:
     monitor = present(doing, for_s)
     assert monitor.deadline(LIMITS) == deadline
-    assert monitor.complaint(math.nextafter(deadline, 0.0), LIMITS) == ""
-    assert monitor.complaint(deadline, LIMITS) != ""
+    assert monitor.failure_reason(math.nextafter(deadline, 0.0), LIMITS) == ""
+    assert monitor.failure_reason(deadline, LIMITS) != ""
 
 
 def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
-    monitor = LivenessMonitor(began=100.0)
-    monitor.note_heartbeat(390.0, "reset", 1.0)
+    monitor = Rank(0, 1, 100.0)
+    monitor.on_heartbeat(390.0, "reset", 1.0)
     assert monitor.deadline(LIMITS) == 400.0
-    assert monitor.complaint(399.9, LIMITS) == ""
-    assert monitor.complaint(400.0, LIMITS) == "was not ready within 300 s (supervision.start_s)"
+    assert monitor.failure_reason(399.9, LIMITS) == ""
+    assert monitor.failure_reason(400.0, LIMITS) == "was not ready within 300 s (supervision.start_s)"
 
 
 @pytest.mark.parametrize(
@@ -73,39 +73,39 @@ def test_a_start_has_its_own_limit_and_heartbeats_do_not_extend_it() -> None:
         (present("publish", 899.0), 1001.0, "has been in one publish for 900.0 s (supervision.update_s)"),
     ],
 )
-def test_the_complaint_names_the_setting_that_was_exceeded(monitor: LivenessMonitor, now: float, words: str) -> None:
-    assert monitor.complaint(now, LIMITS) == words
+def test_the_complaint_names_the_setting_that_was_exceeded(monitor: Rank, now: float, words: str) -> None:
+    assert monitor.failure_reason(now, LIMITS) == words
 
 
 def test_the_complaint_says_where_in_user_code_the_call_was_last() -> None:
-    monitor = LivenessMonitor(began=0.0, present=True)
-    monitor.note_heartbeat(1000.0, "step", 50.0, ", in reply (own.py, line 12)")
+    monitor = Rank(0, 1, 0.0, present=True)
+    monitor.on_heartbeat(1000.0, "step", 50.0, ", in reply (own.py, line 12)")
     said = "has been in one step for 62.5 s, in reply (own.py, line 12) (supervision.step_s)"
-    assert monitor.complaint(1012.5, LIMITS) == said
-    monitor.note_heartbeat(1013.0, "step", 62.5)
-    assert monitor.complaint(1013.0, LIMITS) == "has been in one step for 62.5 s (supervision.step_s)"
+    assert monitor.failure_reason(1012.5, LIMITS) == said
+    monitor.on_heartbeat(1013.0, "step", 62.5)
+    assert monitor.failure_reason(1013.0, LIMITS) == "has been in one step for 62.5 s (supervision.step_s)"
 
 
 def test_a_station_that_somebody_has_yet_to_join_waits_without_limit_while_it_is_heard() -> None:
     """Its heartbeats are watched; once somebody has joined, it is a station like any other."""
-    monitor = LivenessMonitor(began=0.0)
-    monitor.note_heartbeat(1000.0, AWAITING, 990.0)
+    monitor = Rank(0, 1, 0.0)
+    monitor.on_heartbeat(1000.0, AWAITING, 990.0)
     assert monitor.awaits
-    assert monitor.complaint(1019.0, LIMITS) == ""
-    assert monitor.complaint(1020.0, LIMITS) == "sent no heartbeat for 20 s (supervision.heartbeat_s)"
+    assert monitor.failure_reason(1019.0, LIMITS) == ""
+    assert monitor.failure_reason(1020.0, LIMITS) == "sent no heartbeat for 20 s (supervision.heartbeat_s)"
     assert monitor.current_call(1000.0) == "open to a simulator that joins for 990.0 s"
     monitor.present = True
-    monitor.note_heartbeat(1000.0, "step", 60.0)
+    monitor.on_heartbeat(1000.0, "step", 60.0)
     assert not monitor.awaits
-    assert "has been in one step" in monitor.complaint(1000.0, LIMITS)
+    assert "has been in one step" in monitor.failure_reason(1000.0, LIMITS)
 
 
 def test_a_unit_that_ends_is_forgotten() -> None:
     monitor = present("step", 59.0)
-    monitor.note_heartbeat(1000.5, "", 0.0)
+    monitor.on_heartbeat(1000.5, "", 0.0)
     assert monitor.deadline(LIMITS) == 1020.5
-    monitor.note_heartbeat(1001.0, "step", 0.25)
-    assert monitor.complaint(1019.0, LIMITS) == ""
+    monitor.on_heartbeat(1001.0, "step", 0.25)
+    assert monitor.failure_reason(1019.0, LIMITS) == ""
 
 
 STARTS = "a failed 3 times in a row before it was ready, 2 are allowed (supervision.max_start_failures)"

@@ -14,7 +14,9 @@ from polyrhythm.runtime.messages import Channels
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Request, Serve
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, WeightsLayout
 from polyrhythm.specs.weights import weight_specs
-from polyrhythm.stations.generator import Generator
+from polyrhythm.stations.copies import PolicyCopies
+from polyrhythm.stations.generator import Generator, GeneratorContext
+from polyrhythm.stations.one_pass import OnePassEngine
 
 SPEC = EnvSpec({"x": ArraySpec((3,), "float32")}, ActionSpec("discrete", 1, choices=4), (Task("t", "t"),), 10)
 SLOTS = {"a": 3, "b": 2, "c": 4}
@@ -26,6 +28,13 @@ def policy(seed):
 
 def inline_weights(module):
     return InlineWeights(WeightsLayout.of(weight_specs(module.state_dict())))
+
+
+def generator_of(served, arena, weights, channels, engine=OnePassEngine, incarnation=0, **options):
+    """A generator of one copy of the policy, with an engine of these options."""
+    copies = PolicyCopies("g", served, None, weights)
+    context = GeneratorContext("g", incarnation, copies, arena, channels, f"policy {type(served).__name__}")
+    return Generator(context, engine(context, **options))
 
 
 class Stand:
@@ -42,9 +51,7 @@ class Stand:
             lambda replies: self.said.extend((reply, reply.answers.copy()) for reply in replies),
             self.said.append,
         )
-        self.generator = Generator(
-            "g",
-            0,
+        self.generator = generator_of(
             (served or policy(2)).to(device),
             self.arena,
             self.weights,

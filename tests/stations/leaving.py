@@ -40,15 +40,16 @@ def generator(folder: Path) -> dict[str, object]:
     """Two networks of 2,000² weights of 4 bytes: 32 MB, and as much for the published version."""
     settings = CategoricalSettings(hidden=HIDDEN)
     stand = Stand(served=built(settings, SPEC, 2), own=built(settings, SPEC, 1), buckets=(4,))
-    stand.generator.store = FileStore(folder)
+    store = FileStore(folder)
     asked = stand.request("a", 0, 3)
     before = stand.serve(asked)
     full = resident_bytes()
-    freed = stand.generator.suspend()
+    freed = stand.generator.suspend(store)
     empty = resident_bytes()
-    stand.generator.resume()
+    stand.generator.resume(store)
     after = stand.serve(asked)
     stand.generator.close()
+    store.close()
     same = all(np.array_equal(a, b) for (_, a), (_, b) in zip(before, after, strict=True))
     return {"freed": freed, "less": full - empty, "same": same}
 
@@ -73,7 +74,7 @@ def trained(folder: Path, *, leaves: bool) -> tuple[dict[str, torch.Tensor], int
     weights = InlineWeights(WeightsLayout.of(weight_specs(policy.state_dict())))
     learner = Learner(policy, algorithm(), training(epochs=1, minibatch_steps=9), total_updates=4, seed=0)
     trainer = Trainer("t", 0, learner, arena, weights, Channels(said.append, print, said.append))
-    trainer.store = FileStore(folder)
+    store = FileStore(folder)
     freed = less = 0
     for update in range(2):
         trainer.handle(StartUpdate("t", update, update, (0, 1, 2), ("0", "1", "2"), (0, 0, 0)))
@@ -81,10 +82,11 @@ def trained(folder: Path, *, leaves: bool) -> tuple[dict[str, torch.Tensor], int
             pass
         if leaves:
             full = resident_bytes()
-            freed = trainer.suspend()
+            freed = trainer.suspend(store)
             less = full - resident_bytes()
-            trainer.resume()
+            trainer.resume(store)
     trainer.close()
+    store.close()
     return {name: x.clone() for name, x in policy.state_dict().items()}, freed, less
 
 

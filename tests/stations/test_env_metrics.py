@@ -10,7 +10,7 @@ from tests.stations.counting import Bench, Counting, ticket
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.scheduler.records import SampleEnd, SampleFinished
-from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
+from polyrhythm.stations.simulator.chunk import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import GuardedEnv
 from polyrhythm.stations.simulator.slot import StepSettings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.stations.generators import SLOTS, SPEC, Stand, inline_weights, policy
+from tests.stations.generators import SLOTS, SPEC, Stand, generator_of, inline_weights, policy
 
 from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettings
 from polyrhythm.runtime.memory.arena import in_memory
@@ -18,7 +18,6 @@ from polyrhythm.scheduler.records import (
     Serve,
     WeightsApplied,
 )
-from polyrhythm.stations.generator import Generator
 
 
 class Shapes(CategoricalPolicy):
@@ -35,7 +34,8 @@ class Shapes(CategoricalPolicy):
 
 def test_it_announces_itself_without_weights():
     layout = Stand().arena.layout
-    generator = Generator("g", 4, policy(2), in_memory(layout), inline_weights(policy(2)), Channels(*[print] * 3))
+    channels, served = Channels(*[print] * 3), policy(2)
+    generator = generator_of(served, in_memory(layout), inline_weights(served), channels, incarnation=4)
     assert generator.joined() == GeneratorJoined("g", 4, -1)
 
 

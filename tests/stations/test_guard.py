@@ -9,8 +9,8 @@ import pytest
 from tests.stations.counting import Counting
 
 from polyrhythm.envs.base import RowsFailed
+from polyrhythm.envs.mujoco import RenderingUnavailable
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import RenderingUnavailable
 from polyrhythm.stations.simulator.guard import MOST_BYTES, EnvFault, GuardedEnv
 
 

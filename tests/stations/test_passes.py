@@ -207,7 +207,7 @@ def test_a_station_whose_device_works_beside_it_waits_for_a_batch_before_it_wait
     generator.handle(Serve("g", Batch(0, "g", (asked[0],))))
     assert generator.work()
     assert generator.patience() == 0.0, "no pass of one row has ended"
-    generator._took = {1: hour, 2: 9 * hour}
+    generator.engine._took = {1: hour, 2: 9 * hour}
     assert 0.0 < generator.patience() <= hour / 2
     generator.handle(Serve("g", Batch(1, "g", (asked[1],))))
     assert generator.patience() == 0.0, "it has a batch to launch"

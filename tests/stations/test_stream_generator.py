@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.policies.engines import ENV, policy, prompt
-from tests.stations.generators import inline_weights
+from tests.stations.generators import generator_of, inline_weights
 
 from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
@@ -25,7 +25,7 @@ from polyrhythm.scheduler.records import (
     StreamDone,
     WeightsApplied,
 )
-from polyrhythm.stations.stream_generator import StreamGenerator
+from polyrhythm.stations.streaming import StreamingEngine
 
 SPEC = ENV.spec()
 ROWS = {"a": 1, "b": 1, "c": 3, "d": 1}
@@ -46,8 +46,8 @@ class Stand:
             self.arena.obs["length"][entry] = len(tokens)
         self.said: list[Any] = []
         channels = Channels(self.said.append, self.said.extend, self.said.append)
-        served = policy(9)
-        self.station = StreamGenerator("g", 0, served, self.arena, self.weights, channels, places=5, resumes=resumes)
+        own = policy(9), self.arena, self.weights, channels
+        self.station = generator_of(*own, engine=StreamingEngine, places=5, resumes=resumes)
         self.weights.publish(0, self.policy.state_dict())
         self.do(ApplyWeights("g", 0))
 
@@ -146,7 +146,7 @@ def test_decode_steps_that_follow_one_another_are_one_span() -> None:
 def test_weights_change_between_two_tokens_and_a_reply_has_its_oldest_version(resumes: bool) -> None:
     stand = Stand(resumes=resumes)
     stand.do(stand.start(1, "a", 0), stand.start(2, "b", 4), steps=1)
-    before = [run.oldest for run in stand.station._streams.values()]
+    before = [run.oldest for run in stand.station.engine._streams.values()]
     assert before == [-1, -1]
     newer = policy(5)
     stand.weights.publish(3, newer.state_dict())

@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from polyrhythm.cli.show import columns
 
@@ -46,13 +46,16 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
 
 
 def declared_traits(kind: Literal["env", "policy"], section: dict[str, Any]) -> dict[str, Any]:
-    """The traits of an environment or of a policy with these settings; empty where a policy's settings are missing."""
+    """The traits of a policy with these settings, without defaults, empty where settings are missing; or those that an
+    environment has, each with its meaning."""
     from polyrhythm.config.registry import NestedRefusal, resolve, settings_class
-    from polyrhythm.envs.base import traits_of
+    from polyrhythm.envs.base import EnvTraits, traits_of
     from polyrhythm.policies.traits import plain_traits, settings_traits
 
     if kind == "env":
-        return asdict(traits_of(settings_class("env", section["type"])))
+        found = asdict(traits_of(settings_class("env", section["type"])))
+        meanings = get_type_hints(EnvTraits, include_extras=True)
+        return {name: meanings[name].__metadata__[0] for name, has in found.items() if has}
     try:
         return plain_traits(settings_traits(resolve("policy", section)))
     except NestedRefusal:
@@ -64,7 +67,8 @@ def trait_lines(traits: Mapping[str, Any]) -> list[str]:
     flat: dict[str, Any] = {}
     for name, value in traits.items():
         flat |= {f"{name}.{inner}": x for inner, x in value.items()} if isinstance(value, dict) else {name: value}
-    return ["", "traits", *(f"  {name}: {json.dumps(value)}" for name, value in flat.items())] if flat else []
+    lines = [f"  {name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in flat.items()]
+    return ["", "traits", *lines] if flat else []
 
 
 def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:

@@ -33,10 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    export_and_tell(arguments.path, arguments.out, arguments.base, as_json=arguments.json)
+    return 0
+
+
+def export_and_tell(path: Path, out: Path, base: str | None, *, as_json: bool) -> None:
+    """Write the policy of `path` into the new folder `out`, and print what was written."""
     from polyrhythm.pipeline.export import export
 
-    tell(export(arguments.path.expanduser(), arguments.out.expanduser(), arguments.base), as_json=arguments.json)
-    return 0
+    tell(export(path.expanduser(), out.expanduser(), base), as_json=as_json)
 
 
 def tell(told: Mapping[str, Any], *, as_json: bool) -> None:

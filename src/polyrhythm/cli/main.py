@@ -151,7 +151,9 @@ def _dispatch(words: Sequence[str]) -> int:
 
 def commands() -> dict[str, str]:
     """All commands, those of plugins among them, and their purposes."""
-    added = {name: purpose for plugin in plugins().values() for name, purpose in plugin.purposes.items()}
+    added = {
+        name: purpose for plugin in plugins().values() for name, purpose in plugin.purposes.items() if " " not in name
+    }
     return {**CORE, **added, **{name: purpose for name, (_, purpose) in _BENCH.items()}}
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.cli import adapters
+from polyrhythm.cli import adapters, export
 from polyrhythm.cli.show import size_text
-from polyrhythm.plugins.vla import policy_folders
 
 if TYPE_CHECKING:
     from polyrhythm.policies.form import PolicyForm
@@ -30,15 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ from the recipe"
     )
-    policy_folders.add_arguments(parser)
+    parser.add_argument("--base", metavar="FOLDER", help="with merge and export: the released folder that was trained")
+    parser.add_argument("--out", metavar="FOLDER", help="with merge and export: the new folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
 
-    if arguments.type in policy_folders.COMMANDS:
-        return policy_folders.run(arguments)
-    policy_folders.refuse_options(arguments)
+    if arguments.type in _folder_commands():
+        return _run_on_folder(arguments)
+    for name, value in (("base", arguments.base), ("out", arguments.out)):
+        if value:
+            usages = [usage for usage in _folder_commands().values() if f"--{name}" in usage]
+            raise ConfigError(f"--{name} = {value}: it belongs to {' and to '.join(usages)}")
     _refuse_misspelt(arguments.type or "")
     if not arguments.recipe:
         if arguments.overrides:
@@ -49,6 +53,35 @@ def run(arguments: argparse.Namespace) -> int:
     return _show_form(arguments)
 
 
+def _folder_commands() -> dict[str, str]:
+    """Command on folders → how it is written: ours, and `policies NAME` of plugins."""
+    from polyrhythm.plugin import plugins
+
+    purposes = [item for plugin in plugins().values() for item in plugin.purposes.items()]
+    added = {name.removeprefix("policies "): usage for name, usage in purposes if name.startswith("policies ")}
+    return {**added, "export": "polyrhythm policies export RUN --out FOLDER [--base FOLDER]"}
+
+
+def _run_on_folder(arguments: argparse.Namespace) -> int:
+    from polyrhythm.errors import ConfigError
+    from polyrhythm.plugin import load
+
+    command, folders = arguments.type, arguments.overrides
+    usage = _folder_commands()[command]
+    if len(folders) != 1:
+        raise ConfigError(f"policies {command} takes one folder, {len(folders)} are named; write {usage}")
+    if arguments.recipe:
+        raise ConfigError(f"--recipe = {arguments.recipe}: policies {command} takes none; write {usage}")
+    if "--out" in usage and not arguments.out:
+        raise ConfigError(f"policies {command} needs --out, the new folder; write {usage}")
+    folder = Path(folders[0]).expanduser()
+    if command == "export":
+        export.export_and_tell(folder, Path(arguments.out), arguments.base, as_json=arguments.json)
+        return 0
+    status: int = load("command", f"policies {command}")(folder, arguments)
+    return status
+
+
 def _refuse_misspelt(word: str) -> None:
     """ConfigError: no policy's type, but nearly one of the commands on folders."""
     from polyrhythm.config.nearest import nearest
@@ -56,20 +89,20 @@ def _refuse_misspelt(word: str) -> None:
     from polyrhythm.errors import ConfigError
 
     types = known_types("policy")
-    if word and ":" not in word and word not in types and (near := nearest(word, policy_folders.COMMANDS)):
+    if word and ":" not in word and word not in types and (near := nearest(word, _folder_commands())):
         raise ConfigError(
-            f"policies {word}: no such policy or command; {near}commands are {', '.join(policy_folders.COMMANDS)}, "
+            f"policies {word}: no such policy or command; {near}commands are {', '.join(_folder_commands())}, "
             f"policies {', '.join(types)}"
         )
 
 
 def _show_form(arguments: argparse.Namespace) -> int:
+    from polyrhythm.checks import CheckContext, require_added
     from polyrhythm.config.catalog import adapter
     from polyrhythm.config.load import load_config
     from polyrhythm.config.registry import expand
     from polyrhythm.pipeline.build import env_settings
     from polyrhythm.pipeline.validation.check import check_form
-    from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
     section = expand(arguments.type)
     others = [text for text in arguments.overrides if not text.startswith(("policy.", "policy="))]
@@ -80,12 +113,14 @@ def _show_form(arguments: argparse.Namespace) -> int:
         config = load_config(arguments.recipe, arguments.overrides)
     spec = env_settings(config).spec()
     form = check_form(config, spec)
-    memory = memory_by_station(config, spec, form)
+    context = CheckContext(config, "machine", spec=spec, form=form)
+    require_added(context, "policies")
+    memory = context.numbers.get("memory", {})
     if arguments.json:
         one = adapters.plain(adapter("policy", section["type"]))
         print(json.dumps([one | {"form": plain_form(form), "memory": memory}], indent=2))
     else:
-        print("\n".join([*memory_lines(memory), "", *form_lines(form)]))
+        print("\n".join([*memory_lines(memory), *[""] * bool(memory), *form_lines(form)]))
     return 0
 
 
@@ -113,9 +148,9 @@ def form_lines(form: PolicyForm) -> list[str]:
 
 
 def memory_lines(memory: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, a line per station."""
-    width = max(map(len, memory))
-    lines = ["memory by station (without activations, simulators and interpreters)"]
+    """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, a line per station, if any."""
+    width = max(map(len, memory), default=0)
+    lines = ["memory by station (without activations, simulators and interpreters)"] if memory else []
     for name, parts in memory.items():
         told = ", ".join(f"{part} {size_text(size)}" for part, size in parts.items())
         lines.append(f"  {name:{width}}  {size_text(sum(parts.values())):>9}   {told}")

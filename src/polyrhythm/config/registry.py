@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails
 from polyrhythm.config.base import InvalidSetting, NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import raised
-from polyrhythm.plugin import table
+from polyrhythm.plugin import load, table
 
 Kind = Literal["env", "policy"]
 
@@ -34,10 +34,6 @@ CORE: dict[Kind, dict[str, str]] = {
 def known_types(kind: Kind) -> dict[str, str]:
     """type name → module:Class of its settings, the core's own first."""
     return {**CORE[kind], **table(kind)}
-
-
-#: module:Class of the settings of an environment with `python`, which runs in that one.
-SEPARATE = "polyrhythm.plugins.simulators.separate.settings:SeparateSettings"
 
 
 class NestedRefusal(ValueError):
@@ -69,9 +65,9 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
         raise InvalidSetting(
             "", value, f"a section with a type is needed; the known types are {', '.join(known_types(kind))}"
         )
-    if kind == "env" and value.get("python"):
-        found: BaseModel = import_object(SEPARATE, SEPARATE, "settings").of(value)
-        return found
+    if kind == "env" and (key := next((key for key in table("env_key") if value.get(key)), None)):
+        made: BaseModel = load("env_key", key).of(value)
+        return made
     model = settings_class(kind, value["type"])
     computed = model.model_computed_fields  # saved, but not accepted as input
     given = {key: item for key, item in value.items() if key not in computed}

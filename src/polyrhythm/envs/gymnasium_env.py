@@ -16,11 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
-from polyrhythm.envs.gymnasium_observations import Observations
-from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
+from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
 from polyrhythm.envs.info import InfoReader
+from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
-from polyrhythm.plugins.simulators.mujoco_stability import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.hashing import library_seed
 from polyrhythm.specs.spaces import check_metrics

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from polyrhythm.envs.gymnasium_observations import Observations
+from polyrhythm.envs.gymnasium_spaces import Observations
 from polyrhythm.errors import ConfigError
 
 #: Most characters quoted of a returned value.

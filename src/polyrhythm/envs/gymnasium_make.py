@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.conformance import own_place, raised
+from polyrhythm.envs.mujoco import offer_gl_backend
 from polyrhythm.errors import ConfigError, pip_install
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import offer_gl_backend
 
 if TYPE_CHECKING:
     import gymnasium

@@ -1,18 +1,266 @@
-"""Converts Gymnasium's action spaces to specs. `where`: the environment's setting, which begins every error."""
+"""Gymnasium's spaces: actions as specs, observations checked, kept, and written as policies see them.
+
+A policy sees a Box or MultiBinary as it is (float64 as float32), and a Discrete or MultiDiscrete as its one-hot vector:
+a bool for each value of each entry. Arrays of Dict and Tuple spaces are named by their keys and positions, joined by a
+dot. `where`: the environment's setting, which begins every error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.base import RowNumbers
 from polyrhythm.errors import ConfigError
-from polyrhythm.specs import ActionSpec
+from polyrhythm.specs import ActionSpec, ArraySpec
 
 if TYPE_CHECKING:
     import gymnasium
+
+#: Observation key of an environment whose observation is one array.
+STATE = "state"
+#: Most entries of a one-hot vector.
+_MOST_VALUES = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedArray:
+    """One array of an observation space. name: of its path; shape, dtype: as declared. counts, start: of a Discrete or
+    MultiDiscrete, how many values each entry has (flat, empty for other spaces) and the least of them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    counts: NDArray[np.int64]
+    start: NDArray[np.int64]
+
+    @property
+    def spec(self) -> ArraySpec:
+        """What policies see."""
+        if len(self.counts):
+            return ArraySpec((int(self.counts.sum()),), "bool")
+        return ArraySpec(self.shape, "float32" if self.dtype == np.float64 else str(self.dtype))
+
+    def check(self, value: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+        """The value as an array of this shape. ConfigError, which begins with `where`: it is unlike the space."""
+        if type(value) is np.ndarray and value.shape == shape and value.dtype == self.dtype:
+            return value  # nearly always
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError):
+            raise self._unlike(where, f"is {str(value)[:80]!r}, no array") from None
+        if array.shape != shape:
+            raise self._unlike(where, f"has shape {list(array.shape)}", f"shape {list(shape)}")
+        if array.dtype != self.dtype:
+            self._check_dtype(array, where)
+        return array
+
+    def _check_dtype(self, array: NDArray[Any], where: str) -> None:
+        """Whole numbers may come in any type that holds them, and for floats; floats only for floats."""
+        allowed = "biuf" if self.dtype.kind == "f" else "biu"
+        if array.dtype.kind not in allowed:
+            raise self._unlike(where, f"is {array.dtype}")
+        if self.dtype.kind in "iu" and not np.can_cast(array.dtype, self.dtype) and array.size:
+            info = np.iinfo(self.dtype)
+            odd = array[(array < info.min) | (array > info.max)]
+            if odd.size:
+                raise self._unlike(where, f"has {odd.flat[0]}, which {self.dtype} cannot hold")
+        if self.dtype.kind == "b" and array.size and not np.isin(array, (0, 1)).all():
+            raise self._unlike(where, f"is {array.dtype} with other numbers than 0 and 1")
+
+    def write(self, values: NDArray[Any], out: NDArray[Any], where: str) -> None:
+        """Write checked values [n, *shape] as policies see them: [n, *spec.shape]."""
+        if not len(self.counts):
+            out[:] = values
+            return
+        chosen = values.reshape(len(values), -1) - self.start
+        if ((chosen < 0) | (chosen >= self.counts)).any():
+            odd = values.reshape(len(values), -1)[(chosen < 0) | (chosen >= self.counts)][0]
+            raise self._unlike(where, f"has the value {odd}", self._values())
+        out[:] = False
+        out[np.arange(len(values))[:, None], chosen + np.cumsum(self.counts) - self.counts] = True
+
+    def _values(self) -> str:
+        """The values that the space has, in words."""
+        if len(self.counts) == 1:
+            return f"{self.start[0]} to {self.start[0] + self.counts[0] - 1}"
+        return f"{self.counts.tolist()} values from {self.start.tolist()} on"
+
+    def _unlike(self, where: str, found: str, declared: str = "") -> ConfigError:
+        declared = declared or f"{self.dtype} {list(self.shape)}"
+        return ConfigError(
+            f"{where}: observation {self.name} {found}, its space declares {declared}; return it as declared, or "
+            "correct observation_space"
+        )
+
+
+class Observations:
+    """The last observation of each of `rows` rows. `where`: the environment's setting, which begins every error; drop:
+    names of arrays that are left out, whatever their space."""
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        where: str,
+        rename: Mapping[str, str] | None = None,
+        rows: int = 0,
+        drop: Sequence[str] = (),
+    ) -> None:
+        self._where, self._drop = where, set(drop)
+        self._arrays: list[ObservedArray] = []
+        self._root = self._node(space, ())
+        self._only = self._root if isinstance(self._root, ObservedArray) else None
+        self._refuse_drop(drop)
+        self._names = self._renamed(rename or {})
+        self.spec = {name: array.spec for name, array in zip(self._names, self._arrays, strict=True)}
+        self._kept = [np.zeros((rows, *array.shape), array.dtype) for array in self._arrays]
+
+    def keep(self, row: int, observation: Any, where: str = "") -> None:
+        """Keep the observation of a row. where: instead of the general one. ConfigError: it is unlike the space."""
+        where = where or self._where
+        if self._only is not None:
+            self._kept[0][row] = self._only.check(observation, self._only.shape, where)
+            return
+        for array, kept, value in zip(self._arrays, self._kept, self._leaves(observation, where), strict=True):
+            kept[row] = array.check(value, array.shape, where)
+
+    def keep_rows(self, rows: NDArray[np.bool_], observation: Any) -> None:
+        """Keep the observations of these rows out of a batch of all rows."""
+        for array, kept, value in zip(self._arrays, self._kept, self._leaves(observation, self._where), strict=True):
+            kept[rows] = array.check(value, kept.shape, self._where)[rows]
+
+    def declared(self, observation: Any) -> Any:
+        """The observation of one row, in the dtypes of the space. ConfigError: it is unlike the space."""
+        if self._only is not None:
+            return self._only.check(observation, self._only.shape, self._where).astype(self._only.dtype, copy=False)
+        pairs = zip(self._arrays, self._leaves(observation, self._where), strict=True)
+        arrays = (a.check(x, a.shape, self._where).astype(a.dtype, copy=False) for a, x in pairs)
+        return _nested(self._root, observation, arrays)
+
+    def write(self, rows: RowNumbers, out: Mapping[str, NDArray[Any]]) -> None:
+        """Write what policies see of these rows into `out[name][:n]`. ConfigError: a Discrete has another value."""
+        picked = np.asarray(rows)
+        for name, array, kept in zip(self._names, self._arrays, self._kept, strict=True):
+            array.write(kept[picked], out[name][: len(picked)], self._where)
+
+    def _node(self, space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
+        """The space as a tree: an array, None where it is dropped, a dict for a Dict, a list for a Tuple. `_arrays` has
+        all arrays."""
+        from gymnasium.spaces import Dict, Tuple
+
+        if isinstance(space, Dict):
+            if odd := next((key for key in space.spaces if "." in key), None):
+                raise ConfigError(f"{self._where}: observation key {odd!r} has a dot; rename it with a wrapper")
+            return {key: self._node(part, (*path, key)) for key, part in space.spaces.items()}
+        if isinstance(space, Tuple):
+            return [self._node(part, (*path, str(place))) for place, part in enumerate(space.spaces)]
+        name = ".".join(path) or STATE
+        if name in self._drop:
+            self._drop.remove(name)
+            return None
+        array = _array(space, name, self._where)
+        self._arrays.append(array)
+        return array
+
+    def _refuse_drop(self, drop: Sequence[str]) -> None:
+        """ConfigError: a name to drop is not there, or nothing is left."""
+        names = [array.name for array in self._arrays]
+        if self._drop:
+            raise ConfigError(
+                f"env.drop = {min(self._drop)}: no such observation, there are {', '.join(names)}; name one of them"
+            )
+        if not names:
+            where = f"env.drop = {list(drop)}" if drop else self._where
+            raise ConfigError(f"{where}: no observation is left; policies need one")
+
+    def _renamed(self, rename: Mapping[str, str]) -> list[str]:
+        """The arrays' names for policies."""
+        names = [array.name for array in self._arrays]
+        for old in rename:
+            if old not in names:
+                raise ConfigError(
+                    f"env.rename.{old} = {rename[old]}: no such observation, there are {', '.join(names)}"
+                )
+        renamed = [rename.get(name, name) for name in names]
+        for new in renamed:
+            if not new or renamed.count(new) > 1:
+                raise ConfigError(
+                    f"env.rename = {dict(rename)}: two observations would be {new!r}; give each its own name"
+                )
+        return renamed
+
+    def _leaves(self, observation: Any, where: str) -> list[Any]:
+        """The values of the arrays, in their order."""
+        found: list[Any] = []
+        _collect(self._root, observation, "", where, found)
+        return found
+
+
+def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> None:
+    """Append the values of all arrays below a node. ConfigError: the value has other parts than the node."""
+    if node is None:
+        return
+    if isinstance(node, ObservedArray):
+        found.append(value)
+        return
+    what = f"observation {path}" if path else "the observation"
+    if isinstance(node, dict):
+        if not isinstance(value, Mapping):
+            raise _other_parts(where, f"{what} is {type(value).__name__}", f"a Dict of {', '.join(node)}")
+        if value.keys() != node.keys():
+            raise _other_parts(where, f"{what} has the keys {', '.join(map(str, value))}", ", ".join(node))
+        parts = list(node.items())
+    else:
+        if not isinstance(value, tuple | list) or len(value) != len(node):
+            size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+            raise _other_parts(where, f"{what} is {type(value).__name__}{size}", f"a Tuple of {len(node)}")
+        parts = list(enumerate(node))
+    for key, part in parts:
+        _collect(part, value[key], f"{path}.{key}" if path else str(key), where, found)
+
+
+def _nested(node: Any, value: Any, arrays: Iterator[NDArray[Any]]) -> Any:
+    """The value with these arrays, in their order, in place of its own."""
+    if node is None:
+        return value
+    if isinstance(node, ObservedArray):
+        return next(arrays)
+    if isinstance(node, dict):
+        return {key: _nested(part, value[key], arrays) for key, part in node.items()}
+    return tuple(_nested(part, value[place], arrays) for place, part in enumerate(node))
+
+
+def _other_parts(where: str, found: str, declared: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: {found}, its space declares {declared}; return it as declared, or correct observation_space"
+    )
+
+
+def _array(space: gymnasium.Space[Any], name: str, where: str) -> ObservedArray:
+    """The array of a space that is not nested. ConfigError: no policy can see it."""
+    from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+    counts = start = np.zeros(0, np.int64)
+    if isinstance(space, Discrete | MultiDiscrete):
+        counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64).reshape(-1)
+        start = np.asarray(space.start, np.int64).reshape(-1)
+    elif not isinstance(space, Box | MultiBinary):
+        drop = "" if name == STATE else f", or leave it out by env.drop=[{name}]"
+        raise ConfigError(
+            f"{where}: observation {name} is {space}; wrap it into a Box, Discrete, Dict or Tuple space of these{drop}"
+        )
+    if counts.sum() > _MOST_VALUES:
+        raise ConfigError(
+            f"{where}: observation {name} is {space}, a one-hot vector of {counts.sum():,} entries, above "
+            f"{_MOST_VALUES:,}; wrap it into a MultiDiscrete of its parts, such as row and column, or into a Box"
+        )
+    assert space.shape is not None
+    assert space.dtype is not None
+    return ObservedArray(name, space.shape, np.dtype(space.dtype), counts, start)
 
 
 def action_spec(space: gymnasium.Space[Any], where: str) -> ActionSpec:

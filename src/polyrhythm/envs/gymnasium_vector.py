@@ -25,8 +25,7 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvTraits, RowNumbers, StepResult
 from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wrapper
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
-from polyrhythm.envs.gymnasium_observations import Observations
-from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
+from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
 from polyrhythm.envs.info import InfoReader
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task

@@ -52,7 +52,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated,
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
-from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory, StreamGeneratorFactory
+from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory
 from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.stations.simulator_factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
@@ -320,7 +320,7 @@ def _generator_factory(
     """The factory of a generator of the form that `batching` asks for."""
     if isinstance(config.batching, StreamsBatching):
         resumes = config.freshness.on_update == "abort"
-        return StreamGeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
+        return GeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
     return GeneratorFactory(name, policy, evaluates, buckets, config.rollout.graphs)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -166,6 +167,38 @@ class OptionalSettings(PolicySettings, Protocol):
     def stand_ins(self) -> Iterable[PolicySettings]:
         """These settings with less and less that has to be on this machine, for checks where something is missing."""
         ...
+
+
+class FolderFormat(Protocol):
+    """The released folders of some policies, which `SettingsTraits.folders` names."""
+
+    def export(
+        self, settings: PolicySettings, weights: Mapping[str, Tensor], out: Path, *, base: str, source: Path, env: Any
+    ) -> str:
+        """Write published weights of a policy with these settings into the new folder `out`; "network", "adapters", or
+        "" where there is no released layout for them, and nothing is written. base: the folder that the policy began
+        with, "" for none; source: the saved policy, for errors; env: its EnvSpec and seed."""
+        ...
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether the folder is of this format, told by config.json and headers."""
+        ...
+
+    def inspect(self, folder: Path) -> FolderReport:
+        """What the folder is. ConfigError: it is no whole folder of this format."""
+        ...
+
+    def merge(self, adapters: Path, base: Path, out: Path) -> None:
+        """Write `base` with adapters in peft's layout merged into it into the new folder `out`, in its layout."""
+        ...
+
+
+class FolderReport(NamedTuple):
+    """What a folder is: as JSON takes it, in words, and whether every tensor of a network is there and no other."""
+
+    plain: Mapping[str, Any]
+    text: str
+    fits: bool = True
 
 
 def extended(policy: Policy | torch.nn.Module) -> OptionalMethods:

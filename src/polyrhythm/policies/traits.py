@@ -67,7 +67,8 @@ class SettingsTraits:
 
     preload: modules that its processes import anyway and that take long. sampling: the settings by which tokens are
     drawn. outlines, builds_in_parts, has_miniature: the methods of `policies.base.OptionalSettings`. adapts: has the
-    settings `train`, `lora` and `gradient_checkpointing`. policy: its policy's traits, None where they are known only
+    settings `train`, `lora` and `gradient_checkpointing`. folders: `module:attribute` of the
+    `policies.base.FolderFormat` of its released folders. policy: its policy's traits, None where they are known only
     once it is built.
     """
 
@@ -77,6 +78,7 @@ class SettingsTraits:
     builds_in_parts: bool = False
     has_miniature: bool = False
     adapts: bool = False
+    folders: str = ""
     engine: EngineTraits = EngineTraits()
     policy: PolicyTraits | None = None
 

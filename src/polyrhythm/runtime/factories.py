@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -30,14 +30,16 @@ Announcement = Joined
 class Resources:
     """What a process gets: device (cpu or cuda:N), threads per operation, environment variables.
 
-    ends: where published weights come from and go to, if it is one of them. leases: numbers of the devices that it is
-    on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU.
+    ends: where published weights come from and go to, if it is one of them. wrapper: the function, `module:name`, that
+    makes the station's parts in place of its factory (`make_parts`), "" for none. leases: numbers of the devices that
+    it is on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU.
     """
 
     device: str = "cpu"
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     ends: Ends | None = None
+    wrapper: str = ""
     leases: tuple[int, ...] = ()
     offload: str = ""
 
@@ -48,8 +50,7 @@ class StationContext:
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
     station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet.
     memory: this process's memory of the run, None where all stations share one process.
-    offload: where to put what is on a leased device while the station is off it, a folder ("": the system's temporary
-    one); None: it leases none."""
+    announced: the station joined before it was made, so it does nothing that the conductor has not asked for."""
 
     arena: Arena
     weights: Callable[[], Weights]
@@ -59,7 +60,7 @@ class StationContext:
     rank: int = 0
     ranks: int = 1
     rendezvous: Path | None = None
-    offload: str | None = None
+    announced: bool = False
     memory: ProcessMemory | None = None
 
 
@@ -97,6 +98,24 @@ class StationFactory(Protocol):
 StationList = Sequence[tuple[StationFactory, *tuple[Resources, ...]]]
 
 
+def make_parts(
+    factory: StationFactory, context: StationContext, incarnation: int, resources: Resources
+) -> Sequence[tuple[str, Callable[[], Station]]]:
+    """The station's parts, made by its factory, or by the wrapper of its seat, which is called with these arguments."""
+    if not resources.wrapper:
+        return factory.parts(context, incarnation)
+    parts: Sequence[tuple[str, Callable[[], Station]]] = _imported(resources.wrapper)(
+        factory, context, incarnation, resources
+    )
+    return parts
+
+
+def _imported(address: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = address.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def pack(factory: StationFactory) -> tuple[str, bytes]:
     """The factory's class and content."""
     kind = type(factory)
@@ -105,6 +124,5 @@ def pack(factory: StationFactory) -> tuple[str, bytes]:
 
 def unpack(kind: str, content: bytes) -> StationFactory:
     """The factory that `pack` described."""
-    module, _, name = kind.partition(":")
-    factory: StationFactory = msgspec.msgpack.decode(content, type=getattr(importlib.import_module(module), name))
+    factory: StationFactory = msgspec.msgpack.decode(content, type=_imported(kind))
     return factory

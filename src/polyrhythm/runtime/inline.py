@@ -14,8 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from polyrhythm.plugins.lease.station import make_parts
-from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationContext, StationFactory, StationList
+from polyrhythm.runtime.factories import (
+    NOBODY_JOINS,
+    Joining,
+    Resources,
+    StationContext,
+    StationFactory,
+    StationList,
+    make_parts,
+)
 from polyrhythm.runtime.hosting import StationView
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import (
@@ -93,8 +100,7 @@ class InlineHosting:
 
     def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
         """Makes the parts of an incarnation of a station, one after another."""
-        offload = seat.offload if seat.leases else None
-        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device, offload=offload)
+        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device)
         return (make() for _, make in make_parts(factory, context, incarnation, seat))
 
     # ------------------------------------------------------------ stations that are joined

@@ -18,6 +18,7 @@ incarnation that the conductor knows; `StationLost` comes when all its processes
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,18 +28,15 @@ from pathlib import Path
 
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.clocks import SAME, ClockOffset, SpanAlignment
-from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationList
 from polyrhythm.runtime.hosting import StationView
 from polyrhythm.runtime.hosts import Hosts
-from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
-from polyrhythm.runtime.processes.expected import ExpectedEvents
-from polyrhythm.runtime.processes.manager import ProcessManager
-from polyrhythm.runtime.processes.process import Spawn, start_child
-from polyrhythm.runtime.processes.rank_group import RankGroup
-from polyrhythm.runtime.processes.replacement import Replacements
+from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.start import Spawn, start_child
 from polyrhythm.runtime.processes.supervision import RECONNECTING, SupervisionLimits
+from polyrhythm.runtime.processes.supervisor import Supervisor
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 from polyrhythm.runtime.transport.drops import DROPPED, DropCounter, UnfitMessage
@@ -57,7 +55,8 @@ _ANSWER_S = 2.0
 
 
 class LocalHosting:
-    """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
+    """Hosts `stations`, each in a process of its own. in_flight: what they have been told; folder: of the run,
+    with its memory and its sockets.
 
     check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
     run, where there are several; address: of this machine for them; keys: of the run, if its hosts
@@ -68,7 +67,7 @@ class LocalHosting:
     def __init__(  # noqa: PLR0913 - what every process is told
         self,
         stations: StationList,
-        layout: ArenaLayout,
+        in_flight: InFlight,
         folder: Path,
         weights: WeightsLayout,
         limits: SupervisionLimits,
@@ -85,8 +84,7 @@ class LocalHosting:
         if keys is None and transport == "tcp":
             keys = make_keys()
         self._check_report, self._hosts = check_report, hosts
-        self._alignment = SpanAlignment(hosts.offset_of if hosts is not None else lambda _: SAME)
-        self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
+        self._drops, self._in_flight = DropCounter("main"), in_flight
         self._warned_drops: set[tuple[str, str]] = set()
         self._broken: set[str] = set()  # stations whose joined simulator is not heard
         self._joinable = joining.stations
@@ -95,20 +93,21 @@ class LocalHosting:
             undo.callback(self._sockets.close)
             self._inbox = self._sockets.inbox("main")
             undo.pop_all()
-        self._manager = ProcessManager(
-            stations,
-            layout,
-            weights,
-            self._sockets,
+        spec = ChildSpec(
+            station="",
+            incarnation=0,
+            kind="",
+            content=b"",
+            resources=Resources(),
+            layout=in_flight.layout,
+            weights=weights,
+            folder=str(folder),
             main=self._inbox.endpoint,
-            limits=limits,
-            logs=logs,
-            spawn=spawn,
-            hosts=hosts,
-            joining=joining,
+            transport=transport,
+            keys=keys,
+            parent=os.getpid(),
         )
-        self._replacements = Replacements(self._manager, time.monotonic())
-        self._known: dict[str, int] = {}
+        self._supervisor = Supervisor(stations, spec, self._sockets, limits, logs, spawn, hosts, joining)
         self._events: deque[Event] = deque()
         self._reports: list[Report] = []
         self._spans: list[Spans] = []
@@ -121,44 +120,40 @@ class LocalHosting:
         Those that are joined are waited for if they are needed. RunHalted: one of the others cannot be started, or a
         `waker` ended it.
         """
-        self._manager.start(time.monotonic())
-        while not self._manager.complete:
+        self._supervisor.start(time.monotonic())
+        while not self._supervisor.complete:
             self._wait(_LOOK_S)
             if self._woken:
                 raise RunHalted("the start was interrupted")
         self._events.clear()
-        ready = {name: group for name, group in self._manager.groups.items() if group.present}
-        self._known = {name: group.incarnation for name, group in ready.items()}
-        return [self._with_host(group.joined) for group in ready.values() if group.joined is not None]
+        ready = [station for station in self._supervisor.stations.values() if station.incarnation.announced]
+        for station in ready:
+            station.known = station.incarnation.number
+        return [self._with_host(station.joined) for station in ready if station.joined is not None]
 
     @property
     def names(self) -> Sequence[str]:
-        return list(self._manager.groups)
+        return list(self._supervisor.stations)
 
     @property
     def work_done(self) -> int:
         """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""
-        return self._manager.progress
+        return self._supervisor.progress
 
     @property
     def drops(self) -> Mapping[str, int]:
         return self._drops.counts()
 
     def station(self, name: str) -> StationView:
-        return _LocalStation(self, name)
+        return self._supervisor.stations[name]
 
     # ------------------------------------------------------------ what goes out
 
-    def reaches(self, station: str) -> bool:
-        """Whether the conductor knows the present incarnation, and it is not being replaced."""
-        group = self._manager.groups[station]
-        return group.reachable and self._known.get(station) == group.incarnation
-
     def send(self, station: str, command: Order, slot: str = "") -> None:
-        """Send a command to the station, or to its part that has the slot, if it `reaches` it."""
-        if self.reaches(station):
-            self._expected.note(command)
-            self._manager.tell(station, command, slot)
+        """Send a command to the station, or to its part that has the slot, if it is reachable."""
+        if self._supervisor.stations[station].reachable:
+            self._in_flight.on_command(command)
+            self._supervisor.send(station, command, slot)
 
     # ------------------------------------------------------------ what comes in
 
@@ -184,12 +179,12 @@ class LocalHosting:
         return lambda: outbox.send(message)
 
     def _pass_on(self, event: Event) -> Event:
-        """Note what the conductor is about to know of the stations."""
+        """The conductor is about to know this of the stations."""
         if isinstance(event, records.StationLost):
-            del self._known[event.station]
+            self._supervisor.stations[event.station].known = -1
         elif isinstance(event, Joined):
             name, incarnation = sender_of(event) or ("", 0)
-            self._known[name] = incarnation
+            self._supervisor.stations[name].known = incarnation
         return event
 
     def _wait(self, seconds: float) -> bool:
@@ -197,11 +192,11 @@ class LocalHosting:
 
         While a station is being replaced, all that has come is received at once, so that its last word is known.
         """
-        replacing = bool(self._replacements)
+        replacing = self._supervisor.replacing
         look_s = _STEP_S if replacing else _LOOK_S
         content = self._inbox.receive(min(seconds, look_s))
         now = time.monotonic()
-        self._replacements.listen(now)
+        self._supervisor.listen(now)
         heard = content is not None
         while content is not None:
             self._receive_frame(content)
@@ -209,9 +204,10 @@ class LocalHosting:
                 break
             content = self._inbox.receive()
         if content is None:
-            self._replacements.note_empty_inbox(now)
+            self._supervisor.on_empty_inbox(now)
         if now >= self._looked + look_s:
-            self._look_after(now)
+            self._looked = now
+            self._supervisor.look(now, self._events.append)
         return heard
 
     def _receive_frame(self, content: bytes) -> None:
@@ -233,19 +229,19 @@ class LocalHosting:
         if sender is None:
             self._accept_unsigned(message)
             return
-        self._manager.check_sender(*sender)
+        self._supervisor.check_sender(*sender)
         match message:
             case records.RequestArrived() | records.BatchDone() | records.StreamDone():  # first: the most frequent
-                self._expected.accept(message)
+                self._in_flight.accept(message)
                 self._events.append(message)
             case wire.Heartbeat():
-                self._manager.note_heartbeat(message, time.monotonic())
+                self._supervisor.on_heartbeat(message, time.monotonic())
                 self._note_drops(message)
                 self._note_link(message)
             case wire.Hello():
                 self._greet(message)
             case wire.Failed(station=station):
-                self._manager.groups[station].note_failure(message)
+                self._supervisor.stations[station].incarnation.rank(message.rank).failure = message
             case wire.Refused():
                 self._note_refusal(message)
             case wire.Warned(text=text):
@@ -253,18 +249,19 @@ class LocalHosting:
             case Report() | Spans():
                 self._accept_numbers(message)
             case _:
-                self._expected.accept(message)
-                self._manager.updates += isinstance(message, records.UpdateDone)
+                self._in_flight.accept(message)
+                self._supervisor.updates += isinstance(message, records.UpdateDone)
                 self._events.append(message)  # type: ignore[arg-type]
 
     def _accept_numbers(self, message: Report | Spans) -> None:
         """Take numbers for the observers. UnfitMessage: they cannot be true."""
         if isinstance(message, Spans):
-            spans, uncertainty_s = self._alignment.align(message, self._manager.groups[message.station].first.host)
-            self._expected.check_spans(spans, time.monotonic(), uncertainty_s)
+            host = self._supervisor.stations[message.station].processes_by_rank[0].host
+            spans, uncertainty_s = self._supervisor.alignment.align(message, host)
+            self._in_flight.check_spans(spans, time.monotonic(), uncertainty_s)
             self._spans.append(spans)
             return
-        self._expected.check_report(message)
+        self._in_flight.check_report(message)
         try:
             self._check_report(message.values)
         except ValueError as error:
@@ -278,22 +275,21 @@ class LocalHosting:
 
     def _greet(self, hello: wire.Hello) -> None:
         """A rank of a station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
-        group = self._manager.groups[hello.station]
-        if group.ended:
+        station = self._supervisor.stations[hello.station]
+        if not station.incarnation.alive:
             return  # it came too late, its successor is about to start
         joined = wire.decode(hello.joined)
         if not isinstance(joined, Joined) or sender_of(joined) != (hello.station, hello.incarnation):
             raise UnfitMessage("impossible", f"{hello.station} greets with the announcement {joined}")
-        process = group.rank(hello.rank)
-        if process.monitor.present or not self._sockets.could_be(hello.endpoint):
-            raise UnfitMessage("impossible", f"{process.name} greets again, or from elsewhere: {hello.endpoint}")
-        others = [other for other in group if other is not process]
-        if any(other.joined not in (None, joined) for other in others):
-            raise UnfitMessage("impossible", f"{process.name} announces {joined}, other ranks something else")
-        complete = all(other.monitor.present for other in others)
+        rank, name = station.incarnation.rank(hello.rank), rank_name(hello.station, hello.rank)
+        if rank.present or not self._sockets.could_be(hello.endpoint):
+            raise UnfitMessage("impossible", f"{name} greets again, or from elsewhere: {hello.endpoint}")
+        if station.joined not in (None, joined):
+            raise UnfitMessage("impossible", f"{name} announces {joined}, other ranks something else")
+        complete = all(other.present for other in station.incarnation.ranks if other is not rank)
         if complete:
-            self._expected.join(joined, hello.addresses)
-        self._manager.welcome(hello, joined, time.monotonic())
+            self._in_flight.join(joined, hello.addresses)
+        self._supervisor.on_ready(hello, joined, time.monotonic())
         if complete:
             self._events.append(self._with_host(joined))
             if hello.station in self._joinable:
@@ -312,7 +308,7 @@ class LocalHosting:
         for name in beat.statistics:
             if name.startswith(DROPPED) and (process, name) not in self._warned_drops:
                 self._warned_drops.add((process, name))
-                file = self._manager.groups[beat.station].rank(beat.rank).log_file
+                file = self._supervisor.processes[process].log_file
                 kind = name.removeprefix(DROPPED)
                 what = "somebody who wants to join is refused" if kind == "refused" else f"dropped a message ({kind})"
                 log.warning("%s: %s; its log says why: %s", process, what, file)
@@ -331,52 +327,16 @@ class LocalHosting:
             )
         else:
             self._broken.discard(beat.station)
-            if self._manager.groups[beat.station].present:
+            if self._supervisor.stations[beat.station].incarnation.announced:
                 log.info("%s: its connection is back", beat.station)
 
     def _note_refusal(self, refused: wire.Refused) -> None:
         """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""
         command = wire.decode(refused.command)
-        if not isinstance(command, ORDERS) or not self._expected.is_due(command):
+        if not isinstance(command, ORDERS) or not self._in_flight.is_due(command):
             raise UnfitMessage("impossible", f"{refused.station} refuses {command}, which nobody has sent")
-        process = self._manager.groups[refused.station].rank(refused.rank)
-        process.refusal = f"refused {type(command).__name__}: {refused.why}"
-
-    # ------------------------------------------------------------ supervision
-
-    def _look_after(self, now: float) -> None:
-        """Advance the replacement of every station that has ended or is given up."""
-        self._looked = now
-        self._manager.progress += not self._manager.complete
-        lost = self._replacements.advance(now)
-        outcomes = [self._lose(group, reason) for group, reason in lost]
-        for outcome in outcomes:
-            if isinstance(outcome, RunHalted):
-                raise outcome
-        for group, _ in lost:
-            self._manager.start_next(group, now)
-        self._manager.look_after_hosts(now)
-
-    def _lose(self, group: RankGroup, reason: str) -> str | RunHalted:
-        """Report a lost station; what happens next: the restart in words, or the end of the run."""
-        name, outcome = group.station, self._manager.judge(group, reason, time.monotonic())
-        departed = group.departed
-        if group.present:
-            blame = departed.blame if departed is not None else group.leaves is None
-            moves = group.moves_for(reason)
-            self._events.append(records.StationLost(name, group.incarnation, reason, blame, moves))
-        if isinstance(outcome, RunHalted) and group.fatal:
-            return outcome  # the station's own error says it all
-        if departed is not None:
-            log.warning("the simulator that had joined as %s %s; %s", name, reason, outcome)
-            return outcome
-        if group.leaves and not isinstance(outcome, RunHalted):
-            log.warning("%s %s; %s", name, reason, outcome)
-            return outcome
-        consequence = "the run ends" if isinstance(outcome, RunHalted) else outcome
-        last_lines = (group.culprit or group.first).last_lines()
-        log.error("%s %s; %s%s", name, reason, consequence, last_lines and f"\n{last_lines}")
-        return outcome
+        rank = self._supervisor.stations[refused.station].incarnation.rank(refused.rank)
+        rank.refusal = f"refused {type(command).__name__}: {refused.why}"
 
     # ------------------------------------------------------------ what is asked
 
@@ -387,7 +347,7 @@ class LocalHosting:
 
     def set_tracing(self, on: bool) -> None:
         """Whether stations, later ones included, measure spans."""
-        self._manager.measure_spans(on)
+        self._supervisor.set_tracing(on)
 
     def spans(self) -> list[Spans]:
         """The spans measured since the last call; all until now after a fresh `statistics`."""
@@ -398,45 +358,18 @@ class LocalHosting:
         """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks them first, and
         waits for their answers."""
         if fresh:
-            self._manager.ask_pending_work()
+            self._supervisor.ask()
             until = time.monotonic() + _ANSWER_S
-            while not self._manager.all_answered and time.monotonic() < until:
+            while not self._supervisor.all_answered and time.monotonic() < until:
                 self._wait(_LOOK_S)
-        return self._manager.statistics()
+        return {name: station.statistics() for name, station in self._supervisor.stations.items()}
 
     def close(self) -> None:
         """End all stations and remove what they shared; a second call does nothing."""
         if self._sockets.closed:
             return
         try:
-            self._manager.close()
+            self._supervisor.close()
         finally:
             self._inbox.close()
             self._sockets.close()
-
-
-class _LocalStation:
-    def __init__(self, hosting: LocalHosting, name: str) -> None:
-        self._hosting, self._name, self._manager = hosting, name, hosting._manager
-
-    @property
-    def reachable(self) -> bool:
-        return self._hosting.reaches(self._name)
-
-    @property
-    def host(self) -> str:
-        return self._manager.hosts().get(self._name, "")
-
-    @property
-    def clock(self) -> ClockOffset | None:
-        return self._hosting._alignment.used.get(self._manager.groups[self._name].first.host)
-
-    @property
-    def processes(self) -> Mapping[str, int]:
-        return {process.name: process.pid for process in self._manager.groups[self._name]}
-
-    def current_call(self) -> str:
-        return self._manager.current_call(self._name, time.monotonic())
-
-    def pending_work(self) -> Sequence[str]:
-        return self._manager.pending_work(self._name)

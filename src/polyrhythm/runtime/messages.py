@@ -76,7 +76,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """To a worker: a call, or the answer to what it asked, as `polyrhythm.plugins.workflow.protocol` encodes it."""
+    """To a worker: a call, or the answer to what it asked, as the plugin workflow encodes it."""
 
     station: str
     content: bytes
@@ -175,16 +175,31 @@ class CallsInThreads(Protocol):
         ...
 
 
-@runtime_checkable
-class Offloadable(Protocol):
-    """A station that can leave its device and come back between two units of work, with the same bits."""
+class OffloadStore(Protocol):
+    """Keeps the content of tensors while their memory on a device is free."""
 
-    def suspend(self) -> int:
-        """Bring what it keeps on its device elsewhere, or drop what it can make again; the bytes freed there."""
+    def suspend(self, tensors: Iterable[Any]) -> int:
+        """Free the memory of these tensors on the device; its bytes. Tensors that are elsewhere stay as they are."""
         ...
 
     def resume(self) -> None:
-        """Bring it back."""
+        """Give all of them their memory and content back."""
+        ...
+
+    def close(self) -> None:
+        """Free what it keeps; tensors that are away are lost."""
+        ...
+
+
+class Offloadable(Station, Protocol):
+    """A station that can leave its device and come back between two units of work, with the same bits."""
+
+    def suspend(self, store: OffloadStore) -> int:
+        """Drop what it can make again, and bring its other tensors to the store; the bytes freed on its device."""
+        ...
+
+    def resume(self, store: OffloadStore) -> None:
+        """Bring them back."""
         ...
 
 

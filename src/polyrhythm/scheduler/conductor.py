@@ -35,8 +35,8 @@ from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, Tar
 from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
-from polyrhythm.scheduler.samples.fault_limit import FaultLimit
 from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.limits import FaultLimit
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.scheduler.stations import StationRegistry
 from polyrhythm.scheduler.updates import UpdateScheduler
@@ -330,9 +330,6 @@ class Conductor:
         self.rollout.scoring.join(event)
         return commands
 
-    def _on_lost(self, event: records.StationLost, now: float) -> list[Command]:
-        return self._remove_station(event.station, now, blame=event.blame)
-
     # ------------------------------------------------------------ serving
 
     def _on_request(self, event: records.RequestArrived, now: float) -> list[Command]:
@@ -373,25 +370,13 @@ class Conductor:
 
     # ------------------------------------------------------------ tickets
 
-    def _on_finished(self, event: records.SampleFinished, now: float) -> list[Command]:
-        return self.rollout.finish(event, now)
-
-    def _on_scored(self, event: records.SampleScored, now: float) -> list[Command]:
-        return self.rollout.scoring.on_score(self.rollout, event, now)
-
     def _on_scoring_failed(self, event: records.ScoringFailed, now: float) -> list[Command]:
         self.faults.note(event)
         return self.rollout.scoring.on_failure(self.rollout, event, now)
 
-    def _on_payloads_lost(self, event: records.PayloadsLost, _now: float) -> list[Command]:
-        return reissue_lost(self.rollout, event.payload_ids)
-
     def _on_failed(self, event: records.SampleFailed, now: float) -> list[Command]:
         self.faults.note(event)
         return self.rollout.fail(event, now)
-
-    def _on_update(self, event: records.UpdateDone, _now: float) -> list[Command]:
-        return self.updates.finish(event, self.versions, self.rollout)
 
     def _on_published(self, event: records.Published | records.WeightsOffered, _now: float) -> list[Command]:
         self.versions.note_published(event.version)
@@ -401,9 +386,6 @@ class Conductor:
         self.updates.note_checkpoint(event.updates)
         return []
 
-    def _on_save(self, _event: records.SaveRequested, _now: float) -> list[Command]:
-        return [records.SaveTrainer(self.updates.trainer)] if self.updates.trainer else []
-
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:
         self.rollout.admission.target = max(self.rollout.admission.target, event.version)
         return []
@@ -412,36 +394,31 @@ class Conductor:
         self.rollout.add_evaluation(event.name, event.episodes, background=event.background)
         return []
 
-    def _on_wake(self, _event: records.Wake, now: float) -> list[Command]:
-        return self.rollout.expire(now)
-
-    def _on_switch(self, _event: records.DeviceTaken | records.DeviceYielded, _now: float) -> list[Command]:
-        return []  # `plugins/lease` notes it
-
 
 _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.SimulatorJoined: Conductor._on_simulator,
     records.GeneratorJoined: Conductor._on_generator,
     records.TrainerJoined: Conductor._on_trainer,
     records.ScorerJoined: Conductor._on_scorer,
-    records.StationLost: Conductor._on_lost,
+    records.StationLost: lambda self, event, now: self._remove_station(event.station, now, blame=event.blame),
     records.RequestArrived: Conductor._on_request,
     records.BatchDone: Conductor._on_batch_done,
     records.StreamDone: Conductor._on_stream_done,
-    records.SampleFinished: Conductor._on_finished,
+    records.SampleFinished: lambda self, event, now: self.rollout.finish(event, now),
     records.SampleFailed: Conductor._on_failed,
-    records.SampleScored: Conductor._on_scored,
+    records.SampleScored: lambda self, event, now: self.rollout.scoring.on_score(self.rollout, event, now),
     records.ScoringFailed: Conductor._on_scoring_failed,
-    records.PayloadsLost: Conductor._on_payloads_lost,
-    records.UpdateDone: Conductor._on_update,
+    records.PayloadsLost: lambda self, event, _: reissue_lost(self.rollout, event.payload_ids),
+    records.UpdateDone: lambda self, event, _: self.updates.finish(event, self.versions, self.rollout),
     records.Published: Conductor._on_published,
     records.WeightsOffered: Conductor._on_published,
     records.WeightsApplied: Conductor._on_applied,
     records.Checkpointed: Conductor._on_checkpoint,
-    records.SaveRequested: Conductor._on_save,
+    records.SaveRequested: lambda self, *_: [records.SaveTrainer(self.updates.trainer)] if self.updates.trainer else [],
     records.TrainUntil: Conductor._on_target,
     records.Evaluate: Conductor._on_evaluate,
-    records.Wake: Conductor._on_wake,
-    records.DeviceTaken: Conductor._on_switch,
-    records.DeviceYielded: Conductor._on_switch,
+    records.Wake: lambda self, _, now: self.rollout.expire(now),
+    # An optional part's.
+    records.DeviceTaken: lambda *_: [],
+    records.DeviceYielded: lambda *_: [],
 }

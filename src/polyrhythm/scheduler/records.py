@@ -8,10 +8,10 @@ of a frozen dataclass, and travel without the names of their fields.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from polyrhythm.scheduler.codec import UNSAVED
 
@@ -763,3 +763,21 @@ class Decision:
     now: float
     event: Event
     commands: tuple[Command, ...]
+
+
+# ---------------------------------------------------------------- who sends an event, and whom a command is for
+
+_ROLES = frozenset({"simulator", "generator", "trainer", "scorer", "station"})
+
+
+def _station_fields(kinds: Iterable[type]) -> Mapping[type, str]:
+    """Record → its field that names a station, for those that have one."""
+    found = ((kind, next((name for name in kind.__annotations__ if name in _ROLES), "")) for kind in kinds)
+    return {kind: name for kind, name in found if name}
+
+
+#: Events by which stations join.
+JOINED: frozenset[type] = frozenset(get_args(StationJoined))
+#: Event → field that names the station which sends it; command → that which it is for.
+SENDERS = _station_fields(get_args(Event))
+ADDRESSEES = _station_fields(get_args(Command))

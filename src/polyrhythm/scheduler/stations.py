@@ -7,43 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polyrhythm.scheduler.records import (
-    BatchDone,
-    Checkpointed,
-    DeviceTaken,
-    DeviceYielded,
-    Event,
-    GeneratorJoined,
-    Published,
-    RequestArrived,
-    SampleFailed,
-    SampleFinished,
-    SampleScored,
-    ScorerJoined,
-    ScoringFailed,
-    SimulatorJoined,
-    StationLost,
-    StreamDone,
-    TrainerJoined,
-    UpdateDone,
-    WeightsApplied,
-)
+from polyrhythm.scheduler.records import JOINED, SENDERS, Event
 
-#: Field that names the sending station, for events that an earlier incarnation may still send.
-_SENDER: dict[type, str] = {
-    **dict.fromkeys((StationLost, DeviceTaken, DeviceYielded), "station"),
-    **dict.fromkeys((RequestArrived, SampleFinished, SampleFailed), "simulator"),
-    **dict.fromkeys((BatchDone, StreamDone, WeightsApplied), "generator"),
-    **dict.fromkeys((SampleScored, ScoringFailed), "scorer"),
-    **dict.fromkeys((UpdateDone, Published, Checkpointed), "trainer"),
-}
-#: The same for joining, which only a later incarnation outdates.
-_NEWCOMER: dict[type, str] = {
-    SimulatorJoined: "simulator",
-    GeneratorJoined: "generator",
-    TrainerJoined: "trainer",
-    ScorerJoined: "scorer",
-}
+#: Events that an earlier incarnation may still send; joining is outdated only by a later incarnation.
+_SENDER = {kind: name for kind, name in SENDERS.items() if kind not in JOINED}
 
 
 @dataclass(slots=True)
@@ -58,8 +25,8 @@ class StationRegistry:
         kind = type(event)
         if (sender := _SENDER.get(kind)) is not None:
             outdated = self.incarnations.get(getattr(event, sender)) != event.incarnation  # type: ignore[union-attr]
-        elif (newcomer := _NEWCOMER.get(kind)) is not None:
-            present = self.incarnations.get(getattr(event, newcomer), event.incarnation)  # type: ignore[union-attr]
+        elif kind in JOINED:
+            present = self.incarnations.get(getattr(event, SENDERS[kind]), event.incarnation)  # type: ignore[union-attr]
             outdated = event.incarnation < present  # type: ignore[union-attr]
         else:
             return False

@@ -1,8 +1,8 @@
 """Version numbers of the weights: trained, published, applied.
 
 Both halves of the scheduler read them. Updates raise `trained`; a publication raises `published`; the generators raise
-`applied` (`inference/weights`). A version is published after every K updates. At most one version waits to be applied;
-a newer one replaces it.
+`applied` (`inference/generators`). A version is published after every K updates. At most one version waits to be
+applied; a newer one replaces it.
 
 Invariants: versions never decrease; trained >= published; every live generator holds `applied` or a newer version.
 """

@@ -3,8 +3,8 @@
 Standard library and numpy only; `model_folder` also opens tokenizers.
 """
 
-from polyrhythm.plugins.scoring.scores import SampleView, Score, Transcript
 from polyrhythm.specs.hashing import split_seed
+from polyrhythm.specs.scores import SampleView, Score, Transcript
 from polyrhythm.specs.spaces import (
     INSTRUCTION,
     PROGRESS,

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.lease.offload import store_of
 from polyrhythm.policies.base import Policy, as_module, as_settings, extended_settings
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.traits import policy_traits, settings_traits
@@ -17,8 +16,10 @@ from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.weights import first_misfit, weight_specs
-from polyrhythm.stations.generator import Generator
-from polyrhythm.stations.stream_generator import StreamGenerator
+from polyrhythm.stations.copies import PolicyCopies
+from polyrhythm.stations.generator import Generator, GeneratorContext, GeneratorEngine
+from polyrhythm.stations.one_pass import OnePassEngine
+from polyrhythm.stations.streaming import StreamingEngine
 
 #: Whether a generator answers evaluations during training: not, beside training, or nothing else.
 Evaluates = Literal["no", "too", "only"]
@@ -62,61 +63,12 @@ class PolicyFactory:
         return policy
 
 
-def _pinned(policy: PolicyFactory, evaluates: Evaluates, context: StationContext, own: Policy) -> Policy | None:
-    """The copy for evaluations: another one where the station serves training too."""
-    if evaluates == "too":
-        return policy.build(context.device, "act", context.weights().layout)
-    return own if evaluates == "only" else None
-
-
-@dataclass(frozen=True, slots=True)
-class StreamGeneratorFactory:
-    """A generator that serves by streams. evaluates: as in `GeneratorFactory`; places, resumes: as in
-    `StreamGenerator`."""
-
-    name: str
-    policy: PolicyFactory
-    evaluates: Evaluates = "no"
-    places: int = 64
-    resumes: bool = False
-
-    @property
-    def preload(self) -> tuple[str, ...]:
-        return self.policy.preload
-
-    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
-        def make() -> Station:
-            weights = context.weights()
-            policy = self.policy.build(context.device, "act", weights.layout)
-            if not policy_traits(policy).streams:
-                raise RunHalted(f"{self.policy.label}: it answers in one pass; set batching.type to dynamic")
-            generator = StreamGenerator(
-                self.name,
-                incarnation,
-                policy,
-                context.arena,
-                weights,
-                context.channels,
-                _pinned(self.policy, self.evaluates, context, policy),
-                places=self.places,
-                resumes=self.resumes,
-            )
-            generator.label = self.policy.label
-            generator.store = store_of(context)
-            return generator
-
-        return [(f"{self.name}.{incarnation}", make)]
-
-    def announcements(self, incarnation: int) -> Sequence[GeneratorJoined]:
-        return [GeneratorJoined(self.name, incarnation)]
-
-
 @dataclass(frozen=True, slots=True)
 class GeneratorFactory:
     """A generator with its own copy of the policy; its weights come over the weights channel.
 
-    evaluates: beside training, with a second copy where it serves training too. buckets: rows that passes are padded
-    to. graphs: whether these passes are captured as CUDA graphs on a device.
+    evaluates: beside training, with a second copy where it serves training too. buckets, graphs: as in `OnePassEngine`.
+    places: above zero, it serves by streams: this and resumes are as in `StreamingEngine`.
     """
 
     name: str
@@ -124,31 +76,32 @@ class GeneratorFactory:
     evaluates: Evaluates = "no"
     buckets: tuple[int, ...] = ()
     graphs: Literal["auto", "off"] = "auto"
+    places: int = 0
+    resumes: bool = False
 
     @property
     def preload(self) -> tuple[str, ...]:
         return self.policy.preload
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
-        def make() -> Station:
-            weights = context.weights()
-            policy = self.policy.build(context.device, "act", weights.layout)
-            generator = Generator(
-                self.name,
-                incarnation,
-                policy,
-                context.arena,
-                weights,
-                context.channels,
-                _pinned(self.policy, self.evaluates, context, policy),
-                self.buckets,
-                graphs=self.graphs,
-            )
-            generator.label = self.policy.label
-            generator.store = store_of(context)
-            return generator
+        return [(f"{self.name}.{incarnation}", lambda: self._make(context, incarnation))]
 
-        return [(f"{self.name}.{incarnation}", make)]
+    def _make(self, context: StationContext, incarnation: int) -> Station:
+        weights = context.weights()
+        policy = self.policy.build(context.device, "act", weights.layout)
+        if self.places and not policy_traits(policy).streams:
+            raise RunHalted(f"{self.policy.label}: it answers in one pass; set batching.type to dynamic")
+        pinned = policy if self.evaluates == "only" else None
+        if self.evaluates == "too":
+            pinned = self.policy.build(context.device, "act", weights.layout)
+        copies = PolicyCopies(self.name, policy, pinned, weights)
+        own = GeneratorContext(self.name, incarnation, copies, context.arena, context.channels, self.policy.label)
+        engine: GeneratorEngine = (
+            StreamingEngine(own, places=self.places, resumes=self.resumes)
+            if self.places
+            else OnePassEngine(own, self.buckets, graphs=self.graphs)
+        )
+        return Generator(own, engine)
 
     def announcements(self, incarnation: int) -> Sequence[GeneratorJoined]:
         return [GeneratorJoined(self.name, incarnation)]

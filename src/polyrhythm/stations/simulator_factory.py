@@ -10,8 +10,8 @@ from typing import Any
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.envs.mujoco import RUN_FOLDER
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.simulators.gl_choice import RUN_FOLDER
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station, part_address, process_address
 from polyrhythm.scheduler.records import EnvBatchInfo, SimulatorJoined

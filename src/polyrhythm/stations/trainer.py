@@ -25,12 +25,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from polyrhythm.plugins.cluster.far_samples import FarSamples
-from polyrhythm.plugins.lease.offload import OffloadStore
-from polyrhythm.plugins.scoring.scores import with_score
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import Channels, Order, Report, Unobeyable
+from polyrhythm.runtime.messages import Channels, OffloadStore, Order, Report, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -42,9 +39,10 @@ from polyrhythm.scheduler.records import (
     TrainerJoined,
     UpdateDone,
 )
+from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
-from polyrhythm.stations.publication import Publication
 from polyrhythm.stations.simulator.guard import IDLE
+from polyrhythm.stations.trainer_io import FarSamples, PublicationJob
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import STEPS, Learner
 from polyrhythm.training.parts import SampleFeed
@@ -71,8 +69,7 @@ class Saver(Protocol):
 class Trainer:
     """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
 
-    overlap: publish in a separate thread, where that may be. store: where its tensors are while it is off the device
-    that it leases; None if it leases none.
+    overlap: publish in a separate thread, where that may be.
     """
 
     def __init__(
@@ -91,7 +88,6 @@ class Trainer:
         self._learner, self._arena, self._weights = learner, arena, weights
         self._channels, self._saver = channels, saver
         self._overlap = overlap and not learner.ranks.divides
-        self.store: OffloadStore | None = None
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._parts: deque[StartUpdate] = deque()  # of the update under way, not in its feed yet
         self._far = FarSamples(arena)
@@ -100,7 +96,7 @@ class Trainer:
         self._scores: list[float] = []
         self._updates_since: list[int] = []
         self._steps: Steps | None = None
-        self._publication: Publication | None = None
+        self._publication: PublicationJob | None = None
         self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
@@ -273,9 +269,9 @@ class Trainer:
     def _publish(self, version: int) -> None:
         self._settle()
         self._published = True
-        self._publication = Publication(self._save_and_publish, version, self._overlap)
+        self._publication = PublicationJob(self._save_and_publish, version, self._overlap)
 
-    def _save_and_publish(self, publication: Publication) -> None:
+    def _save_and_publish(self, publication: PublicationJob) -> None:
         """A state that is written from a whole copy is written first, and published from that copy."""
         version, policy = publication.version, None
         if self._saver is not None and self._saver.due(version):
@@ -329,20 +325,16 @@ class Trainer:
             self._publish_s += end - begin
             self._publication = None
 
-    def suspend(self) -> int:
-        """Leave the device, between two updates: bring weights, moments and the reference policy to the store; the
-        bytes freed. All ranks leave: each brings its own, and the device is free once the last of them has."""
-        assert self.store is not None, f"{self.name} leases no device"
+    def suspend(self, store: OffloadStore) -> int:
+        """As `Offloadable`, all ranks together, once nothing is published or saved; the bytes freed on all of them."""
         assert self._steps is None, f"{self.name} has an update under way"
         self._settle()
         self._finish_saving()
-        freed = self.store.suspend(self._learner.kept_tensors())
+        freed = store.suspend(self._learner.kept_tensors())
         return int(self._learner.ranks.totals([freed])[0])
 
-    def resume(self) -> None:
-        """Come back to the device, all ranks together."""
-        assert self.store is not None, f"{self.name} leases no device"
-        self.store.resume()
+    def resume(self, store: OffloadStore) -> None:
+        store.resume()
         self._learner.ranks.totals([0.0])
 
     def current_call(self) -> tuple[str, float]:
@@ -375,8 +367,6 @@ class Trainer:
             self._finish_saving()
         finally:
             self._learner.ranks.close()
-            if self.store is not None:
-                self.store.close()
 
 
 def publish_weights(

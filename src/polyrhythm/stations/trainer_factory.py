@@ -11,7 +11,6 @@ from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import RunFolderError
-from polyrhythm.plugins.lease.offload import store_of
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import TrainerJoined
@@ -80,9 +79,9 @@ class TrainerFactory:
                 _load_initial(learner, self.initial)
             if self.states:
                 self.states.save(learner).wait()
-        if not published and context.offload is None:  # else the conductor says when
+        if not published and not context.announced:  # else the conductor says when
             publish_weights(weights, self.version, learner)
-        trainer = Trainer(
+        return Trainer(
             self.name,
             incarnation,
             learner,
@@ -92,8 +91,6 @@ class TrainerFactory:
             self.states,
             overlap=context.overlap,
         )
-        trainer.store = store_of(context)
-        return trainer
 
 
 def _load_initial(learner: Learner, path: str) -> None:

@@ -31,7 +31,7 @@ from polyrhythm.policies.traits import policy_traits
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
 POLICY_METHODS = ("evaluate", "value", "late_values", "precompute", "act", "sft_loss")
-#: Layers that compute in the policy's dtype whatever their weights' (`plugins.vla.precision`).
+#: Layers that compute in the policy's dtype whatever their weights' (`plugins.pretrained.precision`).
 _COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 

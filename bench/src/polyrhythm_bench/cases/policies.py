@@ -284,7 +284,7 @@ def reference_inputs(pair: _Pair, obs: Observations) -> Inputs:
 
 
 def _captured_ms(run: Callable[[], None], device: torch.device, repeats: int) -> float | None:
-    from polyrhythm.stations.graphs import GraphCapture
+    from polyrhythm.stations.passes import GraphCapture
 
     try:
         replay = GraphCapture(device)(run)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.plugins.lease.offload import DeviceStore, FileStore, OffloadStore
+from polyrhythm.plugins.lease.offload import DeviceStore, FileStore
 from polyrhythm.runtime.memory.tensors import count_devices
+from polyrhythm.runtime.messages import OffloadStore
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.workloads.linear_model import linear_model, seconds
 

@@ -13,10 +13,10 @@ import torch
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.pretrained.saving import save_new
 from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network
 from polyrhythm.plugins.vla.pi0.settings import PROMPT_LENGTH, SizeSettings
 from polyrhythm.plugins.vla.pi0.size import Pi0Size
-from polyrhythm.plugins.vla.saving import save_new
 from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.form import PolicyForm

@@ -16,7 +16,7 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import UpdateMetrics
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.messages import Report
-from polyrhythm.runtime.processes.manager import find_log
+from polyrhythm.runtime.processes.supervisor import find_log
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import AnyConductor
-from polyrhythm.scheduler.padding import padded
+from polyrhythm.scheduler.inference.batching import padded
 
 
 class IdleMeter(Observer):

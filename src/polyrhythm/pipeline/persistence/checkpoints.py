@@ -32,7 +32,7 @@ from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import parse_json
 from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
-from polyrhythm.safetensors_headers import read_header
+from polyrhythm.safetensors_files import read_header, read_tensors
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -201,11 +201,7 @@ def _load_export(folder: Path) -> SavedPolicy:
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
         spec = None if content["spec"] is None else from_plain(content["spec"])
-        read_header(model)  # says what is damaged
-
-        from safetensors.torch import load_file  # an extra
-
-        weights = load_file(model)
+        weights = dict(read_tensors(model, {name: name for name in read_header(model).tensors}))
         return SavedPolicy(dict(content["config"]), weights, int(content["version"]), spec, file)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunFolderError(

@@ -39,7 +39,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     saved_runs,
 )
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import Payloads
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
@@ -54,7 +54,7 @@ class SampleHandover:
     """The samples of these payload ids, as they are now, to be read once, while their blocks go on being used.
 
     The thread that writes copies one block after another; a block that main needs sooner is copied by main
-    (`runtime.memory.blocks`). If one cannot be read, because its host is lost, none is read any more. Invariant: each
+    (`runtime.memory.in_flight`). If one cannot be read, as its host is lost, none is read any more. Invariant: each
     sample is copied once, before its block can be overwritten, and at most one copy is being made at a time: main never
     waits for longer than two take, or one that cannot be read.
     """
@@ -170,7 +170,7 @@ class RunSnapshot:
 def take_snapshot(
     folder: Path,
     conductor: AnyConductor,
-    memory: tuple[Payloads, BlockPool, Weights],
+    memory: tuple[Payloads, InFlight, Weights],
     states: TrainerStates,
     counts: dict[str, Any],
 ) -> RunSnapshot:
@@ -289,7 +289,7 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
             f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
         ) from error
-    launcher.payloads.pool.restore(tuple(blocks.values()))
+    launcher.payloads.in_flight.restore(tuple(blocks.values()))
     saved.samples.clear()  # they are in the arena now
     return conductor
 

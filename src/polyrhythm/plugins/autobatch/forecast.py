@@ -3,6 +3,7 @@
 The slots repeat the absences that were measured, in their order, and a pass takes what the fitted line says; so no
 distribution is assumed, and long tails, slow env batches and resets are in the forecast as they are. A forecast runs in
 slices, as much at a time as its owner allows, and is plain data, so that a saved run continues in the middle of one.
+`snapshot_loop` gives the present state, from which it starts.
 
 Invariant: every slot is in exactly one place: it is away (in `returns`), waits (in `waiting`), or is in a pass (in a
 batch of `passes`).
@@ -11,11 +12,12 @@ batch of `passes`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from polyrhythm.scheduler.inference.batching import Waiting, due_from
-from polyrhythm.scheduler.padding import padded
+from polyrhythm.plugins.autobatch.timing import PassTimeModel, RunningPass, SlotTiming
+from polyrhythm.scheduler.inference.batching import Waiting, due_from, has_place, padded
 from polyrhythm.scheduler.settings import BatchLimits
 
 #: Seconds from the start of the forecast; the present is 0.
@@ -130,7 +132,7 @@ class Forecast:
         batch: list[SlotIndex] = []
         rows = 0
         for _, slot in self.waiting[self.taken : self.taken + limits.max_requests]:
-            if batch and rows + loop.rows[slot] > limits.max_rows:
+            if not has_place(len(batch), rows, loop.rows[slot], limits.max_rows):
                 break
             batch.append(slot)
             rows += loop.rows[slot]
@@ -155,3 +157,64 @@ class Forecast:
         self.answered += len(batch)
         if self.counted_from < 0 and self.answered >= self.warm_up:
             self.counted_from, self.rows_before = self.now, self.answered_rows
+
+
+@dataclass(frozen=True, slots=True)
+class ServingGroup:
+    """Slots by name, and how many generators serve them in common."""
+
+    slots: dict[str, SlotTiming]
+    generators: int
+
+
+def select_group(slots: Mapping[str, SlotTiming], generators: int, *, shared: bool) -> ServingGroup:
+    """The slots and generators that a forecast covers.
+
+    All of them, where any generator serves any slot. Where slots have generators of their own, by the routing (not
+    `shared`) or by their sharding, one generator alone: the one that most rows are bound to, with those slots and its
+    share (one in `generators`) of the slots that are bound to none.
+    """
+    unbound = [name for name, slot in slots.items() if not slot.generator]
+    if shared and len(unbound) == len(slots):
+        return ServingGroup(dict(slots), generators)
+    bound_rows: dict[str, int] = {}
+    for slot in slots.values():
+        if slot.generator:
+            bound_rows[slot.generator] = bound_rows.get(slot.generator, 0) + slot.max_rows
+    busiest = max(bound_rows, key=bound_rows.__getitem__, default="")
+    share = set(unbound[::generators])
+    own = {name: slot for name, slot in slots.items() if name in share or (busiest and slot.generator == busiest)}
+    return ServingGroup(own, 1)
+
+
+def snapshot_loop(
+    group: ServingGroup,
+    running: Iterable[RunningPass],
+    pass_time: PassTimeModel,
+    buckets: tuple[int, ...],
+    now: float,
+) -> ClosedLoop:
+    """The group's closed loop with `now` as time 0. running: all passes under way; buckets: row counts of padding."""
+    index = {name: number for number, name in enumerate(group.slots)}
+    loop = ClosedLoop(
+        rows=[slot.rows for slot in group.slots.values()],
+        absences_s=[slot.list_absences() for slot in group.slots.values()],
+        generators=group.generators,
+        base_s=pass_time.base_s,
+        per_row_s=pass_time.per_row_s,
+        buckets=buckets,
+    )
+    in_pass: set[int] = set()
+    of_group = [one for one in running if any(slot in index for slot in one.slots)]
+    for one in of_group[: group.generators]:
+        batch = tuple(index[slot] for slot in one.slots if slot in index)
+        end = one.started + pass_time.predict(padded(one.rows, buckets))
+        loop.passes.append((max(0.0, end - now), batch))
+        in_pass.update(batch)
+    for number, slot in enumerate(group.slots.values()):
+        if slot.is_away:
+            loop.returns.append((max(0.0, slot.predict_return() - now), number))
+        elif number not in in_pass:
+            loop.waiting.append((slot.since - now, number))
+    loop.waiting.sort()
+    return loop

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polyrhythm.plugins.autobatch.candidates import Candidate
-from polyrhythm.plugins.autobatch.search import OperatingPoint, Search
+from polyrhythm.plugins.autobatch.search import Candidate, OperatingPoint, Search
 
 #: Least relative difference between a measured rate and its forecast that is taken for more than noise.
 NOISE = 0.03

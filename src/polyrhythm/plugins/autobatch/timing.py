@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyrhythm.scheduler.padding import padded
+from polyrhythm.scheduler.inference.batching import padded
 from polyrhythm.scheduler.records import Request
 
 #: Least weight of the newest pass in the means of rows and seconds: a memory of about 1 / 0.05 = 20 passes.

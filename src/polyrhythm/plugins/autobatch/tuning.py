@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from polyrhythm.plugins.autobatch.candidates import OFF_GRID, Candidate, build_grid
-from polyrhythm.plugins.autobatch.forecast import ClosedLoop, Forecast
+from polyrhythm.plugins.autobatch.forecast import ClosedLoop, Forecast, select_group, snapshot_loop
 from polyrhythm.plugins.autobatch.rates import MeasuredRate, RateMeter
-from polyrhythm.plugins.autobatch.search import OperatingPoint, Search, has_drifted
-from polyrhythm.plugins.autobatch.snapshot import select_group, snapshot_loop
+from polyrhythm.plugins.autobatch.search import OFF_GRID, Candidate, OperatingPoint, Search, build_grid, has_drifted
 from polyrhythm.plugins.autobatch.timing import ClusterTiming, PassTimeModel, RunningPass, SlotTiming
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import BatchingChosen, Request

@@ -13,42 +13,33 @@ commands here, or a batch is due for it, or its environments have actions to exe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 from polyrhythm.plugins.lease.lease import DeviceLeases, LeaseState
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.conductor import SERVING_EVENTS, Conductor
-from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event
+from polyrhythm.scheduler.records import ADDRESSEES, SENDERS, AbortStream, Command, DeviceTaken, DeviceYielded, Event
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.settings import LeaseSettings
 
-_FOR_SIMULATORS = (records.StartRows, records.CancelRow, records.RefuseRequest, records.PrepareEpisodes)
-#: Command → the station that it is for, where it waits for the station's devices; `AbortStream` never does.
-_ADDRESS: dict[type, Callable[[Any], str]] = {
-    **dict.fromkeys(_FOR_SIMULATORS, attrgetter("simulator")),
-    **dict.fromkeys((records.Serve, records.StartStream, records.ApplyWeights), attrgetter("generator")),
-    **dict.fromkeys((records.StartUpdate, records.PublishWeights, records.SaveTrainer), attrgetter("trainer")),
-}
 #: Commands that are a unit of work, and the events that end one.
 _UNITS = frozenset(
     {records.Serve, records.StartStream, records.ApplyWeights, records.StartUpdate, records.PublishWeights}
 )
-_ENDS: dict[type, Callable[[Any], str]] = {
-    **dict.fromkeys((records.BatchDone, records.StreamDone, records.WeightsApplied), attrgetter("generator")),
-    **dict.fromkeys((records.UpdateDone, records.Published), attrgetter("trainer")),
-}
+_ENDS = frozenset(
+    {records.BatchDone, records.StreamDone, records.WeightsApplied, records.UpdateDone, records.Published}
+)
 #: Stages of the data flow: consumers before their producers.
 TRAINER, GENERATOR, SIMULATOR = range(3)
-#: Event by which a station joins → the field that names it, and its stage. (Scorers lease nothing.)
-_JOINED: dict[type, tuple[str, int]] = {
-    records.TrainerJoined: ("trainer", TRAINER),
-    records.GeneratorJoined: ("generator", GENERATOR),
-    records.SimulatorJoined: ("simulator", SIMULATOR),
-    records.ScorerJoined: ("scorer", SIMULATOR),
+#: Scorers lease nothing.
+_STAGES: dict[type, int] = {
+    records.TrainerJoined: TRAINER,
+    records.GeneratorJoined: GENERATOR,
+    records.SimulatorJoined: SIMULATOR,
+    records.ScorerJoined: SIMULATOR,
 }
 
 
@@ -109,9 +100,8 @@ class LeasedConductor:
         """A station is lost, or joins: then an earlier incarnation of it, or an earlier trainer, is lost."""
         if isinstance(event, records.StationLost):
             self.delivery.leave(event.station)
-        elif (joined := _JOINED.get(type(event))) is not None:
-            sender, stage = joined
-            name, trainer = getattr(event, sender), self.updates.trainer
+        elif (stage := _STAGES.get(type(event))) is not None:
+            name, trainer = getattr(event, SENDERS[type(event)]), self.updates.trainer
             if name in self.stations.incarnations:
                 self.delivery.leave(name)
             self.delivery.join(name, stage)
@@ -229,8 +219,8 @@ class CommandDelivery:
             self.changed[event.station] = None
         elif isinstance(event, DeviceYielded):
             self.leases.note_yielded(event, now)
-        elif (sender := _ENDS.get(type(event))) is not None:
-            state = self.leases.present.get(sender(event))
+        elif type(event) in _ENDS:
+            state = self.leases.present.get(getattr(event, SENDERS[type(event)]))
             if state is not None:
                 state.under_way -= 1
 
@@ -263,11 +253,11 @@ class CommandDelivery:
 
     def deliver(self, commands: Iterable[Command], now: float) -> list[Command]:
         """The commands that go out now: those for stations that are on their devices, what waited for them, and others
-        that are for no leased station. The rest waits."""
+        that are for no leased station, and to abort a stream. The rest waits."""
         present, sent = self.leases.present, list[Command]()
         for command in commands:
-            address = _ADDRESS.get(type(command))
-            state = None if address is None else present.get(address(command))
+            field = "" if type(command) is AbortStream else ADDRESSEES.get(type(command), "")
+            state = present.get(getattr(command, field)) if field else None
             if state is None:
                 sent.append(command)
                 continue

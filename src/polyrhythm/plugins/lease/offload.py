@@ -19,39 +19,22 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.messages import OffloadStore
 
 _MADV_DONTNEED = 4
 
 
-class OffloadStore(Protocol):
-    """Keeps the content of tensors while their memory is free."""
-
-    def suspend(self, tensors: Iterable[Tensor]) -> int:
-        """Free the memory of these tensors on the device; its bytes. Tensors that are elsewhere stay as they are."""
-        ...
-
-    def resume(self) -> None:
-        """Give all of them their memory and content back."""
-        ...
-
-    def close(self) -> None:
-        """Free what it keeps; tensors that are away are lost."""
-        ...
-
-
-def store_of(context: StationContext) -> OffloadStore | None:
-    """The store of a station that leases its device; None for one that does not."""
-    if context.offload is None:
-        return None
-    device = torch.device(context.device)
-    return DeviceStore(device) if device.type == "cuda" else FileStore(Path(context.offload or tempfile.gettempdir()))
+def open_store(device: str, folder: str) -> OffloadStore:
+    """For the tensors of this device. folder: for those of the CPU; "": the system's temporary one."""
+    if torch.device(device).type == "cuda":
+        return DeviceStore(torch.device(device))
+    return FileStore(Path(folder or tempfile.gettempdir()))
 
 
 class DeviceStore:

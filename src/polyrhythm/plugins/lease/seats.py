@@ -19,6 +19,8 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.scheduler.settings import LeaseSettings
 
+#: Makes the parts of a station that leases devices (`Resources.wrapper`).
+LEASED_PARTS = "polyrhythm.plugins.lease.station:leased_parts"
 #: The number of the host among the leased devices; CUDA devices have those of torch.
 HOST = -1
 
@@ -46,9 +48,11 @@ def lease_devices(
     stations = Counter(number for numbers in own.values() for number in numbers)
     leased = {*_named(placement)} or stations.keys() - {HOST} or {HOST}
     leases = {name: tuple(sorted(n for n in numbers & leased if stations[n] > 1)) for name, numbers in own.items()}
-    return {
-        name: replace(seat, leases=leases.get(station_of(name), ()), offload=offload) for name, seat in seats.items()
-    }
+    return {name: _leased(seat, leases.get(station_of(name), ()), offload) for name, seat in seats.items()}
+
+
+def _leased(seat: Resources, leases: tuple[int, ...], offload: str) -> Resources:
+    return replace(seat, wrapper=LEASED_PARTS, leases=leases, offload=offload) if leases else seat
 
 
 def lease_settings(placement: PlacementSettings, seats: Mapping[str, Resources]) -> LeaseSettings | None:

@@ -14,9 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 from polyrhythm.runtime.factories import Announcement, Resources, StationContext, StationFactory
-from polyrhythm.runtime.messages import Offloadable, Order, Reply, Station, sender_of
+from polyrhythm.runtime.messages import Offloadable, OffloadStore, Order, Reply, Station, sender_of
 from polyrhythm.runtime.spans import TAKE, YIELD, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, Event, TakeDevice, YieldDevice
@@ -31,24 +34,42 @@ _MOST_AT_HAND = 64
 
 
 def leased_parts(
-    factory: StationFactory, context: StationContext, incarnation: int, devices: Sequence[int]
-) -> list[tuple[str, Callable[[], Station]]]:
-    """The parts of a station that leases these devices."""
-    parts, announcements = factory.parts(context, incarnation), factory.announcements(incarnation)
-    report = SwitchReport(len(parts), context.channels.emit)
-    return [
-        (address, lambda joined=joined, make=make: LeasedStation(joined, make, devices, report))  # type: ignore[misc]
-        for (address, make), joined in zip(parts, announcements, strict=True)
-    ]
-
-
-def make_parts(
     factory: StationFactory, context: StationContext, incarnation: int, resources: Resources
-) -> Sequence[tuple[str, Callable[[], Station]]]:
-    """The station's parts, as `StationFactory.parts` has them, which take turns on its devices if it leases some."""
-    if resources.leases:
-        return leased_parts(factory, context, incarnation, resources.leases)
-    return factory.parts(context, incarnation)
+) -> list[tuple[str, Callable[[], Station]]]:
+    """The parts of a station that leases the devices of its seat."""
+    parts = factory.parts(replace(context, announced=True), incarnation)
+    announcements = factory.announcements(incarnation)
+    report = SwitchReport(len(parts), context.channels.emit)
+    made: list[tuple[str, Callable[[], Station]]] = []
+    for (address, make), joined in zip(parts, announcements, strict=True):
+        # All that may lease a device can leave it (`seats`).
+        station = cast(Callable[[], Offloadable], make)
+        store = _LazyStore(context.device, resources.offload)
+        made.append((address, partial(LeasedStation, joined, station, resources.leases, report, store)))
+    return made
+
+
+class _LazyStore:
+    """An `OffloadStore` that is opened when first needed: it takes torch, which a simulator's process may lack."""
+
+    def __init__(self, device: str, folder: str) -> None:
+        self._device, self._folder = device, folder
+        self._store: OffloadStore | None = None
+
+    def suspend(self, tensors: Iterable[Any]) -> int:
+        if self._store is None:
+            from polyrhythm.plugins.lease.offload import open_store
+
+            self._store = open_store(self._device, self._folder)
+        return self._store.suspend(tensors)
+
+    def resume(self) -> None:
+        if self._store is not None:
+            self._store.resume()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
 
 class SwitchReport:
@@ -75,16 +96,22 @@ class SwitchReport:
 
 
 class LeasedStation:
-    """One part of a station that leases `devices`. joined: its announcement; make: makes it, on its devices."""
+    """One part of a station that leases `devices`. joined: its announcement; make: makes it, on its devices; store:
+    where its tensors are while it is off them."""
 
     def __init__(
-        self, joined: Announcement, make: Callable[[], Station], devices: Sequence[int], report: SwitchReport
+        self,
+        joined: Announcement,
+        make: Callable[[], Offloadable],
+        devices: Sequence[int],
+        report: SwitchReport,
+        store: OffloadStore,
     ) -> None:
         self.name, self._incarnation = sender_of(joined) or ("", 0)
-        self._joined, self._make, self._report = joined, make, report
+        self._joined, self._make, self._report, self._store = joined, make, report, store
         self._devices, self._on = frozenset(devices), set[int]()
         self._switches: deque[Switch] = deque()
-        self._station: Station | None = None
+        self._station: Offloadable | None = None
         self._at_hand = 0
         self._doing = ("", 0.0)
         self._last: Switch | None = None  # the last unit of work, if that was a switch
@@ -157,11 +184,12 @@ class LeasedStation:
     def _arrive(self) -> None:
         if self._station is None:
             self._station = self._make()
-        elif isinstance(self._station, Offloadable):
-            self._station.resume()
+        else:
+            self._station.resume(self._store)
 
     def _leave(self) -> int:
-        return self._station.suspend() if isinstance(self._station, Offloadable) else 0
+        assert self._station is not None, "it was made when it came onto its devices"
+        return self._station.suspend(self._store)
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
         """Spans of the last unit of work."""
@@ -187,5 +215,8 @@ class LeasedStation:
         return own | (self._station.statistics() if self._station is not None else {})
 
     def close(self) -> None:
-        if self._station is not None:
-            self._station.close()
+        try:
+            if self._station is not None:
+                self._station.close()
+        finally:
+            self._store.close()

@@ -6,6 +6,7 @@ that the extra asks for, so that its pins meet nobody else's.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -24,6 +25,34 @@ _NOT_NEEDED = ("torch", "tensorboard")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 #: Characters of a step's output that an error quotes.
 _LAST_CHARS = 400
+
+
+def envs_folder() -> Path:
+    """Where `polyrhythm envs setup` puts what it makes: $POLYRHYTHM_ENVS, else ~/.cache/polyrhythm/envs."""
+    own = os.environ.get("POLYRHYTHM_ENVS")
+    return Path(own) if own else Path.home() / ".cache" / "polyrhythm" / "envs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="with setup: the extra, which names the Python too")
+    parser.add_argument("--interpreter", metavar="PATH", help="with setup: the Python to make it from (default: this)")
+    parser.add_argument(
+        "--with", dest="more", action="append", default=[], metavar="REQUIREMENT", help="with setup: install this too"
+    )
+
+
+def refuse_without(arguments: argparse.Namespace) -> None:
+    """ConfigError: arguments of this command are given to another."""
+    if arguments.name or arguments.interpreter or arguments.more:
+        raise ConfigError("NAME, --interpreter and --with belong to polyrhythm envs setup NAME")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not arguments.name:
+        raise ConfigError("envs setup: for which environment? polyrhythm envs setup NAME")
+    made = set_up(arguments.name, envs_folder(), arguments.interpreter or default_python(), arguments.more)
+    print(f"ready: {made}\nuse it by env.python={arguments.name}")
+    return 0
 
 
 def set_up(name: str, folder: Path, python: str, more: Sequence[str]) -> Path:

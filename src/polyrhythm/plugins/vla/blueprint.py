@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import nn
 
-from polyrhythm.plugins.vla.adapting import Adaptation, AdaptedPolicy, draw_adapters
-from polyrhythm.plugins.vla.architectures import Architecture
-from polyrhythm.plugins.vla.building import load_network, load_ours, random_network, unfilled_network
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.fitting import check_fit
-from polyrhythm.plugins.vla.precision import Precision
+from polyrhythm.plugins.pretrained.adapting import Adaptation, AdaptedPolicy, UnreadTensors, draw_adapters
+from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network, unfilled_network
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.settings import VlaSettings
-from polyrhythm.plugins.vla.unread import UnreadTensors
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import ArraySpec
@@ -93,4 +92,11 @@ class Blueprint(Generic[P]):
 
     @property
     def _adaptation(self) -> Adaptation:
-        return Adaptation.of(self.settings, self.architecture)
+        return adaptation_of(self.settings, self.architecture)
+
+
+def adaptation_of(settings: VlaSettings, of: Architecture) -> Adaptation:
+    """What the settings train, by the patterns of the architecture."""
+    precision = Precision(getattr(torch, settings.dtype), getattr(torch, settings.master), tuple(of.float32))
+    recomputes = settings.gradient_checkpointing
+    return Adaptation(settings.train, of.parts, precision, tuple(of.dead), settings.lora, recomputes)

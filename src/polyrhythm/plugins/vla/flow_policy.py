@@ -16,9 +16,9 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.adapting import ADAPTED, AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.flow_network import STORED_INPUT, FlowNetwork, Prefix, repeated, restored, stored
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.policies import flow_matching, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoise, Kept, Method, Network, start_noise

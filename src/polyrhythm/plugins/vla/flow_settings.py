@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import nn
 
-from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.blueprint import Blueprint
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
 from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowPolicy
 from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies.base import named, type_or
 from polyrhythm.policies.flow_methods import (

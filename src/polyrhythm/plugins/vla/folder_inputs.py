@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.folder_files import mapping_in, read_json
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.folder_files import mapping_in, read_json
 from polyrhythm.plugins.vla.images import Resizing
 
 _RELATIVE = "relative_actions_processor"

@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair
 from polyrhythm.plugins.vla import scaling
-from polyrhythm.plugins.vla.folder_files import few, mapping_in, number_pair
 from polyrhythm.plugins.vla.scaling import Scaling
 from polyrhythm.plugins.vla.state_parts import ROTATIONS, SIN_COS, StatePart
 

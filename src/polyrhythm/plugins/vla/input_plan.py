@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any
 
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
 from polyrhythm.plugins.vla import prompts, scaling
 from polyrhythm.plugins.vla.actions import ActionPlan, plan_actions
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.folder_files import CHOICES, read_json
 from polyrhythm.plugins.vla.folder_inputs import FolderInputs, folder_inputs
 from polyrhythm.plugins.vla.images import HALF, IMAGENET, Colours, Resizing
 from polyrhythm.plugins.vla.input_form import CAMERAS, EMBODIMENTS, InputForm

@@ -15,20 +15,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.plugins.vla.adapting import Adaptation, adapted_layers
-from polyrhythm.plugins.vla.architectures import Architecture, architecture
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.fitting import fit, misfit, released_size, without_config
-from polyrhythm.plugins.vla.folder_files import CHOICES, read_json
+from polyrhythm.plugin import import_address
+from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings, TrainedPart, adapted_layers
+from polyrhythm.plugins.pretrained.building import weights_on_meta
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture, fit, misfit, released_size, without_config
+from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.groot_statistics import OF_EMBODIMENT
-from polyrhythm.plugins.vla.meta_weights import weights_on_meta
-from polyrhythm.plugins.vla.precision import Precision
-from polyrhythm.plugins.vla.settings import LoraSettings, TrainedPart
 from polyrhythm.plugins.vla.statistics import BOUNDS, openpi_key
 from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.form import Role
 from polyrhythm.specs.weights import weight_specs
 
+#: Policy type -> `module:attribute` of its `Architecture`.
+ARCHITECTURES = {
+    "pi0": "polyrhythm.plugins.vla.pi0.network:PI0",
+    "pi05": "polyrhythm.plugins.vla.pi0.network:PI05",
+    "openvla_oft": "polyrhythm.plugins.vla.openvla_oft.network:OPENVLA_OFT",
+    "groot_n1d5": "polyrhythm.plugins.vla.groot_n1d5.network:GROOT_N1D5",
+}
 _TRAINED: tuple[TrainedPart, ...] = ("all", "expert", "lora", "head")
 #: Up to this horizon all predicted actions are suggested for execution, of longer ones this many.
 _LONGEST, _CHUNK = 10, 5
@@ -36,6 +42,13 @@ _LONGEST, _CHUNK = 10, 5
 _HORIZON_IS_SET = frozenset(("pi0", "pi05"))
 #: AdamW keeps two moments per trained number.
 _MOMENTS = 2
+
+
+def architecture(name: str) -> Architecture:
+    """The architecture of a policy type. KeyError: not one of `ARCHITECTURES`."""
+    found = import_address(ARCHITECTURES[name])
+    assert isinstance(found, Architecture), f"{ARCHITECTURES[name]} is no Architecture"
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "vla",
+    needs=("pretrained",),
     adds={
         "policy": {
             "pi0": "polyrhythm.plugins.vla.pi0.settings:Pi0Settings",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
+from polyrhythm.plugins.pretrained.adapting import Listed, LoraSettings, Named, TrainedPart
 from polyrhythm.plugins.vla.input_form import CAMERAS
 from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.tokenizers import WORDS
@@ -16,39 +17,7 @@ from polyrhythm.policies.form import ValueKind
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import EnvSpec
 
-#: What is trained of a network; see `VlaSettings.train`.
-TrainedPart = Literal["all", "expert", "lora", "head"]
-
-
-def _as_text(value: Any) -> Any:
-    """null is none, as the empty text is, which a command line cannot write without quotes."""
-    return "" if value is None else value
-
-
-def _as_tuple(value: Any) -> Any:
-    """YAML and JSON have lists where settings have tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-Item = TypeVar("Item")
-Named = Annotated[str, BeforeValidator(_as_text)]
-Listed = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
-
-
-class LoraSettings(BaseModel):
-    """Low-rank adapters (Hu et al. 2021) in place of training the matrices themselves."""
-
-    model_config = SETTINGS
-
-    rank: int = Field(32, ge=1)
-    """Rank of an adapter."""
-    alpha: float = Field(32.0, gt=0.0)
-    """Scale of an adapter's output, divided by rank."""
-    targets: Listed[str] = ()
-    """Name patterns of the matrices that get adapters; empty: the architecture's choice of backbone and expert."""
-    also: Listed[str] = ()
-    """Name patterns of tensors that are trained in full beside the adapters, such as an action head; their modules have
-    no adapters."""
+FOLDERS = "polyrhythm.plugins.vla.released:VlaFolders"
 
 
 class VlaSettings(BaseModel):
@@ -119,7 +88,8 @@ class VlaSettings(BaseModel):
     def traits(self) -> SettingsTraits:
         """What the policy can do."""
         policy = replace(self.policy_traits, dtype=self.dtype)
-        return SettingsTraits(outlines=True, builds_in_parts=True, has_miniature=True, adapts=True, policy=policy)
+        makes = SettingsTraits(outlines=True, builds_in_parts=True, has_miniature=True)
+        return replace(makes, adapts=True, folders=FOLDERS, policy=policy)
 
     def state_entries(self, env_spec: EnvSpec) -> int:
         """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""

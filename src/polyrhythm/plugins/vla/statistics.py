@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
+from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair, read_json, value_of
 from polyrhythm.plugins.vla import scaling
-from polyrhythm.plugins.vla.checkpoint import Checkpoint, read_stored
-from polyrhythm.plugins.vla.folder_files import few, mapping_in, number_pair, read_json, value_of
 from polyrhythm.plugins.vla.folder_inputs import lerobot_steps
 from polyrhythm.plugins.vla.groot_statistics import groot_scalings
 from polyrhythm.plugins.vla.scaling import Scaling
@@ -222,7 +222,7 @@ def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) ->
 
 
 def _read(path: Path, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    from polyrhythm.safetensors_headers import read_header
+    from polyrhythm.safetensors_files import read_header
 
     names = [name] if name else [*read_header(path).tensors]
     for stored, tensor in read_stored(path, {one: one for one in names}):

@@ -21,9 +21,8 @@ from pathlib import Path
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.lease.station import make_parts
 from polyrhythm.readable import set_up_logging
-from polyrhythm.runtime.factories import Resources, StationContext, unpack
+from polyrhythm.runtime.factories import Resources, StationContext, make_parts, unpack
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -125,7 +124,6 @@ class StationProcess:
             rank=spec.rank,
             ranks=spec.ranks,
             rendezvous=folder / f"{process_address(spec.station, spec.incarnation)}.ranks",
-            offload=resources.offload if resources.leases else None,
             memory=self._memory,
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)

@@ -1,8 +1,8 @@
-"""Rules for giving up a station and for ending a run after failures. They are pure functions of heartbeats and time.
+"""Limits by which a station is given up, and rules for ending a run after failures: pure functions of facts and time.
 
-The end of a process is seen by its parent at once; these rules find stations that hang. A station that is stopped, or
+The end of a process is seen by its parent at once; the limits find stations that hang. A station that is stopped, or
 that hangs without letting other threads run, sends no heartbeat. One that hangs in a call names the call in its
-heartbeats. Time in which main did not listen (it was busy, stopped, or its machine was) is nobody's silence.
+heartbeats.
 """
 
 from __future__ import annotations
@@ -54,67 +54,6 @@ RECONNECTING = "reconnect"
 MAX_SAME_WORDS = 5
 
 
-@dataclass(slots=True)
-class LivenessMonitor:
-    """Heartbeat state of one incarnation. began: when it was started. present: it has announced itself. last_heartbeat:
-    when it came. doing, since: its call under way; place: where in user code that is, in words. paused: seconds in
-    which main did not listen; last_heartbeat and since are later by those that came after them."""
-
-    began: float
-    present: bool = False
-    last_heartbeat: float = field(default=-math.inf)
-    doing: str = ""
-    since: float = 0.0
-    paused: float = 0.0
-    place: str = ""
-
-    def note_heartbeat(self, now: float, doing: str, for_s: float, place: str = "") -> None:
-        self.last_heartbeat, self.doing, self.since, self.place = now, doing, now - for_s, place
-
-    def note_pause(self, seconds: float) -> None:
-        """Main did not listen for so long: that counts for no limit."""
-        self.last_heartbeat += seconds
-        self.since += seconds
-        self.paused += seconds
-
-    def current_call(self, now: float) -> str:
-        """The call under way and its duration, in words; "" between two units of work."""
-        if self.awaits:
-            return f"open to a simulator that joins for {now - self.since:.1f} s"
-        if not self.present:
-            return f"being started for {now - self.began:.1f} s"
-        return f"in one {self.doing} for {now - self.since:.1f} s" if self.doing else ""
-
-    @property
-    def awaits(self) -> bool:
-        """Whether it waits for somebody to join, for as long as that takes."""
-        return not self.present and self.doing == AWAITING
-
-    def deadline(self, limits: SupervisionLimits) -> float:
-        """The time at which it is given up, if no heartbeat comes before."""
-        if self.awaits:
-            return self.last_heartbeat + limits.heartbeat_s
-        if not self.present:
-            return self.began + self.paused + limits.start_s
-        due = self.last_heartbeat + limits.heartbeat_s
-        return min(due, self.since + _limit(self.doing, limits)) if self.doing else due
-
-    def is_silent(self, now: float, limits: SupervisionLimits) -> bool:
-        """Whether heartbeats are missing; there need be none before it is ready."""
-        return (self.present or self.awaits) and now >= self.last_heartbeat + limits.heartbeat_s
-
-    def complaint(self, now: float, limits: SupervisionLimits) -> str:
-        """The reason for giving it up now; "" if there is none."""
-        if now < self.deadline(limits):
-            return ""
-        if not self.present and not self.awaits:
-            return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
-        if self.is_silent(now, limits):
-            return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
-        call = f"{self.doing} for {now - self.since:.1f} s{self.place}"
-        return f"has been in one {call} (supervision.{_setting(self.doing)})"
-
-
 #: Setting that limits a call, by its name; every other call is the trainer's (update_s).
 _SETTING = {
     "reset": "reset_s",
@@ -127,14 +66,16 @@ _SETTING = {
 }
 
 
-def _setting(doing: str) -> str:
+def limiting_setting(doing: str) -> str:
+    """The setting that limits a call."""
     return _SETTING.get(doing, "update_s")
 
 
-def _limit(doing: str, limits: SupervisionLimits) -> float:
+def call_limit(doing: str, limits: SupervisionLimits) -> float:
+    """Seconds that a call may take."""
     if doing == RECONNECTING:
         return math.inf
-    limit: float = getattr(limits, _setting(doing))
+    limit: float = getattr(limits, limiting_setting(doing))
     return limit
 
 

@@ -35,7 +35,7 @@ import msgspec
 from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.processes.child import ChildSpec, die_with
 from polyrhythm.runtime.processes.child import main as run_station
-from polyrhythm.runtime.processes.process import (
+from polyrhythm.runtime.processes.start import (
     Handle,
     environment_of,
     in_memory,

@@ -8,11 +8,14 @@ nothing more can come. The clock starts at the oldest pending request, not when 
 
 `dynamic` also queues a batch behind a pass, at a generator that gathers it meanwhile (depth 2): only one that is full,
 which waiting could not make larger, and that no idle generator could take.
+
+`has_place` says what a batch takes, `padded` to how many rows its pass is padded.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,6 +53,12 @@ def is_full(requests: int, rows: int, limits: BatchLimits) -> bool:
     return rows >= limits.max_rows or requests >= limits.max_requests
 
 
+def has_place(requests: int, rows: int, more: int, max_rows: int) -> bool:
+    """Whether a batch of so many requests and rows takes a request of `more` rows: the first one however large it is,
+    as a request is never split."""
+    return not requests or rows + more <= max_rows
+
+
 def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:
     """Consecutive shares of about equal rows, for `lockstep` over several generators.
 
@@ -62,3 +71,14 @@ def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request,
         shares[min(parts - 1, (2 * before + request.rows - 1) * parts // (2 * total))].append(request)
         before += request.rows
     return [tuple(share) for share in shares]
+
+
+def powers(rows: int) -> tuple[int, ...]:
+    """The powers of two from 1 to the first that holds so many rows."""
+    return tuple(1 << power for power in range((rows - 1).bit_length() + 1))
+
+
+def padded(rows: int, buckets: Sequence[int]) -> int:
+    """Rows of a pass of so many, where passes are padded to the next bucket."""
+    index = bisect_left(buckets, rows)
+    return buckets[index] if index < len(buckets) else rows

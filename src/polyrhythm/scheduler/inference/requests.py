@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.inference.batching import has_place
 from polyrhythm.scheduler.records import Request
-from polyrhythm.scheduler.settings import SchedulerSettings
-from polyrhythm.scheduler.user_functions import load_function
+from polyrhythm.scheduler.settings import SchedulerSettings, load_function
 
 Key = Callable[[Request], Any]
 
@@ -146,8 +146,7 @@ class RequestQueue:
     def take(self, names: Sequence[str], max_rows: int, max_requests: int) -> tuple[Request, ...]:
         """The next batch from the named pools, in order of the key.
 
-        It ends before the request that would exceed max_rows (one larger than max_rows goes alone: a request is
-        never split) and is empty only when nothing waits.
+        It ends before the request that it has no place for (`has_place`), and is empty only when nothing waits.
         """
         taken: list[Request] = []
         rows = 0
@@ -156,7 +155,7 @@ class RequestQueue:
             pool = pools[0] if len(pools) == 1 else min(pools, key=Pool.head)
             _, order = pool.head()
             request = pool.waiting[order]
-            if taken and rows + request.rows > max_rows:
+            if not has_place(len(taken), rows, request.rows, max_rows):
                 break
             taken.append(self._remove(request.slot))
             rows += request.rows

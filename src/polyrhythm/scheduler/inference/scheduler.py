@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.batching import Waiting, is_due, is_full, split_evenly
 from polyrhythm.scheduler.inference.generators import GeneratorState
-from polyrhythm.scheduler.inference.locality import deal
 from polyrhythm.scheduler.inference.requests import ANY
-from polyrhythm.scheduler.inference.routing import in_turn, next_idle
+from polyrhythm.scheduler.inference.routing import deal, in_turn, next_idle
 from polyrhythm.scheduler.inference.serving import RequestScheduler
 from polyrhythm.scheduler.inference.slots import ServedSlot
 from polyrhythm.scheduler.records import Batch, BatchingChosen, Request, Serve
@@ -127,7 +126,7 @@ class BatchScheduler(RequestScheduler):
         return [name for name in idle if name not in self.slots.absent]
 
     def _serve_near(self, common: bool, now: float) -> list[Serve]:
-        """The batches that are due now, each on the requests' hosts as far as that costs no waiting (`locality`)."""
+        """The batches that are due now, each on the requests' hosts as far as that costs no waiting (`deal`)."""
         limits, batches, names = self.limits, list[tuple[Request, ...]](), list[str]()
         while len(batches) < len(free := self._free_for_common(common, now)):
             batches.append(self.queue.take((ANY,), limits.max_rows, limits.max_requests))

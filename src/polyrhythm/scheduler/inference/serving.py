@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
 
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState
+from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState, WeightScheduler
 from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
 from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.inference.slots import ServedSlot, SlotRegistry
-from polyrhythm.scheduler.inference.weights import WeightScheduler
 from polyrhythm.scheduler.records import (
     AbortStream,
     BatchingChosen,

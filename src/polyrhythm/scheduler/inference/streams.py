@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from polyrhythm.scheduler.inference.batching import has_place
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.requests import ANY
 from polyrhythm.scheduler.inference.serving import RequestScheduler
@@ -128,7 +129,7 @@ class StreamScheduler(RequestScheduler):
         return request if request is not None and self._fits(generator.load, request) else None
 
     def _fits(self, load: int, request: Request) -> bool:
-        return not load or load + request.rows <= self.settings.max_rows
+        return has_place(load, load, request.rows, self.settings.max_rows)
 
     def _start_background(self) -> list[StartStream]:
         """The evaluator has as many places again for its second copy of the weights."""

@@ -4,7 +4,7 @@ A ticket goes running → buffered (→ reissuing, if its host is lost), or runn
 `max_attempts`: with its group, or alone if the group has extra members. Where samples are scored, it is scoring between
 running and buffered (`SampleScoring`). When its task and seed is set aside
 (`quarantine`) the group goes at once. In any of these states it may also be dropped because others finished first
-(`redundancy`) or because its group is filtered (`filtering`). A row waits for a new ticket as soon as its ticket ends.
+(`redundancy`) or because its group is filtered (`limits`). A row waits for a new ticket as soon as its ticket ends.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -43,12 +43,11 @@ from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
 from polyrhythm.scheduler.samples import redundancy
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
-from polyrhythm.scheduler.samples.filtering import ReturnFilter
 from polyrhythm.scheduler.samples.groups import Group, Sample
 from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
-from polyrhythm.scheduler.samples.quarantine import Quarantine
-from polyrhythm.scheduler.samples.selection_bias import SelectionStats
-from polyrhythm.scheduler.samples.suspects import Suspects
+from polyrhythm.scheduler.samples.limits import ReturnFilter
+from polyrhythm.scheduler.samples.quarantine import Quarantine, Suspects
+from polyrhythm.scheduler.samples.redundancy import SelectionStats
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from polyrhythm.scheduler.records import EnvBatchInfo, SlotInfo
-from polyrhythm.scheduler.user_functions import load_function
+from polyrhythm.scheduler.settings import load_function
 
 
 class EnvBatchShape(NamedTuple):

@@ -28,9 +28,8 @@ from polyrhythm.scheduler.records import (
     StartRows,
 )
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.chunk import stepper, whole_batch
+from polyrhythm.stations.simulator.chunk import EpisodeMetrics, stepper, whole_batch
 from polyrhythm.stations.simulator.deferred_steps import DeferredSteps
-from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.lanes import Lanes
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead

@@ -21,7 +21,7 @@ from polyrhythm.envs.base import (
     batch_traits,
     first_cause,
 )
-from polyrhythm.envs.results import as_utf8, check_form
+from polyrhythm.envs.checked_env import as_utf8, check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 from polyrhythm.scheduler.records import DropReason
 

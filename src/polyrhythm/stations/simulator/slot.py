@@ -37,11 +37,9 @@ from polyrhythm.specs.finite import (
     first_not_finite,
     is_finite,
 )
-from polyrhythm.stations.simulator.chunk import ChunkResult
-from polyrhythm.stations.simulator.env_metrics import EpisodeMetrics
+from polyrhythm.stations.simulator.chunk import ChunkResult, EpisodeMetrics
 from polyrhythm.stations.simulator.guard import GuardedEnv
-from polyrhythm.stations.simulator.recorder import Recorder
-from polyrhythm.stations.simulator.rows import Index, RowStates, as_index
+from polyrhythm.stations.simulator.rows import Index, Recorder, RowStates, as_index
 
 log = logging.getLogger(__name__)
 

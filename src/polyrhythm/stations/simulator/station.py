@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Order, Reply
+from polyrhythm.runtime.messages import OffloadStore, Order, Reply
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -99,12 +99,12 @@ class Simulator:
                 return True
         return False
 
-    def suspend(self) -> int:
+    def suspend(self, _store: OffloadStore) -> int:
         """Have the environments leave the device that the station leases, those that can; the bytes freed. Another one
         keeps nothing there, as far as the station knows."""
         return sum(host.env.inner.suspend() for host in self.hosts if host.env.traits.leaves_device)
 
-    def resume(self) -> None:
+    def resume(self, _store: OffloadStore) -> None:
         """Have them come back."""
         for host in self.hosts:
             if host.env.traits.leaves_device:

@@ -27,7 +27,7 @@ from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.runtime.clocks import SAME, ClockOffset
 from polyrhythm.runtime.hosts import MAIN, Changes, Departure, HostView
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import Handle
+from polyrhythm.runtime.processes.start import Handle
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from polyrhythm.errors import StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import Handle, in_memory, start_child
+from polyrhythm.runtime.processes.start import Handle, in_memory, start_child
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 
 #: Seconds that an agent may take to say what it found, and to leave.

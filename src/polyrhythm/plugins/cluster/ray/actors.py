@@ -19,7 +19,7 @@ from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
 from polyrhythm.plugins.cluster.hosts.nodes import AgentProcess
 from polyrhythm.plugins.cluster.ray.versions import Versions, own_versions, why_not
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import start_child
+from polyrhythm.runtime.processes.start import start_child
 
 
 class StationActor:

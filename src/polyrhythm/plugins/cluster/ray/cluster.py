@@ -36,7 +36,7 @@ from polyrhythm.plugins.cluster.ray.versions import own_versions, ray_differs
 from polyrhythm.plugins.cluster.transport.sealed import check_sealing
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.process import Handle
+from polyrhythm.runtime.processes.start import Handle
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What is trained of a language model: all of it, or adapters; and layers that are computed again in the backward pass.
 
-The mechanism is that of the VLA policies (`plugins.vla.adapting`), applied to the model of transformers, so names of
-tensors are those of its folder.
+The mechanism (`plugins.pretrained.adapting`) is applied to the model of transformers, so names of tensors are those of
+its folder.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from polyrhythm.plugins.vla.adapting import Adaptation
-from polyrhythm.plugins.vla.precision import Precision
-from polyrhythm.plugins.vla.settings import LoraSettings
+from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.policies.form import Role
 
 

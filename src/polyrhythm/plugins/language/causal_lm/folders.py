@@ -9,17 +9,78 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.cli.show import aligned
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.language.causal_lm.network import empty_network, loaded_network, open_config
+from polyrhythm.files import new_folder
+from polyrhythm.plugins.language.causal_lm.network import empty_network, is_known, loaded_network, open_config
 from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
-from polyrhythm.plugins.vla.adapters import LEFT_OUT, Adapters, is_adapter, merge_into, save_adapters
-from polyrhythm.plugins.vla.building import NETWORK, tied_names
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.folder_files import INDEX
-from polyrhythm.plugins.vla.saving import copy_others, new_folder, save_changed, tensor_files
+from polyrhythm.plugins.pretrained.adapters import (
+    LEFT_OUT,
+    Adapters,
+    is_adapter,
+    merge_into,
+    refuse_adapters,
+    save_adapters,
+)
+from polyrhythm.plugins.pretrained.building import NETWORK, tied_names
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.folder_files import CONFIG, INDEX
+from polyrhythm.plugins.pretrained.saving import copy_others, save_changed, tensor_files
+from polyrhythm.policies.base import FolderReport
 
 #: Prefix of the model's tensors in a policy's state_dict.
 _MODEL = f"{NETWORK}model."
+
+
+class CausalLmFolders:
+    """Folders of causal language models in the layout of Hugging Face (`policies.base.FolderFormat`)."""
+
+    def export(
+        self,
+        settings: CausalLmSettings,
+        weights: Mapping[str, Tensor],
+        out: Path,
+        *,
+        base: str,
+        source: Path,
+        env: object,  # noqa: ARG002 - the contract's
+    ) -> str:
+        """In the layout of `base`, or as its adapters; a model from a seed has no released layout."""
+        if base:
+            return save_trained(weights, settings, Checkpoint.open(base), out)
+        refuse_adapters(source, weights)
+        return ""
+
+    def recognises(self, folder: Path) -> bool:
+        if not (folder / CONFIG).is_file():
+            return False
+        opened = Checkpoint.open(folder)
+        return not opened.architecture and is_known(opened.config.get("model_type"))
+
+    def inspect(self, folder: Path) -> FolderReport:
+        """ConfigError: it is a model that cannot be used, such as an encoder."""
+        opened, config = Checkpoint.open(folder), open_config(str(folder))
+        told = {
+            "architecture": "causal_lm",
+            "folder": str(folder),
+            "model": config.model_type,
+            "parameters": opened.parameters,
+            "vocabulary": config.vocab_size,
+            "context": getattr(config, "max_position_embeddings", None),
+            "tokenizer": (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file(),
+        }
+        rows = {
+            "architecture": f"causal_lm ({told['model']})",
+            "tensors": f"{told['parameters']:,} numbers",
+            "tokens": f"{told['vocabulary']:,} in its vocabulary, a context of {told['context'] or 'any number'}",
+            "tokenizer": "here" if told["tokenizer"] else "none: training needs one in this folder",
+        }
+        policy = f"policy: {{type: causal_lm, checkpoint: {folder}}}"
+        recipe = f"{policy}\nenv:\n  tokenizer: {folder}   # of a text environment"
+        return FolderReport(told, f"{aligned(rows.items())}\n\n{recipe}")
+
+    def merge(self, adapters: Path, base: Path, out: Path) -> None:
+        merge(Adapters.open(adapters), Checkpoint.open(base), out)
 
 
 def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base: Checkpoint, out: Path) -> str:

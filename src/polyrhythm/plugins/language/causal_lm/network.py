@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.causal_lm.cache import SlotCache
 from polyrhythm.plugins.language.causal_lm.packing import Packing, register_attention
-from polyrhythm.plugins.vla.folder_files import weight_files
+from polyrhythm.plugins.pretrained.folder_files import weight_files
 from polyrhythm.policies.mlp import seeded
 
 #: Kinds of layers of which the state is keys and values alone.
@@ -115,7 +115,7 @@ class CausalNetwork(nn.Module):
 
     @property
     def frozen_names(self) -> frozenset[str]:
-        """Tensors of the state_dict that are not trained (`plugins.vla.adapting.AdaptedPolicy`)."""
+        """Tensors of the state_dict that are not trained (`plugins.pretrained.adapting.AdaptedPolicy`)."""
         return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
 
     def packed(self, tokens: Tensor, packing: Packing) -> Tensor:

@@ -24,7 +24,7 @@ from polyrhythm.plugins.language.causal_lm.sampling import Sampling, entropy, pr
 from polyrhythm.plugins.language.causal_lm.servers.build import ask_server, engine_at_server
 from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
 from polyrhythm.plugins.language.causal_lm.vllm_model import VllmModel, VllmStart
-from polyrhythm.plugins.vla.adapting import AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
 from polyrhythm.policies import distributions
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated

@@ -14,7 +14,7 @@ from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.plugins.language.causal_lm.engine_settings import EngineSettings, NativeSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
-from polyrhythm.plugins.vla.settings import LoraSettings
+from polyrhythm.plugins.pretrained.adapting import LoraSettings
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
 from polyrhythm.policies.mlp import seeded
@@ -25,6 +25,7 @@ Count = Annotated[int, Field(ge=1)]
 
 #: Purpose of the memory that `policy.engine.cache_gib` sets.
 VLLM_CACHE = "vLLM's keys and values"
+FOLDERS = "polyrhythm.plugins.language.causal_lm.folders:CausalLmFolders"
 PRELOAD = ("transformers.modeling_utils",)
 
 
@@ -127,7 +128,9 @@ class CausalLmSettings(BaseModel):
             streams=True,
             asks_server=server,
         )
-        return SettingsTraits(PRELOAD, SAMPLING, outlines=True, adapts=True, engine=engine, policy=policy)
+        return SettingsTraits(
+            PRELOAD, SAMPLING, outlines=True, adapts=True, folders=FOLDERS, engine=engine, policy=policy
+        )
 
     def check(self) -> None:
         """MissingError: the engine is not installed."""

@@ -19,7 +19,7 @@ from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.proof import COMPARED, compared_prompt, worst_difference
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.vllm_sampling import EXTRA, BatchSampler, Drawn, Draws, processor_class
-from polyrhythm.plugins.vla.adapters import is_adapter, plain_name
+from polyrhythm.plugins.pretrained.adapters import is_adapter, plain_name
 
 #: What vLLM reads at its import: its core in this process, with logits processors of version 1; threads are the
 #: generator's; nothing is reported to anybody.

@@ -1,30 +1,40 @@
-"""An env batch of conversations: ids to text and back, turns, lengths."""
+"""An env batch of conversations: ids to text and back, turns, lengths, and messages that are told beforehand."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import select
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import definition_place
-from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.language.text.base import Conversation, FullConversation, Reply, conversation_traits
-from polyrhythm.plugins.language.text.chat import ChatTurns, Prompt
-from polyrhythm.plugins.language.text.prepared import PreparedMessages
-from polyrhythm.plugins.language.text.tokenizers import begin, encodable, encode_after
+from polyrhythm.plugins.language.text.chat import Chat, ChatTurns, Prompt
+from polyrhythm.plugins.language.text.conversation import (
+    Awaited,
+    Conversation,
+    FullConversation,
+    Reply,
+    conversation_traits,
+)
+from polyrhythm.plugins.language.text.tokenizers import Tokenizer, begin, encodable, encode_after
+from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import as_number
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.language.text.base import TextSettings
+from polyrhythm.specs.spaces import Aggregate
 
 log = logging.getLogger(__name__)
+
+
+#: Metrics of every text environment, each with the aggregation over an episode; it adds its own.
+STANDARD_METRICS: Mapping[str, Aggregate] = {"message_tokens": "sum", "turns": "sum", "cut": "max"}
 
 
 class MessageTooLong(EpisodeRefused):
@@ -39,17 +49,28 @@ class MessageTooLong(EpisodeRefused):
 
 class TextBatch:
     """Rows that reset and step by themselves. A row's context is its prompt, its messages as they were sampled, and the
-    replies: what the model wrote is never tokenized again."""
+    replies: what the model wrote is never tokenized again. metrics: of the environment's own; kind: its type,
+    for errors."""
 
-    def __init__(self, settings: TextSettings, conversations: Sequence[Conversation]) -> None:
-        self.spec, self.rows = settings.spec(), len(conversations)
-        self._settings, self._tokenizer = settings, settings.text_tokenizer()
-        self._chat = settings.open_chat()
+    def __init__(
+        self,
+        spec: EnvSpec,
+        traits: EnvTraits,
+        tokenizer: Tokenizer,
+        chat: Chat | None,
+        conversations: Sequence[Conversation],
+        metrics: Collection[str],
+        kind: str,
+    ) -> None:
+        self.spec, self.rows, self._type = spec, len(conversations), kind
+        self._tokenizer, self._chat = tokenizer, chat
+        self._limit = spec.observation["tokens"].shape[0]
+        self._own_metrics = metrics
         self._chats: dict[int, ChatTurns] = {}  # by row, with a chat template
         self._conversations = cast(Sequence[FullConversation], conversations)
-        self.traits = replace(settings.traits, expert=conversation_traits(conversations[0]).expert)
+        self.traits = replace(traits, expert=conversation_traits(conversations[0]).expert)
         self._prepared = PreparedMessages(conversations)
-        self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
+        self._tokens = np.zeros((self.rows, self._limit), np.int32)
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
         self._stops = np.array(self.spec.action.stops)
@@ -81,16 +102,15 @@ class TextBatch:
         needed = ("role", "content") if self._chat is not None else ("content",)
         for turn in [] if isinstance(prompt, str) else prompt if isinstance(prompt, Sequence) else [prompt]:
             if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in needed):
-                name = getattr(self._settings, "type", type(self._settings).__name__)
                 where = definition_place(conversation.begin)
                 raise ValueError(
-                    f"env.type = {name}: its begin{where} returned the turn {turn!r:.80}; give each turn a role and a "
-                    "content, which are texts, as in {'role': 'user', 'content': '…'}"
+                    f"env.type = {self._type}: its begin{where} returned the turn {turn!r:.80}; give each turn a role "
+                    "and a content, which are texts, as in {'role': 'user', 'content': '…'}"
                 )
 
     def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
         """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
-        limit = self._settings.max_prompt_tokens
+        limit = self._limit
         try:
             if self._chat is not None and prompt:
                 self._chats[row] = ChatTurns(self._chat, prompt)
@@ -111,7 +131,7 @@ class TextBatch:
     def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
         """Add to the row's context; False, and nothing is added, if it does not fit."""
         first = int(self._length[row])
-        if first + len(ids) > self._settings.max_prompt_tokens:
+        if first + len(ids) > self._limit:
             return False
         self._tokens[row, first : first + len(ids)] = ids
         self._length[row] += len(ids)
@@ -124,7 +144,7 @@ class TextBatch:
             log.warning(
                 "env.max_prompt_tokens = %d: a conversation has %d tokens after message %d, so it ends there; raise it "
                 "if this is not meant",
-                self._settings.max_prompt_tokens,
+                self._limit,
                 self._length[row] + more,
                 self._turn[row],
             )
@@ -161,7 +181,7 @@ class TextBatch:
         whole, lengths = self._measured(ids)
         reward = np.zeros(n, np.float32)
         terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
-        own = {name: np.where(whole, np.nan, 0.0) for name in self._settings.metrics}
+        own = {name: np.where(whole, np.nan, 0.0) for name in self._own_metrics}
         said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
         self._prepare(said)
         errors = {row: error for row in said if (error := self._prepared.take(row)) is not None}
@@ -218,7 +238,7 @@ class TextBatch:
             found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
             where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
-        if unknown := reply.metrics.keys() - self._settings.metrics.keys():
+        if unknown := reply.metrics.keys() - set(self._own_metrics):
             where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} has the metrics {sorted(unknown)}; declare them in the settings")
         return reply
@@ -294,3 +314,82 @@ class TextBatch:
             if conversation_traits(conversation).close:
                 conversation.close()
         self._prepared.close()
+
+
+class PreparedMessages:
+    """Messages that the conversations of a batch were told beforehand, and what their replies wait for. The batch
+    closes it.
+
+    Invariant: a row's reply is awaited only between `tell` and `take`, `drop` or `forget`, and its descriptor watched.
+    """
+
+    def __init__(self, conversations: Sequence[Conversation]) -> None:
+        self._conversations = cast(Sequence[FullConversation], conversations)
+        self._traits = list(map(conversation_traits, conversations))
+        self._told: dict[int, Exception | None] = {}
+        self._awaited: dict[int, Awaited] = {}
+        self._rows: dict[int, int] = {}  # by descriptor
+        self._poll = select.epoll()
+        self.close, self.fileno = self._poll.close, self._poll.fileno
+
+    def expects(self, row: int) -> bool:
+        """Whether the row's conversation prepares replies, and was not told its message yet."""
+        return row not in self._told and self._traits[row].prepare
+
+    def tell(self, row: int, message: str) -> None:
+        """Have the row's conversation prepare its reply, where one is expected."""
+        conversation = self._conversations[row]
+        self._told[row] = None
+        try:
+            conversation.prepare(message)
+            awaited = conversation.awaits() if self._traits[row].awaits else None
+            if awaited is not None:
+                self._poll.register(awaited.fileno, select.EPOLLIN)
+        except PolyrhythmError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
+            self._told[row] = error
+            self._give_up(row)
+            return
+        if awaited is not None:
+            self._awaited[row], self._rows[awaited.fileno] = awaited, row
+
+    def waits(self, rows: Iterable[int]) -> bool:
+        """Whether the reply of one of these rows is awaited, and not for too long."""
+        for number, _ in self._poll.poll(0):
+            self._end(self._rows[number])
+        now = time.monotonic()
+        return any(row in self._awaited and now < self._awaited[row].deadline for row in rows)
+
+    def take(self, row: int) -> Exception | None:
+        """The row is about to reply: what its preparation raised, if anything."""
+        error = self._told.get(row)
+        self.forget(row)
+        return error
+
+    def drop(self, row: int) -> None:
+        """The row will not reply: its conversation gives up what it prepared."""
+        if row in self._told:
+            self.forget(row)
+            self._give_up(row)
+
+    def forget(self, row: int) -> None:
+        """Nothing of the row is awaited any more."""
+        self._told.pop(row, None)
+        if row in self._awaited:
+            self._end(row)
+
+    def _give_up(self, row: int) -> None:
+        if not self._traits[row].drop:
+            return
+        try:
+            self._conversations[row].drop()
+        except PolyrhythmError:
+            raise
+        except Exception:
+            log.warning("row %d: the conversation's drop raised", row, exc_info=True)
+
+    def _end(self, row: int) -> None:
+        number = self._awaited.pop(row).fileno
+        del self._rows[number]
+        self._poll.unregister(number)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from polyrhythm.plugins.language.text.base import Count, Reply, TextSettings, draw_apart
-from polyrhythm.plugins.language.text.moves import MOVES, last_move
+from polyrhythm.plugins.language.text.base import MOVES, Count, TextSettings, draw_apart, last_move
+from polyrhythm.plugins.language.text.conversation import Reply
 from polyrhythm.specs.hashing import library_seed
 
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import Finding
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
 from polyrhythm.plugins.simulators.libero.instance import ACTION_DIM, PROPRIO_DIM, LiberoInstance
 from polyrhythm.plugins.simulators.libero.library import (
     check_robosuite,
@@ -25,11 +25,10 @@ from polyrhythm.plugins.simulators.libero.library import (
     make,
     package_folder,
 )
-from polyrhythm.plugins.simulators.libero.other_words import in_other_words
-from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
+from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS, in_other_words
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
 from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _WRIST = "robot0_eye_in_hand"
@@ -202,7 +201,7 @@ class LiberoSettings(BaseModel):
     @classmethod
     def findings(cls) -> Iterator[Finding]:
         """What this machine has of LIBERO, and a trial of it; for `polyrhythm doctor`."""
-        from polyrhythm.plugins.simulators.libero.findings import examine
+        from polyrhythm.plugins.simulators.libero.library import examine
 
         return examine(cls(tasks=(next(iter(TASKS)),)))
 

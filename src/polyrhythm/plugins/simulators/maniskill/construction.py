@@ -1,4 +1,9 @@
-"""Makes a ManiSkill environment from settings, without its questions on stdin, and turns its errors into sentences."""
+"""Makes a ManiSkill environment from settings, without its questions on stdin, and turns its errors into sentences.
+
+Its modes of observation and reward are those that a task's class supports. Digital twins of real scenes, such as the
+bridge tasks, support `rgb+segmentation` alone, because they lay a photograph over the background of the picture; their
+cameras have the size and the focal length of the real one.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,20 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill.drivers import how_to_get_driver, is_about_driver
-from polyrhythm.plugins.simulators.maniskill.modes import modes_of
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: Most characters that are quoted of an error of ManiSkill.
 _QUOTED = 200
 
 
-def make_env(settings: ManiSkillSettings, task: str, rows: int) -> Any:
+def make_env(settings: ManiSkillFields, task: str, rows: int) -> Any:
     """A ManiSkill environment (mani_skill.envs.sapien_env.BaseEnv) of `rows` parallel rows, without wrappers.
 
     Raises ConfigError for an unknown task or a setting that it refuses, MissingError for assets or a driver.
@@ -55,7 +59,7 @@ def make_env(settings: ManiSkillSettings, task: str, rows: int) -> Any:
         raise _explained(settings, task, error) from error
 
 
-def episode_steps(settings: ManiSkillSettings, task: str) -> int:
+def episode_steps(settings: ManiSkillFields, task: str) -> int:
     """Env steps after which an episode of this task ends. Raises ConfigError if neither settings nor task say it."""
     limit = settings.max_steps or find_registered(task).max_episode_steps
     if not limit:
@@ -128,7 +132,7 @@ def _no_questions(task: str) -> Iterator[None]:
         download_asset.prompt_yes_no = asks
 
 
-def _explained(settings: ManiSkillSettings, task: str, error: BaseException) -> ConfigError:
+def _explained(settings: ManiSkillFields, task: str, error: BaseException) -> ConfigError:
     """What the user can do about an error of ManiSkill's constructor."""
     message = " ".join(str(error).split())
     if is_about_driver(message):
@@ -154,3 +158,43 @@ def _explained(settings: ManiSkillSettings, task: str, error: BaseException) -> 
     return ConfigError(
         f"env.tasks = {task}: ManiSkill cannot make it ({type(error).__name__}: {message[:_QUOTED]}); correct env"
     )
+
+
+#: Our observation → the parts of ManiSkill's mode.
+_PARTS = {"state": "state", "rgb": "rgb", "rgbd": "rgb+depth"}
+
+
+class Modes(NamedTuple):
+    """observation, reward: ManiSkill's names. is_twin: the task is a digital twin; its cameras keep their own size."""
+
+    observation: str
+    reward: str
+    is_twin: bool
+
+
+def modes_of(settings: ManiSkillFields, task: str, kind: Any) -> Modes:
+    """The modes for a task of this class. Raises ConfigError if it supports none that the settings ask for."""
+    supported = tuple(kind.SUPPORTED_OBS_MODES)
+    parts = _PARTS[settings.observation]
+    twin = f"{parts}+segmentation"
+    is_any = "any_textures" in supported and parts != "state"
+    if parts in supported or is_any:
+        observation = parts
+    elif twin in supported:
+        observation = twin
+    else:
+        known = [name for name, mode in _PARTS.items() if {mode, f"{mode}+segmentation"} & {*supported}]
+        fix = f"choose {', '.join(known)}" if known else "choose another task"
+        raise ConfigError(f"env.observation = {settings.observation}: {task} has no such observation; {fix}")
+    return Modes(observation, _reward_of(settings, task, kind), observation == twin)
+
+
+def _reward_of(settings: ManiSkillFields, task: str, kind: Any) -> str:
+    """`none` for a task without a reward of its own: then the reward is made of flags of `info`."""
+    known = [mode for mode in kind.SUPPORTED_REWARD_MODES if mode != "none"]
+    if settings.reward in known:
+        return settings.reward
+    if not known and settings.reward == "sparse":
+        return "none"
+    fix = f"choose {', '.join(known)}" if known else "choose sparse, since this one has no reward of its own"
+    raise ConfigError(f"env.reward = {settings.reward}: {task} has no such reward; {fix}")

@@ -1,4 +1,5 @@
 """What ManiSkill needs of the machine besides its package: a Vulkan driver, and a GPU for its GPU backend.
+`findings` says which of them are there.
 
 SAPIEN, ManiSkill's simulator, makes materials on a Vulkan device, so that a driver is needed even where nothing is
 drawn. On a machine without a GPU Mesa's software driver (lavapipe) serves; Mesa 22.3 is refused by SAPIEN 3.0.3.
@@ -7,7 +8,17 @@ drawn. On a machine without a GPU Mesa's software driver (lavapipe) serves; Mesa
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyrhythm.conformance import Finding
+from polyrhythm.envs.mujoco import count_gpus
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.simulators.maniskill.probe import probe
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: Parts of SAPIEN's messages where no driver serves.
 _NO_DRIVER = ("failed to find a rendering device", "failed to find a supported physical device", "vk::", "vulkan")
@@ -21,15 +32,6 @@ _PAGE = "docs/simulators/maniskill.md"
 def is_about_driver(message: str) -> bool:
     """Whether this is SAPIEN's message where it finds no Vulkan driver that serves."""
     return any(part in message.lower() for part in _NO_DRIVER)
-
-
-def count_gpus() -> int:
-    """NVIDIA GPUs that this process may use, counted without loading CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def vulkan_manifests() -> list[str]:
@@ -65,3 +67,30 @@ def _codename() -> str:
         return ""
     lines = release.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.partition("=")[2].strip('"') for line in lines if line.startswith("VERSION_CODENAME=")), "")
+
+
+def examine(tried: ManiSkillFields) -> Iterator[Finding]:
+    """Vulkan drivers, a trial of `tried` in another process, and GPUs; one after the other as they are known."""
+    manifests = vulkan_manifests()
+    if manifests:
+        yield Finding("Vulkan drivers", "ok", ", ".join(manifests))
+    else:
+        yield Finding("Vulkan drivers", "missing", "none is found; a state needs one too", how_to_get_driver())
+    gpus = count_gpus()
+    if gpus:
+        yield Finding("GPU", "ok", f"{gpus} for backend: gpu, which was never run")
+    else:
+        yield Finding("GPU", "ok", "none: backend: cpu (backend: gpu needs one)")
+    yield _trial(tried)
+
+
+def _trial(tried: ManiSkillFields) -> Finding:
+    name = tried.tasks[0]
+    try:
+        seen = probe(tried)
+    except PolyrhythmError as error:
+        problem, _, fix = str(error).partition("; run: ")
+        return Finding(name, "missing", problem, fix)
+    height, width = tried.picture
+    frame = f"a frame of {width}x{height} pixels {seen.observe_ms:.0f} ms"
+    return Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")

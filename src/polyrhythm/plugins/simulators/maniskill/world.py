@@ -1,29 +1,28 @@
 """One ManiSkill environment of one row (CPU) or many (GPU), seen through numpy.
 
 ManiSkill draws every camera at each reset and step. Here it does not: only `observe` draws, because an action chunk
-needs one image.
+needs one image, with camera and lights of the episode's appearance; physics is untouched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.appearance import Appearance
-from polyrhythm.plugins.simulators.maniskill.appearance import Scene
 from polyrhythm.plugins.simulators.maniskill.construction import episode_steps, make_env
-from polyrhythm.plugins.simulators.maniskill.pictures import resized
-from polyrhythm.plugins.simulators.maniskill.placement import place_beyond
-from polyrhythm.plugins.simulators.maniskill.sentences import Sentences, own_sentences, read_sentences
+from polyrhythm.plugins.simulators.maniskill.tasks import Sentences, own_sentences, place_beyond, read_sentences
+from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: ManiSkill's depth is in whole millimetres.
 _MILLIMETRES = 1000.0
@@ -43,7 +42,7 @@ class World:
 
     sentences: the instructions of its episodes, if another world of the task has read them."""
 
-    def __init__(self, settings: ManiSkillSettings, task: str, rows: int, sentences: Sentences | None = None) -> None:
+    def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: Sentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
         self._env = make_env(settings, task, rows)
@@ -257,3 +256,59 @@ def _is_changed(env: Any) -> bool:
 def _numpy(value: Any) -> NDArray[Any]:
     """A tensor on any device, or a number, as an array; it may share the tensor's memory."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+def resized(pictures: NDArray[Any], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """[B,H,W,3] as uint8 of this height and width; bilinear, as Pillow does it, where they differ."""
+    if pictures.shape[1:3] == size:
+        return pictures.astype(np.uint8, copy=False)
+    height, width = size
+    small = [
+        Image.fromarray(one.astype(np.uint8)).resize((width, height), Image.Resampling.BILINEAR) for one in pictures
+    ]
+    return np.stack([np.asarray(one) for one in small])
+
+
+class Scene:
+    """The camera and the lights of an environment with one row. camera: the name of the policy's; empty without one.
+
+    ManiSkill may make a scene anew at a reset, so that lights and camera are the usual ones again."""
+
+    def __init__(self, env: Any, camera: str) -> None:
+        self._env, self._camera = env, camera
+        self._known: Any = None
+        self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
+
+    def show(self, appearance: Appearance) -> None:
+        """Show this appearance instead of the last one. A camera that moves with the robot stays where it is."""
+        sensor = self._env._sensors[self._camera]
+        if appearance.shift and sensor.entity is None:
+            sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
+        scene = self._env.scene.sub_scenes[0]
+        if scene is not self._known:
+            self._known, self._usual = scene, (np.array(scene.ambient_light), _lights(scene))
+        ambient, lights = self._usual
+        scene.set_ambient_light(list(appearance.brightness * ambient))
+        for light, colour in lights:
+            light.color = appearance.brightness * colour
+
+
+def _lights(scene: Any) -> list[tuple[Any, Any]]:
+    """Each light of the scene with its colour."""
+    import sapien
+
+    kind = sapien.render.RenderLightComponent
+    found = [part for entity in scene.entities for part in entity.components if isinstance(part, kind)]
+    return [(light, np.array(light.color)) for light in found]
+
+
+def _turned(pose: Any, appearance: Appearance) -> Any:
+    """The pose of a camera, which looks along x with z up, from elsewhere."""
+    import sapien
+
+    usual = pose.to_transformation_matrix().astype(np.float64)
+    camera = SimpleNamespace(pos=usual[:3, 3].copy(), forward=usual[:3, 0].copy(), up=usual[:3, 2].copy())
+    appearance.turn(camera)
+    turned = np.eye(4)
+    turned[:3, :4] = np.stack([camera.forward, np.cross(camera.up, camera.forward), camera.up, camera.pos], axis=1)
+    return sapien.Pose(turned)

@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.envs.variants import Variant
-from polyrhythm.plugins.simulators.appearance import VISION, Appearance, AppearanceSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import Camera, choose_gl_backend
-from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Instance, TaskScene
+from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Camera, Instance, TaskScene
 from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS, TASK_SETS
+from polyrhythm.plugins.simulators.variation import VISION, Appearance, AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _ACTION_DIM = 4

@@ -8,27 +8,28 @@ is all that an episode changes in the model.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.plugins.simulators.appearance import Appearance
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import (
-    Camera,
-    FrameRenderer,
-    Quality,
-    choose_gl_backend,
-    make_cheap,
-    move_corner,
-)
-from polyrhythm.plugins.simulators.metaworld.placement import place_beyond
+from polyrhythm.envs.mujoco import choose_gl_backend, refuse_unstable
 from polyrhythm.plugins.simulators.metaworld.tasks import GOAL_MARKERS
-from polyrhythm.plugins.simulators.mujoco_stability import refuse_unstable
+from polyrhythm.plugins.simulators.variation import Appearance, background_of, draw_beyond
 
 if TYPE_CHECKING:
     import mujoco
 
+Quality = Literal["cheap", "full"]
+Camera = Literal["free", "corner2"]
+
+#: A free camera above the right front of the table: upright, the whole workspace in view.
+_LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (0.0, 0.72, 0.12), 1.05, 130.0, -35.0
+#: Where VLA papers have Meta-World's camera `corner2`, which looks upside down.
+_CORNER_AT = (0.75, 0.075, 0.7)
+#: Geoms of groups 0..2 are drawn; the higher groups hold collision shapes.
+_VISUAL_GROUPS = 3
 #: Bodies that cheap rendering hides: the arm's meshes cost more than everything else.
 HIDDEN_BODIES = frozenset(
     {
@@ -47,6 +48,8 @@ HIDDEN_BODIES = frozenset(
 #: Size of Meta-World's observation: 18 now, 18 a step ago, the goal's position.
 STATE_DIM = 39
 
+#: A range of places narrower than this (metres) is a fixed coordinate.
+_NARROW = 0.005
 _STILL = np.zeros(4, np.float32)
 
 Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -191,3 +194,95 @@ def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:
         return model, mujoco.MjData(model)
 
     return type(env_class.__name__, (env_class,), {"_initialize_simulation": initialize})
+
+
+def place_beyond(env: Any) -> None:
+    """Have this environment draw positions from a shell around Meta-World's range: outside of it in one horizontal
+    coordinate at least, by up to a quarter of the range. Heights stay in their range."""
+
+    def draw() -> NDArray[np.float64]:
+        low, high = np.array(env._random_reset_space.low), np.array(env._random_reset_space.high)
+        wide = (high - low > _NARROW) & (np.arange(len(low)) % 3 != 2)
+        drawn = draw_beyond(env.np_random.uniform, low, high, wide)
+        env._last_rand_vec = drawn
+        return drawn
+
+    env._get_state_rand_vec = draw
+
+
+def move_corner(model: mujoco.MjModel) -> None:
+    """Move the camera `corner2` to where VLA papers have it; before any state's kinematics are computed."""
+    model.cam_pos[model.camera("corner2").id] = _CORNER_AT
+
+
+def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_sites: Collection[str]) -> None:
+    """Prepare a model for cheap rendering; physics is unchanged.
+
+    Multisampling and shadow maps off, one light, the geoms of `hidden_bodies` and all sites except `shown_sites`
+    transparent. Call it before a `FrameRenderer` is made: the GL context reads these settings once.
+    """
+    model.vis.quality.offsamples = 0
+    model.vis.quality.shadowsize = 0
+    model.light_active[1:] = 0
+    names = [model.body(int(body)).name for body in model.geom_bodyid]
+    hidden = np.array([name in hidden_bodies for name in names], dtype=bool)
+    model.geom_rgba[hidden, 3] = 0.0
+    unseen = np.array([model.site(site).name not in shown_sites for site in range(model.nsite)], dtype=bool)
+    model.site_rgba[unseen, 3] = 0.0
+
+
+class FrameRenderer:
+    """Renderer of one model's states to `size` × `size` RGB images; use it only in the thread that made it.
+
+    camera: free: ours; corner2: Meta-World's, turned upright (see also `move_corner`).
+    """
+
+    def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, camera: Camera = "free") -> None:
+        import mujoco
+
+        model.vis.global_.offwidth = model.vis.global_.offheight = size
+        # Its __del__ reads these, even if Ctrl-C interrupted its __init__.
+        self._renderer = mujoco.Renderer.__new__(mujoco.Renderer)
+        self._renderer._gl_context = self._renderer._mjr_context = None
+        self._renderer.__init__(model, size, size)
+        self._turned = camera == "corner2"
+        self._camera = _corner_camera(model) if self._turned else _free_camera()
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[_VISUAL_GROUPS:] = 0
+        if quality == "cheap":
+            for name in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
+                self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
+        self._background = background_of(model)
+
+    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None = None) -> None:
+        """Draw `data` (kinematics up to date) into `out` uint8 [size,size,3], row 0 on top."""
+        self._renderer.update_scene(data, self._camera, self._option)
+        if appearance is not None:
+            appearance.apply(self._renderer.scene, self._background)
+        if not self._turned:
+            self._renderer.render(out=out)
+            return
+        out[:] = self._renderer.render()[::-1, ::-1]
+
+    def close(self) -> None:
+        """Free the GL context."""
+        self._renderer.close()
+
+
+def _free_camera() -> mujoco.MjvCamera:
+    import mujoco
+
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    camera.lookat[:] = _LOOK_AT
+    camera.distance, camera.azimuth, camera.elevation = _DISTANCE, _AZIMUTH, _ELEVATION
+    return camera
+
+
+def _corner_camera(model: mujoco.MjModel) -> mujoco.MjvCamera:
+    import mujoco
+
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+    camera.fixedcamid = model.camera("corner2").id
+    return camera

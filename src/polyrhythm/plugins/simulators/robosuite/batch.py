@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.appearance import Appearance, AppearanceSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.plugins.simulators.robosuite.cameras import CameraRenderer, Quality
-from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.instance import Instance, seeded
 from polyrhythm.plugins.simulators.robosuite.library import MODEL_SEED
-from polyrhythm.plugins.simulators.robosuite.randomness import seeded
+from polyrhythm.plugins.simulators.variation import Appearance, AppearanceSettings
 from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)

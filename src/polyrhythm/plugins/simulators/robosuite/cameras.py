@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.plugins.simulators.appearance import Appearance, background_of
+from polyrhythm.plugins.simulators.variation import Appearance, background_of
 
 if TYPE_CHECKING:
     import mujoco

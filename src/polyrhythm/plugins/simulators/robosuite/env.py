@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
+from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.appearance import VISION, AppearanceSettings
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import choose_gl_backend
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
-from polyrhythm.plugins.simulators.robosuite.instance import Instance
+from polyrhythm.plugins.simulators.robosuite.instance import PLACED, Instance, place_beyond
 from polyrhythm.plugins.simulators.robosuite.library import (
     ROBOCASA,
     check_robocasa,
@@ -29,9 +28,8 @@ from polyrhythm.plugins.simulators.robosuite.library import (
     make,
     unknown_arguments,
 )
-from polyrhythm.plugins.simulators.robosuite.placement import PLACED, place_beyond
-from polyrhythm.plugins.simulators.robosuite.sizes import Sizes, sizes_of
-from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, words_of
+from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, Sizes, sizes_of, words_of
+from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 #: Arguments of robosuite that settings of this adapter decide.

@@ -1,14 +1,22 @@
-"""One robosuite environment: seeded resets, steps, and its state when it is asked for."""
+"""One robosuite environment: seeded resets, places beyond its range, steps, and its state.
+
+robosuite up to 1.5.1 draws from numpy's and Python's global random states, 1.5.2 and RoboCasa from a generator that the
+environment and its placement samplers share, and still in places from the global ones. So all are set, and the global
+ones set back."""
 
 from __future__ import annotations
 
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.plugins.simulators.mujoco_stability import refuse_unstable
-from polyrhythm.plugins.simulators.robosuite.randomness import seeded
+from polyrhythm.envs.mujoco import refuse_unstable
+from polyrhythm.plugins.simulators.variation import draw_beyond
 
 if TYPE_CHECKING:
     import mujoco
@@ -74,3 +82,68 @@ class Instance:
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[np.float32]:
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+
+
+_GLOBAL = threading.Lock()
+
+
+@contextmanager
+def seeded(seed: int, generator: np.random.Generator | None = None) -> Iterator[None]:
+    """Within the block all of robosuite's randomness comes from `seed` (0..2^63-1); the global states are unchanged
+    after it. One block at a time in a process."""
+    with _GLOBAL:
+        saved: Any = np.random.get_state(), random.getstate()
+        np.random.seed(np.random.SeedSequence(seed).generate_state(8))
+        random.seed(seed)
+        if generator is not None:  # in place: placement samplers hold it too
+            generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        try:
+            yield
+        finally:
+            np.random.set_state(saved[0])
+            random.setstate(saved[1])
+
+
+#: Tasks whose objects are drawn from a range on the table, so that there is room around it; the others have bins.
+PLACED = frozenset(
+    {
+        *("Lift", "Stack", "Door", "TwoArmLift", "TwoArmHandover"),
+        *("NutAssembly", "NutAssemblySingle", "NutAssemblySquare", "NutAssemblyRound"),
+    }
+)
+
+
+def place_beyond(env: Any) -> None:
+    """Have an environment of `PLACED` draw its objects' positions from a shell around robosuite's range: outside of it
+    in one horizontal coordinate at least, by up to a quarter of its extent. Later models of the environment too."""
+    load = env._load_model
+
+    def load_and_change() -> None:
+        load()
+        _change(env.placement_initializer)
+
+    env._load_model = load_and_change
+    _change(env.placement_initializer)
+
+
+def _change(sampler: Any) -> None:
+    for part in getattr(sampler, "samplers", {}).values():
+        _change(part)
+    if hasattr(sampler, "x_range") and not isinstance(getattr(sampler, "_sample_x", None), _Shell):
+        shell = _Shell(sampler)
+        sampler._sample_x, sampler._sample_y = shell, shell.y
+
+
+class _Shell:
+    """Takes the place of a sampler's draws of x and of the y that belongs to it."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.low, self.high = np.array([sorted(sampler.x_range), sorted(sampler.y_range)], np.float64).T
+        self._drawn: NDArray[np.float64] = self.low
+
+    def __call__(self, object_horizontal_radius: float) -> float:  # noqa: ARG002 - robosuite names it
+        self._drawn = draw_beyond(np.random.uniform, self.low, self.high, self.high > self.low)
+        return float(self._drawn[0])
+
+    def y(self, object_horizontal_radius: float) -> float:  # noqa: ARG002
+        return float(self._drawn[1])

@@ -14,8 +14,8 @@ from typing import Any
 
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import raised
+from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import ConfigError, MissingError, install_command
-from polyrhythm.plugins.simulators.metaworld.mujoco_rendering import RenderingUnavailable, choose_gl_backend
 
 ROBOCASA = "robocasa"
 #: Folders of RoboCasa's assets that its downloader makes, below the package.

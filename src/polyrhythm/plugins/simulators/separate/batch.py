@@ -1,18 +1,31 @@
-"""An env batch whose rows are in another process."""
+"""An env batch whose rows are in a process of another Python.
+
+Invariant: the process ends with `close`, with the object's process, and with the thread that started it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import signal
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+import polyrhythm
+from polyrhythm import errors
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.mujoco import simulator_count
+from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
 from polyrhythm.plugins.simulators.separate import protocol as p
-from polyrhythm.plugins.simulators.separate.env_process import EnvProcess
 
 
 class SeparateBatch:
@@ -81,3 +94,126 @@ def _errors(failed: Mapping[int, str], refused: Collection[int] = ()) -> dict[in
 
 def _numbers(values: RowNumbers | Sequence[int]) -> tuple[int, ...]:
     return tuple(map(int, values))
+
+
+_MODULE = "polyrhythm.plugins.simulators.separate.server"
+#: Seconds for the process to end. Its calls have no limit here: the trial before a run and supervision limit them.
+_CLOSE_S = 10.0
+
+R = TypeVar("R", bound=p.Reply)
+
+
+class EnvProcess:
+    """The process of one environment. python: its interpreter; name: of that, for messages; env: the environment's
+    section. spec, env: what the process says of it. The GL backend that it has chosen is this process's too, if that
+    has none, so that others do not choose again. ConfigError: it cannot be started or has no such environment."""
+
+    def __init__(self, python: Path, name: str, env: Mapping[str, Any]) -> None:
+        self._name = name
+        self.memory = p.memory_file()
+        ours, theirs = socket.socketpair()
+        arguments = [str(number) for number in (theirs.fileno(), self.memory, os.getpid())]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603
+                [str(python), "-m", _MODULE, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # stderr: simulators print; a command's own output is for its result
+                env=environment(),
+                pass_fds=(theirs.fileno(), self.memory),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            os.close(self.memory)
+            raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
+        finally:
+            theirs.close()
+        self._line = p.Line(ours, "reply")
+        try:
+            opened = self._open(env)
+        except BaseException:
+            self.close()
+            raise
+        self.spec, self.env = opened.spec, opened.env
+        if opened.gl:
+            os.environ.setdefault("MUJOCO_GL", opened.gl)
+
+    def _open(self, env: Mapping[str, Any]) -> p.Opened:
+        try:
+            return self.ask(p.Open(dict(env), simulators=simulator_count()), p.Opened)
+        except EnvLost as lost:
+            raise MissingError(
+                f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
+                "Python"
+            ) from lost
+        except (PolyrhythmError, ImportError, RuntimeError) as error:
+            kind = type(error) if isinstance(error, ConfigError) else ConfigError
+            raise kind(f"env.python = {self._name}: {error}") from error
+
+    def ask(self, request: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
+        """Send a request and wait for its answer, for ever if no time is given. EnvLost: the process has ended; what
+        the environment raised: of this package's errors the same, else a RuntimeError that quotes it."""
+        try:
+            self._line.send(request)
+            reply = self._line.receive(timeout_s)
+        except TimeoutError:
+            raise
+        except (OSError, EOFError) as error:
+            raise EnvLost(f"the environment's process {self._how_it_ended()}") from error
+        if isinstance(reply, p.Raised):
+            raise _as_raised(reply)
+        if not isinstance(reply, kind):
+            raise EnvLost(f"the environment's process answered {type(request).__name__} by {type(reply).__name__}")
+        return reply
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def close(self) -> None:
+        """End the process; a second call does nothing."""
+        if self.memory < 0:
+            return
+        try:
+            self.ask(p.Close(), p.Done, timeout_s=_CLOSE_S)
+        except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
+            pass  # it is killed
+        finally:
+            self._line.close()
+            os.close(self.memory)
+            self.memory = -1
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def _as_raised(reply: p.Raised) -> Exception:
+    if reply.error == "ImportError":
+        return ImportError(reply.text)
+    kind = getattr(errors, reply.error, None) if reply.error else None
+    if isinstance(kind, type) and issubclass(kind, PolyrhythmError):
+        return kind(reply.text)
+    return RuntimeError(reply.text)
+
+
+def environment() -> dict[str, str]:
+    """That of this process, without what its Python has installed: the paths of sources alone, the user's and this
+    package's where it is worked on, so that what is found here is found there."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
+    own += [*site.getsitepackages(), site.getusersitepackages()]
+    paths = keep_sources((str(Path(polyrhythm.__file__).parents[1]), *sys.path), own)
+    return variables | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def keep_sources(paths: Iterable[str], installed: Sequence[str]) -> list[str]:
+    """Those of `sys.path` that are in none of these folders of an installed Python, each once."""
+    kept = [path for path in paths if path and not path.endswith(".zip")]
+    return list(dict.fromkeys(x for x in kept if not any(Path(x).is_relative_to(folder) for folder in installed)))

@@ -35,9 +35,9 @@ from polyrhythm.envs.base import (
     batch_traits,
     traits_of,
 )
-from polyrhythm.envs.results import as_utf8
+from polyrhythm.envs.checked_env import as_utf8
+from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.plugins.simulators.gl_choice import set_simulator_count
 from polyrhythm.plugins.simulators.separate import protocol as p
 
 _PR_SET_PDEATHSIG = 1

@@ -19,8 +19,8 @@ from polyrhythm.envs.base import EnvTraits, FullEnvSettings, traits_of
 from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.simulators.separate import protocol as p
-from polyrhythm.plugins.simulators.separate.batch import SeparateBatch
-from polyrhythm.plugins.simulators.separate.env_process import EnvProcess
+from polyrhythm.plugins.simulators.separate.batch import EnvProcess, SeparateBatch
+from polyrhythm.plugins.simulators.setup import envs_folder
 from polyrhythm.specs import EnvSpec
 
 #: What the process of a Python and a section has said: to ask imports the simulator.
@@ -98,12 +98,6 @@ class SeparateSettings(BaseModel):
 
     def _start(self) -> EnvProcess:
         return EnvProcess(find_python(self.python), self.python, self.own())
-
-
-def envs_folder() -> Path:
-    """Where `polyrhythm envs setup` puts what it makes: $POLYRHYTHM_ENVS, else ~/.cache/polyrhythm/envs."""
-    own = os.environ.get("POLYRHYTHM_ENVS")
-    return Path(own) if own else Path.home() / ".cache" / "polyrhythm" / "envs"
 
 
 def find_python(python: str) -> Path:

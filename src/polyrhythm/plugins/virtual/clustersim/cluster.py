@@ -12,7 +12,7 @@ from math import inf
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.devices import Device
-from polyrhythm.plugins.virtual.clustersim.driver import Decider, Driver
+from polyrhythm.plugins.virtual.clustersim.driver import Decider, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.network import Network
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
@@ -31,15 +31,13 @@ from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualLease,
 from polyrhythm.plugins.virtual.clustersim.stations.stream_generator import VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.stations.trainer import VirtualTrainer
 from polyrhythm.scheduler.records import (
+    JOINED,
+    SENDERS,
     Checkpointed,
     Episode,
     Evaluate,
     Event,
-    GeneratorJoined,
-    ScorerJoined,
-    SimulatorJoined,
     StationLost,
-    TrainerJoined,
     TrainUntil,
 )
 
@@ -58,7 +56,7 @@ class Member:
     failed_at: float = 0.0
 
 
-class Cluster:
+class VirtualCluster:
     """The stations, faults and driver of one simulation.
 
     conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in
@@ -68,7 +66,7 @@ class Cluster:
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings
         self.conductor = build_conductor(settings.scheduler) if conductor is None else conductor
-        self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
+        self.driver = VirtualDriver(self.conductor, settings.seed, settings.message_delay, record)
         self._connect()
         self.driver.delivered = self._note
         self.driver.scored = bool(settings.scorers)
@@ -199,33 +197,16 @@ class Cluster:
 
     def _count_down(self, member: Member) -> None:
         now = self.driver.clock.now
-        down, kind = self.driver.measures.down, _kind(member.group)
+        down, kind = self.driver.measures.down, member.group.kind
         down[kind] = down.get(kind, 0.0) + now - member.failed_at
         member.failed_at = now
 
     def _note(self, event: Event) -> None:
         """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
         trainer restarts."""
-        name = _NEWCOMER.get(type(event))
-        if name is not None:
-            station = self.stations[getattr(event, name)]
+        if type(event) in JOINED:
+            station = self.stations[getattr(event, SENDERS[type(event)])]
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
             self._checkpoint = event.updates
-
-
-_NEWCOMER: dict[type, str] = {
-    SimulatorJoined: "simulator",
-    GeneratorJoined: "generator",
-    TrainerJoined: "trainer",
-    ScorerJoined: "scorer",
-}
-
-
-def _kind(group: StationGroup) -> str:
-    if isinstance(group, SimulatorGroup):
-        return "simulator"
-    if isinstance(group, ScorerGroup):
-        return "scorer"
-    return "generator" if isinstance(group, GeneratorGroup) else "trainer"

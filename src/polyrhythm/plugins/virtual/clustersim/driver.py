@@ -17,38 +17,30 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.conductor_cpu import SERVING, ConductorCpu
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
 from polyrhythm.plugins.virtual.clustersim.network import Network
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
+    ADDRESSEES,
     AbortStream,
-    ApplyWeights,
-    CancelRow,
     Command,
     Decision,
     Evaluate,
     EvaluationDone,
     Event,
     Halt,
-    PublishWeights,
     RefuseRequest,
     ReleasePayloads,
     Request,
-    ScoreSample,
     Serve,
-    StartRows,
     StartStream,
-    StartUpdate,
-    TakeDevice,
     TargetReached,
     Wake,
-    YieldDevice,
 )
 
 #: Events at one instant after which the run counts as an endless loop.
@@ -85,31 +77,14 @@ class Payload:
     host: str = ""
 
 
-#: Nobody asks for `SaveTrainer` here: a simulated trainer saves by itself.
-_ADDRESS: dict[type, Callable[[Any], str]] = {
-    StartRows: attrgetter("simulator"),
-    CancelRow: attrgetter("simulator"),
-    RefuseRequest: attrgetter("simulator"),
-    Serve: attrgetter("generator"),
-    StartStream: attrgetter("generator"),
-    AbortStream: attrgetter("generator"),
-    ApplyWeights: attrgetter("generator"),
-    ScoreSample: attrgetter("scorer"),
-    StartUpdate: attrgetter("trainer"),
-    PublishWeights: attrgetter("trainer"),
-    TakeDevice: attrgetter("station"),
-    YieldDevice: attrgetter("station"),
-}
-
-
 #: What does not cross a link where serving is beside the generators.
 _SERVING = SERVING | {Serve, StartStream, AbortStream, RefuseRequest}
 
 
 def _address_of(command: Command) -> str:
     """The station that a command is for; "" for the run."""
-    address = _ADDRESS.get(type(command))
-    return "" if address is None else str(address(command))
+    field = ADDRESSEES.get(type(command))
+    return "" if field is None else str(getattr(command, field))
 
 
 class Asker(Protocol):
@@ -130,7 +105,7 @@ class Asker(Protocol):
         """Accept the reply, computed by weights `version`."""
 
 
-class Driver:
+class VirtualDriver:
     """The event loop of a simulation: a conductor, a clock, and the stations by name.
 
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
@@ -142,7 +117,7 @@ class Driver:
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
         self.conductor = conductor
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.measures = Measures()
         self.stations: dict[str, VirtualStation] = {}
         self.simulators: dict[str, Asker] = {}
@@ -319,11 +294,11 @@ class Driver:
         return commands
 
     def _send(self, command: Command) -> None:
-        address = _ADDRESS.get(type(command))
-        if address is None:
+        field = ADDRESSEES.get(type(command))
+        if field is None:
             self._accept(command)
             return
-        name = address(command)
+        name = getattr(command, field)
         station = self.stations.get(name)
         if station is None:
             raise ProtocolError(f"{command!r} is addressed to {name!r}, which never joined")

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.precision import computing_dtype
 from polyrhythm.plugins.vla.flow_network import Prefix
 from polyrhythm.plugins.vla.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear
 from polyrhythm.plugins.vla.groot_n1d5.backbone import Backbone
 from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, config_from_size, size_from_config
 from polyrhythm.plugins.vla.layers.attention import mean_of
-from polyrhythm.plugins.vla.precision import computing_dtype
 
 #: Input with the backbone's hidden states, in place of images and words.
 _HIDDEN = "backbone_hidden"

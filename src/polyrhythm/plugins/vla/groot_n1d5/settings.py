@@ -7,9 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from polyrhythm.plugins.vla.architectures import Architecture
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.fitting import released_size
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
 from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
 from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5
 from polyrhythm.plugins.vla.groot_n1d5.size import QWEN3, GrootSize, StackSize

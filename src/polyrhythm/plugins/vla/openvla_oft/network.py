@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.precision import computing_dtype
 from polyrhythm.plugins.vla.layers.attention import positions_of
 from polyrhythm.plugins.vla.layers.decoder import Decoder
 from polyrhythm.plugins.vla.layers.timm_vit import VisionTransformer, tower_dead_patterns
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, l1_head_from_config, size_from_config
-from polyrhythm.plugins.vla.precision import computing_dtype
 from polyrhythm.specs import WeightSpec
 
 

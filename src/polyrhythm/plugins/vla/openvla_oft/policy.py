@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.adapting import ADAPTED, AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.flow_network import STORED, STORED_INPUT
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
@@ -28,7 +29,6 @@ from polyrhythm.plugins.vla.openvla_oft.tokens import (
     token_distribution,
 )
 from polyrhythm.plugins.vla.openvla_oft.value import ValueHead
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.form import ValueKind

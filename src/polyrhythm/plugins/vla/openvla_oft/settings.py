@@ -10,9 +10,10 @@ from pydantic import Field
 from torch import nn
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import released_size
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.blueprint import Blueprint
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.fitting import released_size
 from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
@@ -20,7 +21,6 @@ from polyrhythm.plugins.vla.layers.timm_vit import VitSize
 from polyrhythm.plugins.vla.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
 from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, Sampling
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
-from polyrhythm.plugins.vla.precision import Precision
 from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.policies.form import PolicyForm, Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.precision import in_float32
+from polyrhythm.plugins.pretrained.precision import in_float32
 
 _HIDDEN = (512, 128)
 

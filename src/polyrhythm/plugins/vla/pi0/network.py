@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.architectures import Architecture
+from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.precision import computing_dtype
 from polyrhythm.plugins.vla.flow_network import Prefix
 from polyrhythm.plugins.vla.layers.attention import additive, mean_of, padding_mask, positions_of
 from polyrhythm.plugins.vla.layers.norms import AdaRMSNorm
 from polyrhythm.plugins.vla.pi0.paligemma import PaliGemmaWithExpert
 from polyrhythm.plugins.vla.pi0.size import Pi0Size, config_from_size, size_from_config
-from polyrhythm.plugins.vla.precision import computing_dtype
 
 
 class Suffix(NamedTuple):

@@ -8,9 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.architectures import Architecture
-from polyrhythm.plugins.vla.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.fitting import released_size
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
 from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
 from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize

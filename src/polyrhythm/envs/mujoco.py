@@ -1,0 +1,199 @@
+"""What environments with MuJoCo share: its GL backend is chosen, and states that it finds unstable are noticed.
+
+MuJoCo takes its backend (MUJOCO_GL) at import, so `choose_gl_backend` or `offer_gl_backend` comes before. Where the
+faster one is measured, it is by what as many processes draw at once as a run has simulators. Main chooses before it
+starts anything, and what it starts gets its choice in MUJOCO_GL. Where main's choice does not reach, as on a cluster's
+nodes, a host's simulators share one choice by a file in the run's folder there. So a run measures once on each of its
+hosts, with two exceptions: main's own host, if it is a node of a cluster that `ray start` has begun, is measured twice,
+since that cluster's actors do not get main's variables, and simulators that join measure each for itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.envs.gl_probe import frames_per_s
+from polyrhythm.errors import StartError
+
+if TYPE_CHECKING:
+    import mujoco
+
+log = logging.getLogger(__name__)
+
+#: Variable that names the run's folder on this host, where simulators share a choice.
+RUN_FOLDER = "POLYRHYTHM_RUN_FOLDER"
+#: Most processes that draw at once in a measurement.
+_MOST = 16
+_SHARED = "gl_backend"
+
+_simulators: ContextVar[int] = ContextVar("simulators", default=0)
+
+_VARIABLE = "MUJOCO_GL"
+_LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
+#: Values of the variable with which MuJoCo draws: backends, and those that leave the choice to it.
+_DRAWING = frozenset({"osmesa", "egl", "glfw", "glx", "cgl", "wgl", "enable", "enabled", "on", "true", "1"})
+#: GL backends that need no screen, the preferred one first.
+BACKENDS = tuple(_LIBRARIES)
+_INSTALL = {
+    "osmesa": "apt-get install -y libosmesa6",
+    "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri",
+}
+
+
+class RenderingUnavailable(StartError):
+    """This machine cannot render; the message has the command that fixes it."""
+
+
+def choose_gl_backend() -> None:
+    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library loads; with an NVIDIA GPU and both
+    libraries the faster one, measured once.
+
+    The window backend is never chosen, even with a display, since it does not allow rendering from other threads.
+    Raises RenderingUnavailable with the missing library and the command that installs it.
+    """
+    logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # logs an optional package at INFO
+    chosen = os.environ.get(_VARIABLE, "").lower().strip()
+    if chosen and chosen not in _DRAWING:
+        raise RenderingUnavailable(f"{_VARIABLE}={chosen}: MuJoCo draws nothing with it; set it to osmesa or egl")
+    if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
+        return
+    if chosen:
+        if not is_loadable(chosen):
+            raise RenderingUnavailable(f"{_VARIABLE}={chosen}, but its library is missing; run: {_INSTALL[chosen]}")
+        return
+    able = tuple(backend for backend in _LIBRARIES if is_loadable(backend))
+    if not able:
+        raise RenderingUnavailable(f"no GL library to render with (tried osmesa and egl); run: {_INSTALL['osmesa']}")
+    found = preferred(able)
+    if "mujoco" in sys.modules:
+        raise RenderingUnavailable(
+            f"mujoco was imported before the GL backend was chosen; set {_VARIABLE}={found} in the environment"
+        )
+    os.environ[_VARIABLE] = found
+
+
+def offer_gl_backend() -> None:
+    """Set `MUJOCO_GL` for environments that may be of MuJoCo and may render, without measuring and without an error:
+    egl with an NVIDIA GPU, else osmesa, whichever library loads (Linux). It stays as it is if it is set, or MuJoCo is
+    not installed, or imported already."""
+    if _VARIABLE in os.environ or "mujoco" in sys.modules or not sys.platform.startswith("linux"):
+        return
+    if importlib.util.find_spec("mujoco") is None:
+        return
+    able = [backend for backend in BACKENDS if is_loadable(backend)]
+    if able:
+        os.environ[_VARIABLE] = "egl" if "egl" in able and count_gpus() > 0 else able[0]
+
+
+def preferred(able: tuple[str, ...]) -> str:
+    """Of the backends whose library loads the first one; with an NVIDIA GPU the faster one, which is measured."""
+    measured = len(able) > 1 and count_gpus() > 0 and "mujoco" not in sys.modules
+    return fastest(able) if measured else able[0]
+
+
+def is_loadable(backend: str) -> bool:
+    """Whether the library of one of `BACKENDS` can be loaded."""
+    for library in _LIBRARIES[backend]:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs that this process may use, counted without loading CUDA."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+@contextmanager
+def set_simulator_count(count: int) -> Iterator[None]:
+    """Set for a block how many simulator processes of this machine a backend is chosen for; 0: that is not known."""
+    token = _simulators.set(count)
+    try:
+        yield
+    finally:
+        _simulators.reset(token)
+
+
+def simulator_count() -> int:
+    """The number that `set_simulator_count` has set; 0 without it."""
+    return _simulators.get()
+
+
+def processes_at_once() -> int:
+    """Processes of a measurement: one for each core that this process may use, at most 16 and at most one for each
+    simulator, where their number is known."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST, simulator_count() or _MOST)
+
+
+def fastest(backends: tuple[str, ...]) -> str:
+    """The backend that draws the most frames per second; the first one if none can draw. In a run's simulator it is
+    what another one of this host has measured, if any has."""
+    folder = os.environ.get(RUN_FOLDER)
+    if not folder or not Path(folder).is_dir():
+        return _measure(backends)
+    with (Path(folder) / _SHARED).open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if (shared := file.read()) in backends:
+            return shared
+        chosen = _measure(backends)
+        file.write(chosen)
+        return chosen
+
+
+def _measure(backends: tuple[str, ...]) -> str:
+    processes = processes_at_once()
+    rates = {backend: frames_per_s(backend, processes) for backend in backends}
+    chosen = max(rates, key=lambda backend: rates[backend])
+    told = ", ".join(f"{name} {f'{rate:.0f} frames/s' if rate else 'draws nothing'}" for name, rate in rates.items())
+    log.info("rendering by %s: %s (processes that drew at once: %d)", chosen, told, processes)
+    return chosen
+
+
+class UnstableSimulationError(Exception):
+    """MuJoCo found the state unstable and has reset it by itself; the episode is void."""
+
+
+def instabilities(data: mujoco.MjData) -> int:
+    """How often MuJoCo found this state unstable since the last reset that was not its own."""
+    return int(data.warning.number[_kinds()].sum())
+
+
+def refuse_unstable(data: mujoco.MjData, when: str, known: int = 0) -> None:
+    """Raise UnstableSimulationError if MuJoCo found the state unstable more than `known` times. when: `at step 3`."""
+    if instabilities(data) > known:
+        raise UnstableSimulationError(f"MuJoCo found the state unstable {when}")
+
+
+def mujoco_data(env: Any) -> mujoco.MjData | None:
+    """The state `env.data` of an environment whose simulator is MuJoCo."""
+    data, found = getattr(env, "data", None), sys.modules.get("mujoco")
+    return data if found is not None and isinstance(data, found.MjData) else None
+
+
+@cache
+def _kinds() -> list[int]:
+    """Numbers of the warnings after which MuJoCo resets a state."""
+    import mujoco
+
+    kinds = mujoco.mjtWarning
+    return [int(kind) for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]

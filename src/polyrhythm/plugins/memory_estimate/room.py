@@ -1,0 +1,132 @@
+"""Checks before anything is built that a run fits into this machine's memory and its devices'.
+
+What follows from shapes refuses a run; with what is estimated, it is warned of. Both say what would fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from polyrhythm.checks import CheckContext, size_of
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.conformance import Finding
+from polyrhythm.errors import MissingError, PolyrhythmError, StartError
+from polyrhythm.pipeline.validation.check import free_memory
+from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_station
+from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
+from polyrhythm.plugins.memory_estimate.remedies import find_remedies
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.runtime.memory.tensors import count_devices
+from polyrhythm.specs import EnvSpec
+
+#: Share of a device's memory below which what is certain says that its passes fit as well.
+_NEGLIGIBLE = 0.02
+#: Most remedies in a sentence.
+_TOLD = 3
+
+
+def check_room(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    *,
+    trainer: bool = True,
+    free: Callable[[str], int] = free_memory,
+) -> None:
+    """Raise StartError if what stations keep for certain, weights, gradients and optimizer, takes more memory than
+    there is. Shared memory has a check of its own."""
+    planner = _planner(config, spec, form, trainer=trainer, free=free)
+    for device in planner.plan(config, certain=True).devices:
+        own = device.without(SHARED)
+        if not own.fits:
+            raise StartError(
+                f"policy.type = {getattr(config.policy, 'type', '')}: at least {_described(own)}; "
+                f"{_advice(planner, config, certain=True)}"
+            )
+
+
+def warn_of_room(
+    config: RunConfig,
+    spec: EnvSpec,
+    form: PolicyForm,
+    *,
+    trainer: bool = True,
+    free: Callable[[str], int] = free_memory,
+) -> str:
+    """A sentence if what stations are estimated to take while they work is more than there is, else ""."""
+    planner = _planner(config, spec, form, trainer=trainer, free=free)
+    certain = planner.plan(config, certain=True).devices
+    if all(device.total(certain=True) < _NEGLIGIBLE * device.free for device in certain):
+        return ""  # to estimate takes half a second
+    for device in planner.plan(config).devices:
+        if not device.fits:
+            what = f"policy.type = {getattr(config.policy, 'type', '')}: by estimate {_described(device)}"
+            return f"{what}; {_advice(planner, config)}; look at polyrhythm plan RECIPE --memory"
+    return ""
+
+
+def memory_found(context: CheckContext) -> Iterator[Finding]:
+    """What each station takes, without activations, simulators and interpreters; equal stations together."""
+    config, spec, form = context.config, context.spec, context.form
+    if not context.sized:
+        detail = "not checked: without the checkpoint's folder its size is unknown"
+        yield Finding("memory by station", "note", detail)
+        return
+    memory = memory_by_station(config, spec, form)
+    with suppress(MissingError):  # a device, which is reported already
+        check_room(config, spec, form)
+    groups: dict[str, list[str]] = {}
+    for name, parts in memory.items():
+        if name != SHARED and "arena blocks" not in parts:  # simulators write into shared memory
+            groups.setdefault(size_of(sum(parts.values())), []).append(name)
+    more = {size: f" and {len(names) - 1} more, each" * (len(names) > 1) for size, names in groups.items()}
+    stations = ", ".join(f"{names[0]}{more[size]} {size}" for size, names in groups.items())
+    yield Finding("memory by station", "ok", f"{stations}; without activations and simulators")
+
+
+def shortage_found(context: CheckContext) -> Iterator[Finding]:
+    """A note if the run is estimated to take more memory than there is. What is wrong is reported elsewhere."""
+    if not context.sized:
+        return
+    config, spec, form, free = context.config, context.spec, context.form, context.free or free_memory
+    with suppress(PolyrhythmError):
+        if shortage := warn_of_room(config, spec, form, trainer=context.trainer, free=free):
+            problem, _, fix = shortage.partition("; ")
+            yield Finding("memory while it works", "note", problem, fix)
+
+
+def _planner(
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool, free: Callable[[str], int]
+) -> Planner:
+    planner = Planner(spec, Machine(count_devices(), free), trainer)
+    planner.take_form(config, form)
+    return planner
+
+
+def _described(device: DeviceMemory) -> str:
+    """`18.3 GB of this machine's memory are wanted (generator-0 7.0 GB, trainer 11.3 GB), 18.0 GB are free`."""
+    wanted = device.total()
+    sizes = {name: sum(own.values()) for name, own in device.stations().items()}
+    if sum(sizes.values()) < wanted:
+        sizes = {"building the policy": wanted}
+    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
+    place = "this machine's memory" if device.name == HOST else f"the memory of {device.name}"
+    return f"{_gigabytes(wanted)} of {place} are wanted ({parts}), {_gigabytes(device.free)} are free"
+
+
+def _advice(planner: Planner, config: RunConfig, *, certain: bool = False) -> str:
+    """What would fit, as computed; else what may help. A row for more devices is first scaled to those there are."""
+    if 0 < (devices := planner.machine.devices) < (config.devices or 0):
+        return f"the row is for {config.devices} devices: add devices={devices}"
+    if found := find_remedies(planner, config, most=_TOLD, certain=certain):
+        which = "these would fit with " if certain else "it would fit with "
+        return which + ", or ".join(remedy.text() for remedy in found)
+    return (
+        "train less of it (policy.train of the published policies), choose a smaller policy, or place its stations "
+        "elsewhere (placement)"
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"

@@ -1,0 +1,370 @@
+"""Chooses what is trained of a network: everything, its action part, adapters, or the last layers.
+
+Patterns are `fnmatch` patterns of whole names of the network's tensors (`Architecture.parts`); tensors that no output
+depends on (`dead`) are never trained. What is not the network's (critic, noise head) is always trained.
+
+An adapted linear layer `X` (LoRA by peft, adapter name "default") has these names in the network's state_dict:
+
+    X.base_layer.weight, X.base_layer.bias       the released X.weight and X.bias, frozen
+    X.lora_A.default.weight [rank, inputs]       the adapter; the layer adds alpha/rank · B·A·x
+    X.lora_B.default.weight [outputs, rank]
+
+`released_name` maps them back. All other tensors keep their released names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, BeforeValidator, Field
+from torch import Tensor, nn
+
+from polyrhythm.errors import ConfigError, MissingError, install_command
+from polyrhythm.plugins.pretrained.building import load_into, slots_by_name, tied_names
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.precision import Precision, cast
+from polyrhythm.policies.base import SETTINGS
+from polyrhythm.policies.form import Role
+from polyrhythm.policies.mlp import seeded
+from polyrhythm.policies.traits import PolicyTraits
+from polyrhythm.specs.hashing import mix
+
+#: What is trained of a network; see `train` of a policy's settings.
+TrainedPart = Literal["all", "expert", "lora", "head"]
+
+
+def _as_text(value: Any) -> Any:
+    """null is none, as the empty text is, which a command line cannot write without quotes."""
+    return "" if value is None else value
+
+
+def _as_tuple(value: Any) -> Any:
+    """YAML and JSON have lists where settings have tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Item = TypeVar("Item")
+Named = Annotated[str, BeforeValidator(_as_text)]
+Listed = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
+
+
+class LoraSettings(BaseModel):
+    """Low-rank adapters (Hu et al. 2021) in place of training the matrices themselves."""
+
+    model_config = SETTINGS
+
+    rank: int = Field(32, ge=1)
+    """Rank of an adapter."""
+    alpha: float = Field(32.0, gt=0.0)
+    """Scale of an adapter's output, divided by rank."""
+    targets: Listed[str] = ()
+    """Name patterns of the matrices that get adapters; empty: the architecture's choice of backbone and expert."""
+    also: Listed[str] = ()
+    """Name patterns of tensors that are trained in full beside the adapters, such as an action head; their modules have
+    no adapters."""
+
+
+#: Name of the one adapter of a layer, as peft has it by default.
+ADAPTER = "default"
+_BASE = ".base_layer."
+_ADAPTER_PART = re.compile(r"\.lora_[AB]\.")
+
+
+def released_name(name: str) -> str | None:
+    """The released name of a tensor of the network's state_dict; None for a part of an adapter."""
+    return None if _ADAPTER_PART.search(name) else name.replace(_BASE, ".")
+
+
+def trained_names(
+    names: Iterable[str], train: TrainedPart, parts: Mapping[str, Sequence[str]], dead: Sequence[str] = ()
+) -> frozenset[str]:
+    """Which of the released names are trained with `all`, `expert` or `head`. ValueError: none."""
+    names = list(names)
+    if train == "all":
+        patterns: Sequence[str] = ("*",)
+    elif train in parts:
+        patterns = parts[train]
+    else:
+        raise ValueError(f"policy.train = {train}: the network has no such part; use one of all, {_listed(parts)}")
+    found = frozenset(name for name in names if _any(name, patterns) and not _any(name, dead))
+    if not found:
+        raise ValueError(
+            f"policy.train = {train}: its patterns ({', '.join(patterns)}) match no tensor that can be trained; "
+            f"use another of all, {_listed(parts)}"
+        )
+    return found
+
+
+def adapted_layers(
+    network: nn.Module, lora: LoraSettings, parts: Mapping[str, Sequence[str]], dead: Sequence[str] = ()
+) -> list[str]:
+    """Paths of the linear layers that get adapters: those whose weight `lora.targets` matches, else the architecture's
+    part `lora`, else all; dead ones never. ValueError: none."""
+    patterns = tuple(lora.targets) or tuple(parts.get("lora", ("*",)))
+    weights = {f"{path}.weight": path for path, module in network.named_modules() if isinstance(module, nn.Linear)}
+    found = [path for name, path in weights.items() if _any(name, patterns) and not _any(name, dead)]
+    if not found:
+        raise ValueError(
+            f"policy.lora.targets = {', '.join(patterns)}: matches the weight of no linear layer; "
+            f"name some, such as {next(iter(weights), '*')}"
+        )
+    return found
+
+
+def whole_tensors(
+    trained: Iterable[str], adapted: Collection[str], tied: Sequence[Sequence[str]] = ()
+) -> dict[str, str]:
+    """Tensors that are trained in full beside adapters, as peft saves them: name -> the one of `trained` that it is.
+
+    trained: names; what belongs to an adapted layer is not trained itself. tied: groups of names that are one tensor.
+    ConfigError: one lies in a module that cannot be saved whole, as its layers have adapters or it is the network.
+    """
+    whole = {name: name for name in trained if name.rpartition(".")[0] not in adapted}
+    for names in tied:  # peft copies each module that it saves, so a tied tensor is saved by each of its names
+        whole |= {name: one for one in names if one in whole for name in names}
+    for name in whole:
+        module = name.rpartition(".")[0]
+        inner = [layer for layer in adapted if f"{layer}.".startswith(f"{module}." if module else "")]
+        if inner or not module:
+            what = f"{inner[0]} in the same module has an adapter" if inner else "it is in no module of its own"
+            raise ConfigError(
+                f"policy.lora.also: {name} is trained in full, but {what}, and peft saves whole modules; leave it out, "
+                "or choose lora.targets without that layer"
+            )
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """What is trained of a network and in which dtypes. Steps of a build, all of which also work on the meta device:
+    `prepare` the empty network, fill it from the checkpoint or the seed, `finish` it.
+
+    parts, dead: name patterns of the architecture. checkpointing: recompute activations in the backward pass.
+    """
+
+    train: TrainedPart
+    parts: Mapping[str, Sequence[str]]
+    precision: Precision
+    dead: tuple[str, ...] = ()
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    checkpointing: bool = False
+
+    def prepare(self, network: nn.Module, role: Role) -> None:
+        """Set which parameters are trained and every dtype. ValueError: nothing would be trained."""
+        parameters = dict(network.named_parameters(remove_duplicate=self.train != "lora"))
+        if self.train == "lora":
+            also = tuple(self.lora.also)
+            trained = frozenset(name for name in parameters if _any(name, also) and not _any(name, self.dead))
+            _check_patterns("policy.lora.also", also, parameters)
+            whole_tensors(trained, adapted_layers(network, self.lora, self.parts, self.dead), tied_names(network))
+        else:
+            trained = trained_names(parameters, self.train, self.parts, self.dead)
+        tensors = {id(parameters[name]) for name in trained}  # a tied one has several names
+        for p in parameters.values():
+            p.requires_grad_(id(p) in tensors)
+        cast(network, self.precision, role)
+
+    def finish(self, network: nn.Module, role: Role, seed: int) -> None:
+        """Add the adapters, drawn from `seed`, and fix what is published; the network is on its device."""
+        if self.train == "lora":
+            add_adapters(network, self.lora, adapted_layers(network, self.lora, self.parts, self.dead), seed)
+            cast(network, self.precision, role)
+            draw_adapters(network, seed)
+        if self.checkpointing:
+            set_checkpointing(network)
+        trained = {name for name, p in network.named_parameters() if p.requires_grad}
+        network.frozen_names = frozenset(network.state_dict().keys() - trained)  # type: ignore[assignment]
+
+
+def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], seed: int) -> None:
+    """Put adapters into the linear layers at these paths; the network stays the module that it is.
+
+    Their values are still to be drawn (`draw_adapters`). Only adapters, and what was trained before,
+    require gradients.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
+    except ImportError as error:
+        raise MissingError(f"policy.train = lora needs peft ({error}); run: {install_command('vla')}") from error
+
+    flags = {released_name(name): p.requires_grad for name, p in network.named_parameters()}
+    paths = "|".join(map(re.escape, layers))
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=paths)
+    with seeded(seed):
+        inject_adapter_in_model(config, network, ADAPTER)
+    for name, p in network.named_parameters():
+        released = released_name(name)
+        p.requires_grad_(released is None or (flags[released] and _BASE not in name))
+
+
+@torch.no_grad()
+def draw_adapters(network: nn.Module, seed: int, *, allocate: bool = False) -> None:
+    """Give adapters their values: B zero, so that outputs are as before, A uniform in ±1/√inputs from (seed, name),
+    equal on every device and whatever else is adapted. allocate: also those on meta, with memory on the host."""
+    for path, module in network.named_modules():
+        for name, p in module.named_parameters(prefix=path, recurse=False):
+            if not _ADAPTER_PART.search(name) or (p.is_meta and not allocate):
+                continue
+            if p.is_meta:
+                module.to_empty(device="cpu", recurse=False)
+            weight = module.get_parameter("weight").zero_()
+            if ".lora_A." in name:
+                rng = torch.Generator().manual_seed(mix(seed, zlib.crc32(name.encode())))
+                weight.copy_((torch.rand(p.shape, generator=rng) * 2.0 - 1.0) / math.sqrt(p.shape[1]))
+
+
+def set_checkpointing(module: nn.Module) -> None:
+    """Recompute activations in the backward pass in all parts of the module that can (attribute `checkpointing`).
+
+    ValueError: none can.
+    """
+    able = [part for part in module.modules() if hasattr(part, "checkpointing")]
+    if not able:
+        raise ValueError(
+            "policy.gradient_checkpointing = true: no part of the network has the attribute checkpointing; set it to "
+            "false"
+        )
+    for part in able:
+        part.checkpointing = True  # type: ignore[assignment]
+
+
+class UnreadTensors:
+    """What a network lacks still. found: a tensor's name without adapters -> the folder's (`fitting.fit`)."""
+
+    def __init__(self, checkpoint: Checkpoint, found: dict[str, str]) -> None:
+        self._checkpoint, self._left = checkpoint, dict(found)
+
+    def read(self, network: nn.Module, part: nn.Module, device: str) -> None:
+        """Put copies on `device` in the place of the tensors within `part` that were not read yet, in their dtypes."""
+        inside = {id(held) for module in part.modules() for held in (module._parameters, module._buffers)}
+        wanted = {}
+        for name, slots in slots_by_name(network).items():
+            released = released_name(name)
+            if released in self._left and any(id(held) in inside for held, _ in slots):
+                wanted[name] = self._left.pop(released)
+        load_into(network, self._checkpoint, wanted, device=device)
+
+
+#: Traits of a policy around a network of which a part may be trained.
+ADAPTED = PolicyTraits(publishes_part=True, shares_reference=True, loads_in_parts=True)
+
+
+class AdaptedPolicy(nn.Module):
+    """A policy around a `network` of which a part may be trained; its other submodules and buffers are always.
+
+    `published` and the reference policy follow from what `Adaptation.finish` has fixed.
+    """
+
+    traits: PolicyTraits
+    network: nn.Module
+    unread: UnreadTensors | None = None
+    """What of the checkpoint the network lacks still, where it is built in parts."""
+
+    def load_part(self, part: nn.Module, device: str) -> None:
+        """Read what the checkpoint has of this part of the policy, and was not read yet."""
+        if self.unread is not None:
+            self.unread.read(self.network, part, device)
+
+    def published(self) -> dict[str, Tensor]:
+        """The part of the state_dict that training may change: generators take it, files of weights hold it."""
+        frozen = {f"network.{name}" for name in getattr(self.network, "frozen_names", ())}
+        state: dict[str, Tensor] = self.state_dict()
+        return {name: tensor for name, tensor in state.items() if name not in frozen}
+
+    def reference_state(self) -> dict[str, Tensor]:
+        """Copies of what training changes, to be given to `as_reference` later. Adapters whose B is still zero are left
+        out: to switch them off is the same."""
+        return {
+            name: tensor.clone()
+            for name, tensor in self.published().items()
+            if not (_ADAPTER_PART.search(name) and self._is_fresh)
+        }
+
+    @contextmanager
+    def as_reference(self, state: Mapping[str, Tensor]) -> Iterator[None]:
+        """The policy as it was when `reference_state` returned `state`, on the same memory for all that is frozen.
+
+        Within it no other thread may read the weights.
+        """
+        own = self.state_dict(keep_vars=True)
+        off = [] if any(_ADAPTER_PART.search(name) for name in state) else _adapters(self.network)
+        held: dict[str, Tensor] = {}
+        with adapters_off(off):
+            try:
+                for name, tensor in state.items():
+                    held[name] = _exchange(own[name], tensor)
+                yield
+            finally:
+                for name, tensor in held.items():
+                    _exchange(own[name], tensor)
+                _drop_gathered(self)
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether all adapters add zero."""
+        return not any(bool(_whole(p).any()) for name, p in self.network.named_parameters() if ".lora_B." in name)
+
+
+def _exchange(own: Tensor, other: Tensor) -> Tensor:
+    """Put `other` in the place of `own`; returns what was there."""
+    if not hasattr(own, "to_local"):
+        held, own.data = own.data, other
+        return held
+    with torch.no_grad():  # sharded over ranks, which gather from its memory: it takes the numbers
+        held = own.detach().clone()
+        own.copy_(other)
+    return held
+
+
+def _drop_gathered(module: nn.Module) -> None:
+    """Weights that a rank has gathered from others are of the numbers that were there then."""
+    for part in module.modules():
+        drop = getattr(part, "reshard", None)
+        if drop is not None:
+            drop()
+
+
+def _whole(p: Tensor) -> Tensor:
+    return p.full_tensor() if hasattr(p, "full_tensor") else p
+
+
+@contextmanager
+def adapters_off(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """The layers' base matrices alone."""
+    flags = [(p, p.requires_grad) for layer in layers for p in layer.parameters()]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)  # type: ignore[operator]
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)  # type: ignore[operator]
+        for p, flag in flags:
+            p.requires_grad_(flag)
+
+
+def _adapters(network: nn.Module) -> list[nn.Module]:
+    return [module for module in network.modules() if hasattr(module, "lora_A") and hasattr(module, "enable_adapters")]
+
+
+def _any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(setting: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+    names = list(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"{setting} = {pattern}: matches no tensor of the network; correct it or leave it out")
+
+
+def _listed(parts: Mapping[str, object]) -> str:
+    return ", ".join(sorted({*parts, "lora"}))

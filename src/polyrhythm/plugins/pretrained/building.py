@@ -1,0 +1,239 @@
+"""Makes the network of a checkpoint: first without memory, then tensor by tensor from the mapped files.
+
+Each tensor goes from its file straight to the station's device in the dtype that it will have there, so no second
+copy of the model exists. Without a checkpoint the seed decides every tensor, on the CPU, so that it is the same on
+every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, released_size
+from polyrhythm.policies.mlp import seeded
+
+#: Changes an empty network before it is filled: dtypes of its parameters, `requires_grad`, classes of its layers.
+Prepare = Callable[[nn.Module], None]
+
+#: Prefix of the network's tensors in a policy's state_dict, and in polyrhythm.safetensors of those that the folder's
+#: other files have no place for.
+NETWORK = "network."
+
+
+def load_network(
+    of: Architecture,
+    checkpoint: Checkpoint,
+    *,
+    device: str,
+    prepare: Prepare | None = None,
+    seed: int = 0,
+    size: Any = None,
+) -> nn.Module:
+    """The checkpoint's network on `device`; ConfigError: tensors missing, unexpected or of another shape.
+
+    Each tensor has the dtype that the network has after `prepare`, without it that of the file. size: as
+    `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
+    """
+    network, found = unfilled_network(of, checkpoint, device=device, prepare=prepare, seed=seed, size=size)
+    load_into(network, checkpoint, found, device=device, as_stored=prepare is None)
+    _finish(network, device)
+    return network
+
+
+def unfilled_network(
+    of: Architecture, checkpoint: Checkpoint, *, device: str, prepare: Prepare | None, seed: int, size: Any
+) -> tuple[nn.Module, dict[str, str]]:
+    """The network of `load_network` before any tensor is read: what is large of the folder's is on meta. And the names
+    of what the folder has: the network's -> the folder's."""
+    size = released_size(of, checkpoint) if size is None else size
+    with weights_on_meta():
+        network: nn.Module = of.network(size)
+    found = dict(check_fit(of, checkpoint, network).found)
+    if prepare is not None:
+        prepare(network)
+    own = [name for name in network.state_dict() if name not in found]
+    _draw(network, own, seed)
+    drawn = network.state_dict()
+    ours = _ours_for(checkpoint, {NETWORK + name: drawn[name] for name in own})
+    added = ((name.removeprefix(NETWORK), tensor) for name, tensor in ours)
+    _assign(network, added, device, as_stored=prepare is None)
+    return network, found
+
+
+def random_network(of: Architecture, size: Any, *, seed: int, device: str, prepare: Prepare | None = None) -> nn.Module:
+    """A network whose tensors all follow from the seed, the same on every device, in the dtypes of `prepare`."""
+    with seeded(seed), torch.device("cpu"):
+        network: nn.Module = of.network(size)
+        if callable(initialise := getattr(network, "initialise", None)):
+            initialise()
+    if prepare is not None:
+        prepare(network)
+    _finish(network, device)
+    return network
+
+
+def load_into(
+    network: nn.Module, checkpoint: Checkpoint, found: Mapping[str, str], *, device: str, as_stored: bool = False
+) -> None:
+    """Replace the network's tensors, on meta or not, by copies of the folder's, on `device`.
+
+    found: network's name -> the folder's (`fit`). as_stored: in the folder's dtypes, otherwise in the network's.
+    """
+    names = {stored: name for name, stored in found.items()}
+    tensors = ((names[stored], tensor) for stored, tensor in checkpoint.read(names))
+    _assign(network, tensors, device, as_stored=as_stored)
+
+
+def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy what the folder has of ours (critic, noise head) into the policy. ConfigError: of another shape."""
+    state = {name: tensor for name, tensor in policy.state_dict().items() if not name.startswith(NETWORK)}
+    for name, tensor in _ours_for(checkpoint, state):
+        with torch.no_grad():
+            state[name].copy_(tensor)
+
+
+def _ours_for(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of polyrhythm.safetensors that `state` has. ConfigError: of another shape."""
+    for name, tensor in checkpoint.read_ours():
+        if name not in state:
+            continue
+        if state[name].shape != tensor.shape:
+            raise ConfigError(
+                f"checkpoint = {checkpoint.folder}: {name} is {list(tensor.shape)} in polyrhythm.safetensors, "
+                f"{list(state[name].shape)} in this policy; use the settings that it was saved with "
+                "(such as policy.value_level and chunk), or remove that file"
+            )
+        yield name, tensor
+
+
+def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
+    """Put a copy of each tensor in its place, in every module that shares it."""
+    places = slots_by_name(network)
+    for name, tensor in tensors:
+        held, key = places[name][0]
+        dtype = tensor.dtype if as_stored else held[key].dtype
+        _replace(places[name], torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor))
+
+
+#: A module's dictionary of parameters or buffers, and the key in it.
+Slot = tuple[dict[str, Any], str]
+
+
+def slots_by_name(network: nn.Module) -> dict[str, list[Slot]]:
+    """Name in the state_dict -> all places of that very tensor (more than one if it is tied)."""
+    slots: dict[int, list[Slot]] = {}
+    names: dict[str, int] = {}
+    for path, module in network.named_modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is not None:
+                    slots.setdefault(id(tensor), []).append((held, key))
+                    names[f"{path}.{key}" if path else key] = id(tensor)
+    return {name: slots[identity] for name, identity in names.items()}
+
+
+def tied_names(network: nn.Module) -> list[list[str]]:
+    """Groups of names under which the network has one and the same parameter."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def untie(network: nn.Module) -> list[list[str]]:
+    """Give each name of a tied parameter one of its own; the groups that there were."""
+    tied = tied_names(network)
+    for name in (name for _, *others in tied for name in others):
+        path, _, key = name.rpartition(".")
+        module = network.get_submodule(path)
+        setattr(module, key, nn.Parameter(module.get_parameter(key).detach().clone(), requires_grad=False))
+    return tied
+
+
+def _replace(slots: list[Slot], tensor: Tensor) -> None:
+    """Put the tensor in these places, a parameter where a parameter was."""
+    held, key = slots[0]
+    if isinstance(held[key], nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=held[key].requires_grad)
+    for held, key in slots:
+        held[key] = tensor
+
+
+def _draw(network: nn.Module, names: list[str], seed: int) -> None:
+    """Draw the layers with these tensors on the CPU, as torch initialises them."""
+    with seeded(seed):
+        for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
+            layer = network.get_submodule(path)
+            reset = getattr(layer, "reset_parameters", None)
+            assert callable(reset), f"{path} is optional, but {type(layer).__name__} cannot be drawn"
+            layer.to_empty(device="cpu", recurse=False)
+            reset()
+
+
+def _finish(network: nn.Module, device: str) -> None:
+    """Move what is not there to the device, and see that nothing was forgotten on meta."""
+    for name, slots in slots_by_name(network).items():
+        held, key = slots[0]
+        tensor = held[key].detach()
+        assert not tensor.is_meta, (
+            f"{name} is in no checkpoint and has no value: make constants from numbers (torch.arange, torch.tensor), "
+            "not with torch.empty or torch.rand"
+        )
+        if tensor.device.type != torch.device(device).type:
+            _replace(slots, tensor.to(device))
+
+
+#: Factories whose values no constructor relies on: they are overwritten, or drawn.
+_DRAWN = frozenset((torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal))
+#: Factories of one repeated value: weights if they are large, constants if not.
+_REPEATED = frozenset((torch.zeros, torch.ones))
+_LARGE = 1 << 16
+
+
+class _WeightsOnMeta(TorchFunctionMode):
+    """Puts what a constructor allocates or draws on the meta device, large zeros and ones too, and computes everything
+    else as usual.
+
+    So weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) are right
+    whether they are in the state_dict or not.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWN:
+            return func(*args, **{**kwargs, "device": "meta"})
+        if func in _REPEATED and prod(shape := _shape_of(args, kwargs)) > _LARGE:
+            return torch.empty(shape, dtype=kwargs.get("dtype"), device="meta")
+        first = args[0] if args else kwargs.get("tensor")  # by name in torch.nn.init
+        if isinstance(first, Tensor) and first.is_meta and _only_fills(func):
+            return first
+        return func(*args, **kwargs)
+
+
+def _shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that torch.zeros or torch.ones is called with."""
+    if "size" in kwargs:
+        return tuple(kwargs["size"])
+    return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
+
+
+def _only_fills(func: Any) -> bool:
+    """Whether it writes values into its first argument and returns that."""
+    name = getattr(func, "__name__", "")
+    return getattr(func, "__module__", "") == "torch.nn.init" or (name.endswith("_") and not name.endswith("__"))
+
+
+@contextmanager
+def weights_on_meta() -> Iterator[None]:
+    """Within it, modules are made without memory for their weights; their constants are real."""
+    with torch.random.fork_rng(devices=[]), _WeightsOnMeta():
+        yield

@@ -1,0 +1,197 @@
+"""Opens a released checkpoint folder by its headers: which tensors it has, where each lies, and what it is.
+
+`Checkpoint.open` takes milliseconds at any size and reads no tensor; `building` fills a network from it, and `saving`
+writes one back in the same layout. What is wrong with a folder is one ConfigError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained import folder_files
+from polyrhythm.safetensors_files import Header, read_header, read_tensors
+from polyrhythm.specs import WeightSpec
+from polyrhythm.specs.weights import weight_specs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Prefix that some releases put before every name of the network.
+_PREFIX = "model."
+#: Names of lerobot's normalisation buffers: statistics, not tensors of the network.
+_NORMALISERS = ("normalize_", "unnormalize_")
+#: Endings of files of torch.save.
+_TORCH = (".pt", ".bin")
+#: Prefix of DistributedDataParallel, which OpenVLA-OFT's side files have.
+_DDP = "module."
+#: What the tensors' names of one architecture alone match, the more particular one first.
+_SIGNS = (
+    (r"(^backbone\.eagle_model\.|^action_head\.vl_self_attention\.)", "groot_n1d5"),
+    (r"^vision_backbone\.featurizer\.", "openvla_oft"),
+    (r"(layernorm\.dense\.|^time_mlp_in\.)", "pi05"),
+    (r"^state_proj\.", "pi0"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one tensor lies: its file and its name in there."""
+
+    file: Path
+    stored: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A released folder. All names are those of the network: without `prefix`, side files under their module's name.
+
+    config: config.json, {} where there is none. tensors: of the model and of side files, in the order of the files;
+    places: where each lies. side: the names that come from side files. extra: tensors of the model's files that are
+    no network's: lerobot's normalisation buffers, by stored name. ours: of polyrhythm.safetensors.
+    files: of the model, with their headers. statistics, tokenizer: files and folder, for `plugins.vla.statistics`.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    prefix: str
+    tensors: Mapping[str, WeightSpec]
+    places: Mapping[str, Place]
+    side: frozenset[str]
+    extra: Mapping[str, Place]
+    ours: Mapping[str, WeightSpec]
+    files: Mapping[Path, Header]
+    statistics: tuple[Path, ...]
+    tokenizer: Path | None
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Checkpoint:
+        """Read config.json and the headers. ConfigError: the folder is no whole checkpoint."""
+        folder = Path(folder).expanduser()
+        folder_files.check_is_folder(folder)
+        expected = folder_files.weight_files(folder)
+        files = {folder / name: _header(folder / name, names) for name, names in expected.items()}
+        stored = {name: Place(path, name) for path, header in files.items() for name in header.tensors}
+        extra = {name: place for name, place in stored.items() if name.startswith(_NORMALISERS)}
+        inner = [name for name in stored if name not in extra]
+        prefix = _PREFIX if inner and all(name.startswith(_PREFIX) for name in inner) else ""
+        places = {name.removeprefix(prefix): stored[name] for name in inner}
+        tensors = {name: files[place.file].tensors[place.stored] for name, place in places.items()}
+        side = _side_tensors(folder)
+        ours, config = folder / folder_files.OURS, folder / folder_files.CONFIG
+        return cls(
+            folder=folder,
+            config=folder_files.read_json(config) if config.is_file() else {},
+            prefix=prefix,
+            tensors=tensors | {name: spec for name, (spec, _) in side.items()},
+            places=places | {name: place for name, (_, place) in side.items()},
+            side=frozenset(side),
+            extra=extra,
+            ours=read_header(ours).tensors if ours.is_file() else {},
+            files=files,
+            statistics=folder_files.statistics_files(folder),
+            tokenizer=folder_files.tokenizer_folder(folder),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers its tensors have."""
+        return sum(prod(spec.shape) for spec in self.tensors.values())
+
+    @property
+    def architecture(self) -> str:
+        """The policy's type, told by the names of the tensors; "" if by none of ours."""
+        for sign, name in _SIGNS:
+            if any(re.search(sign, tensor) for tensor in self.tensors):
+                return name
+        return ""
+
+    def require(self, kind: str) -> None:
+        """ConfigError unless the folder has the architecture of this policy type."""
+        found = self.architecture
+        if not found:
+            first = folder_files.few([repr(name) for name in self.tensors])
+            raise ConfigError(
+                f"checkpoint = {self.folder}: its tensors ({first}) are of no architecture known here; "
+                f"use a folder of {', '.join(sorted(name for _, name in _SIGNS))} in PyTorch's released names"
+            )
+        if found != kind:
+            raise ConfigError(
+                f"policy.type = {kind!r}, but checkpoint = {self.folder} is a {found!r}; set policy.type = {found!r} "
+                "or name another folder"
+            )
+
+    def read(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """These tensors (all unless named) in their stored dtypes, file by file, each mapped from its file on the CPU.
+
+        A mapped tensor is to be copied before the file may change. KeyError: no such name.
+        """
+        by_file: dict[Path, list[str]] = {}
+        for name in self.tensors if names is None else names:
+            by_file.setdefault(self.places[name].file, []).append(name)
+        for file, wanted in by_file.items():
+            yield from read_stored(file, {name: self.places[name].stored for name in wanted})
+
+    def read_ours(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of polyrhythm.safetensors by the policy's names; none without that file."""
+        return read_stored(self.folder / folder_files.OURS, {name: name for name in self.ours})
+
+
+def stored_specs(file: Path) -> Mapping[str, WeightSpec]:
+    """Names and forms of the tensors in a file of safetensors or of torch.save. ConfigError: it is none."""
+    return weight_specs(_torch_file(file, "meta")) if file.suffix in _TORCH else read_header(file).tensors
+
+
+def read_stored(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of one file, by name -> stored name."""
+    if not stored:
+        return
+    if file.suffix in _TORCH:
+        found = _torch_file(file, "cpu")
+        yield from ((name, found[inner]) for name, inner in stored.items())
+        return
+    yield from read_tensors(file, stored)
+
+
+def _header(file: Path, expected: list[str] | None) -> Header:
+    """Header of a file. ConfigError: the index names tensors that are not in it."""
+    header = read_header(file)
+    if absent := [name for name in expected or () if name not in header.tensors]:
+        raise ConfigError(
+            f"{file} lacks {len(absent)} tensors that {folder_files.INDEX} places there ({folder_files.few(absent)}); "
+            "download both again from one release"
+        )
+    return header
+
+
+def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, Place]]:
+    """Tensors of side files, by the name of their module and their own."""
+    found = {}
+    for module, file in folder_files.side_files(folder).items():
+        for stored, spec in stored_specs(file).items():
+            found[f"{module}.{stored.removeprefix(_DDP)}"] = (spec, Place(file, stored))
+    return found
+
+
+def _torch_file(file: Path, device: str) -> dict[str, Tensor]:
+    """The state_dict in a file of torch.save; code in it is refused. device: "meta" reads shapes alone."""
+    import zipfile
+
+    import torch
+
+    try:
+        mapped = device == "cpu" and zipfile.is_zipfile(file)
+        found = torch.load(file, map_location=device, weights_only=True, mmap=mapped)
+    except Exception as error:  # arbitrary bytes may raise anything
+        raise ConfigError(
+            f"{file} cannot be read as tensors alone ({str(error).splitlines()[0]}); copy it again from its release, "
+            "or save its state_dict as safetensors"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise ConfigError(f"{file} holds no state_dict; save the module's state_dict there")
+    return found

@@ -1,0 +1,160 @@
+"""Declares a released architecture, and says whether a folder is of one: its size, and its tensors by name and shape.
+
+Reads no tensor. The module of a network defines one `Architecture` per released form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.folder_files import few
+from polyrhythm.specs import WeightSpec
+from polyrhythm.specs.weights import weight_specs
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One published architecture. All patterns are of `fnmatch` and match whole names of the network's tensors.
+
+    name: the policy's type.
+    size: (config.json, tensors of the folder by the network's names) -> the size of the network. ValueError: they do
+    not fit each other. Shapes come from the tensors wherever these tell them; config tells the rest.
+    network: size -> the network, an `nn.Module` whose state_dict has the released names; it must be constructible on
+    torch's meta device. If it has `initialise()`, that draws its parameters where there is no checkpoint.
+    aliases: name in some folders -> the name that the network has for the same tensor (tied embeddings). If a folder
+    has both, the network's own name is read, and saving writes both.
+    optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used);
+    they must be of torch's own layers.
+    unused: tensors of a folder that the network does not have and need not be told as unexpected, such as the value and
+    noise heads that RLinf's PPO leaves in its checkpoints; saving copies them.
+    parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
+    dead: tensors that no output depends on; they are never trained.
+    float32: tensors that the release keeps in float32 whatever the backbone's dtype.
+    config: size -> the content of config.json that `size` reads back, for a network that was in no folder before.
+    """
+
+    name: str
+    size: Callable[[Mapping[str, Any], Mapping[str, WeightSpec]], Any]
+    network: Callable[[Any], Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dead: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()
+    config: Callable[[Any], Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a folder's tensors compare with a network's. found: network's name -> the folder's name for it; missing,
+    unexpected: names; reshaped: name -> (the network's form, the folder's)."""
+
+    found: Mapping[str, str]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    reshaped: Mapping[str, tuple[WeightSpec, WeightSpec]]
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.missing or self.unexpected or self.reshaped)
+
+
+def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architecture) -> Fit:
+    """Compare the folder with the tensors `wanted` by a network. Dtypes may differ."""
+    found = {name: stored for stored, name in of.aliases.items() if stored in checkpoint.tensors and name in wanted}
+    found |= {name: name for name in wanted if name in checkpoint.tensors}
+    known = {*wanted, *checkpoint.side, *(stored for stored, name in of.aliases.items() if name in wanted)}
+    pairs = {name: (wanted[name], checkpoint.tensors[stored]) for name, stored in found.items()}
+    return Fit(
+        found=found,
+        missing=tuple(name for name in wanted if name not in found and not _matches(name, of.optional)),
+        unexpected=tuple(name for name in checkpoint.tensors if name not in known and not _matches(name, of.unused)),
+        reshaped={name: pair for name, pair in pairs.items() if pair[0].shape != pair[1].shape},
+    )
+
+
+def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> Fit:
+    """How they fit. ConfigError unless every tensor of the network is there in its shape, and no other.
+
+    The network may be on meta: `form` calls this, so that a wrong folder is told before anything starts.
+    """
+    checkpoint.require(of.name)
+    found = fit(checkpoint, weight_specs(network.state_dict()), of)
+    if not found.is_whole:
+        raise ConfigError(
+            f"checkpoint = {checkpoint.folder}: {misfit(found, of)}{without_config(checkpoint)}; look at polyrhythm "
+            f"policies inspect {checkpoint.folder}, and download it again or name another folder"
+        )
+    return found
+
+
+def misfit(found: Fit, of: Architecture) -> str:
+    """What is missing, unexpected or of another shape, in words."""
+    shapes = [
+        f"{name} is {list(there.shape)}, {list(ours.shape)} expected" for name, (ours, there) in found.reshaped.items()
+    ]
+    parts = {
+        "missing": list(found.missing),
+        "of another shape": shapes,
+        "unexpected": list(found.unexpected),
+    }
+    told = [f"{_tensors(len(names))} {what} ({few(names)})" for what, names in parts.items() if names]
+    return f"compared with the network of {of.name}, it has " + ", ".join(told)
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
+    """The size of the checkpoint's network. ConfigError: another architecture, or config and tensors do not fit."""
+    checkpoint.require(of.name)
+    try:
+        size = of.size(checkpoint.config, checkpoint.tensors)
+        _check_numbers(size)
+    except KeyError as error:
+        raise ConfigError(
+            f"checkpoint = {checkpoint.folder}: {error.args[0]} is neither in config.json nor among the tensors, so "
+            f"the size of {of.name} is unknown; download the folder again"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"checkpoint = {checkpoint.folder}: {error}{without_config(checkpoint)}") from error
+    except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:  # any JSON may be in there
+        raise ConfigError(
+            f"checkpoint = {checkpoint.folder}: its config.json does not describe a network of {of.name} ({error}); "
+            "copy it again from its release"
+        ) from error
+    return size
+
+
+#: Annotation of a size's field -> what its value may be.
+_NUMBERS: Mapping[Any, Any] = {"int": int, "float": (int, float)}
+
+
+def _check_numbers(size: Any) -> None:
+    """ValueError: a number of a size, or of a size within it, is none."""
+    for entry in fields(size) if is_dataclass(size) else ():
+        value = getattr(size, entry.name)
+        if is_dataclass(value):
+            _check_numbers(value)
+        elif entry.type in _NUMBERS and not (isinstance(value, _NUMBERS[entry.type]) and value >= 0):
+            raise ValueError(
+                f"config.json gives {entry.name} = {value!r}, not a number; copy it again from its release"
+            )
+
+
+def without_config(checkpoint: Checkpoint) -> str:
+    """A likely reason why a folder does not fit, as an addition to a sentence; "" if it has a config.json."""
+    return "" if checkpoint.config else " (it has no config.json, so the sizes of the release were assumed)"

@@ -1,0 +1,17 @@
+"""Registers the plugin: released folders, for the plugins whose policies begin with one."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "pretrained",
+    adds={
+        "command": {
+            "policies inspect": "polyrhythm.plugins.pretrained.command:inspect",
+            "policies merge": "polyrhythm.plugins.pretrained.command:merge",
+        },
+    },
+    purposes={
+        "policies inspect": "polyrhythm policies inspect FOLDER [--json]",
+        "policies merge": "polyrhythm policies merge ADAPTERS --base FOLDER --out FOLDER",
+    },
+)

@@ -1,0 +1,152 @@
+"""Saves a network in the layout of the folder that it came from: names, shards, dtypes and all other files.
+
+Each file's header is written as it was and the tensors' bytes one by one, so an untrained network gives equal files and
+no second copy of the model is made. Ours (critic, noise head) lie in polyrhythm.safetensors beside. The folder appears
+under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.files import check_link, copy_inner, name_in_errors, new_folder
+from polyrhythm.plugins.pretrained.building import NETWORK
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
+from polyrhythm.plugins.pretrained.fitting import Architecture, fit
+from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
+from polyrhythm.safetensors_files import read_header, write_tensors
+from polyrhythm.specs.weights import weight_specs
+
+#: A tensor of the network by its name, or None: as the folder has it.
+NewTensor = Callable[[str], Tensor | None]
+
+
+def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Tensor], out: Path) -> None:
+    """Write a policy's state_dict into the new folder `out`, in the layout of `checkpoint`.
+
+    state: the network's tensors under `network.`, the others are ours. What it lacks, such as frozen tensors, is as the
+    folder has it; what the folder has no place for goes to polyrhythm.safetensors. ConfigError: `out` exists, or a
+    tensor has another shape than in the folder.
+    """
+    network = {name.removeprefix(NETWORK): tensor for name, tensor in state.items() if name.startswith(NETWORK)}
+    found = fit(checkpoint, weight_specs(network), of)
+    for name, (held, there) in found.reshaped.items():
+        raise ConfigError(
+            f"{name} is {list(held.shape)} in the policy and {list(there.shape)} in {checkpoint.folder}: save it in "
+            "the layout of the folder that it was built from"
+        )
+    stored_as = {name: name for name in found.found} | dict(of.aliases)
+    ours = {name: tensor for name, tensor in state.items() if not name.startswith(NETWORK)}
+    ours |= {NETWORK + name: network[name] for name in network if name not in found.found}
+    save_changed(checkpoint, lambda name: network.get(stored_as.get(name, name)), out, ours)
+
+
+def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path, choices: Mapping[str, Any]) -> None:
+    """Write a policy that began from a seed as a released folder: model.safetensors, config.json, and ours.
+
+    size: of the network. choices: config.json's section `polyrhythm`, what stands for the tokenizer and the statistics
+    that a release would have, and the names of its cameras. ConfigError: the architecture has no config.json of its own
+    making.
+    """
+    if of.config is None:
+        raise ConfigError(
+            f"policy.type = {of.name!r}, from a seed: its config.json cannot be written yet; name a released folder of "
+            "the same size as --base, in whose layout it is saved"
+        )
+    network = {name.removeprefix(NETWORK): tensor for name, tensor in state.items() if name.startswith(NETWORK)}
+    ours = {name: tensor for name, tensor in state.items() if not name.startswith(NETWORK)}
+    content = {**of.config(size), CHOICES: dict(choices)}
+    with new_folder(out) as unfinished:
+        with name_in_errors(unfinished / CONFIG):
+            (unfinished / CONFIG).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_tensors(network, unfinished / SINGLE[0])
+        if ours:
+            write_tensors(ours, unfinished / OURS)
+
+
+def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mapping[str, Tensor]) -> None:
+    """Write the folder with the tensors that `new` gives by the folder's names, and `ours` beside, or as they were.
+
+    Of the folder's own polyrhythm.safetensors the network's tensors that `ours` lacks are kept.
+    """
+    written = tensor_files(checkpoint)
+    with new_folder(out) as unfinished:
+        names = {place: name for name, place in checkpoint.places.items()}
+        for file in sorted(written):
+            here = unfinished / file.relative_to(checkpoint.folder)
+            places = {place.stored: name for place, name in names.items() if place.file == file}
+            if not any(new(name) is not None for name in places.values()):
+                shutil.copyfile(file, here)
+            elif file.suffix == ".pt":
+                _write_torch_file(file, here, places, new)
+            else:
+                _write_safetensors(checkpoint, file, here, places, new)
+        copy_others(checkpoint.folder, unfinished, written)
+        if not ours and checkpoint.ours:
+            shutil.copyfile(checkpoint.folder / OURS, unfinished / OURS)
+        elif ours:
+            kept = {name: tensor for name, tensor in checkpoint.read_ours() if name.startswith(NETWORK)}
+            write_tensors(kept | dict(ours), unfinished / OURS)
+
+
+def tensor_files(checkpoint: Checkpoint) -> set[Path]:
+    """The folder's files of tensors without ours. ConfigError: one, or ours, is a link out of the folder."""
+    files = set(checkpoint.files) | {checkpoint.places[name].file for name in checkpoint.side}
+    for file in (*sorted(files), checkpoint.folder / OURS):
+        check_link(file, checkpoint.folder)
+    return files
+
+
+def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
+    """Copy all files but those `written`, hidden ones, ours, and folders of adapters, which are part of the weights.
+
+    ConfigError: one is a link to elsewhere.
+    """
+    for path in sorted(folder.iterdir()):
+        if path in written or path.name.startswith(".") or path.name == OURS or (path / ADAPTER_CONFIG).is_file():
+            continue
+        copy_inner(path, to / path.name, folder)
+
+
+def _write_safetensors(
+    checkpoint: Checkpoint, file: Path, here: Path, places: Mapping[str, str], new: NewTensor
+) -> None:
+    """The file with its own header and the bytes of the new tensors. places: stored name -> name."""
+    header = checkpoint.files.get(file) or read_header(file)
+    with name_in_errors(here), file.open("rb") as source, here.open("wb") as stream:
+        stream.write(source.read(header.data))
+        for stored, old in read_stored(file, {stored: stored for stored in header.tensors}):
+            tensor = new(places[stored]) if stored in places else None
+            stream.seek(header.begins[stored])
+            stream.write(_bytes(old if tensor is None else as_stored(tensor, old)))
+
+
+def _write_torch_file(file: Path, here: Path, places: Mapping[str, str], new: NewTensor) -> None:
+    """The same for a file of torch.save."""
+    content = dict(read_stored(file, {stored: stored for stored in places}))
+    for stored, old in content.items():
+        tensor = new(places[stored])
+        content[stored] = old.clone() if tensor is None else as_stored(tensor, old)
+    torch.save(content, here)
+
+
+def as_stored(tensor: Tensor, old: Tensor) -> Tensor:
+    """The tensor in the dtype of `old`. Where that is finer, numbers that did not change keep their stored value."""
+    tensor = tensor.detach().to("cpu")
+    new = tensor.to(old.dtype)
+    if old.is_floating_point() and tensor.element_size() < old.element_size():
+        new = torch.where(old.to(tensor.dtype) == tensor, old, new)
+    return new.contiguous()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU, in rows."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

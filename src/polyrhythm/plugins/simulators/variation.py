@@ -1,0 +1,152 @@
+"""What variants change: how MuJoCo scenes look (camera, light, colours), and places beyond a simulator's range.
+
+Both are drawn for each episode from its seed. Looks leave physics unchanged: a scene is changed that
+was just updated from model and state, so that nothing has to be undone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from polyrhythm.config.base import InvalidSetting, Section
+from polyrhythm.envs.variants import Variant
+from polyrhythm.specs.hashing import mix
+
+if TYPE_CHECKING:
+    import mujoco
+
+#: Hash domain of the draws, which are independent of the initial state.
+_DOMAIN = 7
+#: The camera moves on a sphere around the point this far ahead of it, in metres.
+_AHEAD = 1.0
+#: Width of the shell around a range of places, in shares of its extent.
+_MARGIN = 0.25
+#: Parts of names of bodies that are background.
+_BACKGROUND = ("table", "wall", "floor", "arena")
+
+Vector = NDArray[np.float64]
+
+
+class AppearanceSettings(Section):
+    """How far pictures differ from the simulator's. What is drawn is drawn for each episode from its seed."""
+
+    camera_shift: Annotated[float, Field(ge=0, le=45)] = 0.0
+    """Degrees by which the camera looks from elsewhere; from where is drawn. Cameras that move with a robot stay."""
+    light_change: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    """Share by which lights are brighter or darker; which of the two is drawn."""
+    colour_change: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a drawn colour in that of table, floor and walls, textures included."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.camera_shift or self.light_change or self.colour_change)
+
+    def refuse_unseen(self) -> None:
+        """Raise InvalidSetting if something differs, for an environment that draws no pictures."""
+        for name, value in self:
+            if value:
+                why = "observation: state has no pictures; leave it out, or observe pixels"
+                raise InvalidSetting(f"appearance.{name}", value, why)
+
+
+#: The variants of an environment with a section `appearance`.
+VISION: dict[str, Variant] = {
+    "camera": Variant("vision", "camera 10 degrees away", {"appearance": {"camera_shift": 10.0}}),
+    "lighting": Variant("vision", "lights brighter or darker by half", {"appearance": {"light_change": 0.5}}),
+    "texture": Variant("vision", "table, floor and walls in other colours", {"appearance": {"colour_change": 0.6}}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Appearance:
+    """An episode's. shift: angle between the camera's place and its usual one, in radians; direction: in which it lies,
+    as an angle in the picture; brightness: factor of all lights; colour: RGB, of which the background has the share
+    `share`."""
+
+    shift: float
+    direction: float
+    brightness: float
+    colour: tuple[float, float, float]
+    share: float
+
+    @classmethod
+    def draw(cls, settings: AppearanceSettings, seed: int) -> Appearance | None:
+        """The appearance of the episode of this seed; None for the usual one."""
+        if settings.is_usual:
+            return None
+        way, light, red, green, blue = (mix(seed, _DOMAIN, number) / 2**63 for number in range(5))
+        sign = 1 if light < 0.5 else -1
+        return cls(
+            shift=math.radians(settings.camera_shift),
+            direction=2 * math.pi * way,
+            brightness=1.0 + sign * settings.light_change,
+            colour=(red, green, blue),
+            share=settings.colour_change,
+        )
+
+    def apply(self, scene: mujoco.MjvScene, background: frozenset[int], *, moves_camera: bool = True) -> None:
+        """Change a scene that was just updated. background: geoms that take the colour (`background_of`)."""
+        if moves_camera and self.shift:
+            for camera in scene.camera:
+                self.turn(camera)
+        if self.brightness != 1.0:
+            for light in scene.lights[: scene.nlight]:
+                light.ambient[:] *= self.brightness
+                light.diffuse[:] *= self.brightness
+        if self.share:
+            self._paint(scene, background)
+
+    def turn(self, camera: Any) -> None:
+        """Move a camera, arrays [3] `pos`, `forward` and `up`, on its sphere, in place."""
+        position, forward, up = (np.array(part, np.float64) for part in (camera.pos, camera.forward, camera.up))
+        centre = position + _AHEAD * forward
+        across = math.cos(self.direction) * up + math.sin(self.direction) * np.cross(forward, up)
+        turn = _rotation(across, self.shift)
+        camera.pos[:] = centre - _AHEAD * (turn @ forward)
+        camera.forward[:], camera.up[:] = turn @ forward, turn @ up
+
+    def _paint(self, scene: mujoco.MjvScene, background: frozenset[int]) -> None:
+        import mujoco
+
+        kind = int(mujoco.mjtObj.mjOBJ_GEOM)
+        for geom in scene.geoms[: scene.ngeom]:
+            if geom.objtype == kind and geom.objid in background:
+                geom.rgba[:3] = (1 - self.share) * geom.rgba[:3] + self.share * np.array(self.colour)
+
+
+def background_of(model: mujoco.MjModel) -> frozenset[int]:
+    """The geoms of the world itself and of bodies that are named as table, wall, floor or arena."""
+    found = []
+    for geom, body in enumerate(model.geom_bodyid):
+        name = model.body(int(body)).name.lower()
+        if body == 0 or any(part in name for part in _BACKGROUND):
+            found.append(geom)
+    return frozenset(found)
+
+
+def _rotation(axis: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
+    """Rotation matrix [3,3] about an axis (Rodrigues)."""
+    x, y, z = axis / np.linalg.norm(axis)
+    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    turn: NDArray[np.float64] = np.eye(3) + math.sin(angle) * cross + (1 - math.cos(angle)) * (cross @ cross)
+    return turn
+
+
+def draw_beyond(
+    uniform: Callable[[Vector, Vector], Vector], low: Vector, high: Vector, free: NDArray[np.bool_]
+) -> Vector:
+    """Coordinates from a shell around low..high: outside of it in one of the `free` ones at least, if there are any, by
+    up to a quarter of its extent; the others stay within. uniform: draws between two vectors."""
+    margin = np.where(free, _MARGIN * (high - low), 0.0)
+    while True:
+        drawn = uniform(low - margin, high + margin)
+        if not free.any() or ((drawn < low) | (drawn > high))[free].any():
+            return drawn

@@ -1,0 +1,298 @@
+"""One incarnation of a station as a state machine, without I/O: facts about its processes in, the next step out.
+
+    starting   its ranks are being made, or wait for a simulator that joins
+    ready      all ranks have announced themselves
+    suspect    a rank has ended, exceeds a deadline or refused a command, or all have to leave; what it had sent is
+               received, which may clear it; one that is silent gets time for one heartbeat more
+    dying      its processes are killed, and their lines are closed
+    gone       the kernel has reaped them, so they write nowhere, and what they had sent before has been received
+
+A station has a process for each rank; most have one. It is ready when all ranks are, and suspect as soon as one is. The
+reason for replacing it is that of the rank that failed first. Where one rank ends, the others see their connections to
+it break and fail too, so a rank that was killed comes before one that aborted without a word (NCCL does, when another
+rank is gone), and that before one that said why it ends; of those counts the one that failed first by the clock of
+their host; then a rank that refused a command, then one that is silent or takes too long.
+
+All times are of listening: time in which main did not look at its inbox is nobody's silence (`pause`).
+
+Invariants: an incarnation dies only after everything that had come by then has been received. It is gone only after its
+processes have been reaped and their last messages have been received.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.hosts import Departure
+from polyrhythm.runtime.processes.supervision import AWAITING, Failure, SupervisionLimits, call_limit, limiting_setting
+from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.drops import DROPPED, UnfitMessage
+
+State = Literal["starting", "ready", "suspect", "dying", "gone"]
+#: What has to be done with its processes: nothing, kill them, or report the station as lost.
+Step = Literal["", "kill", "lost"]
+
+#: Signals that come from somebody else: a person, the kernel for want of memory, a machine that shuts down.
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+#: Seconds after which what a process had sent has arrived, if the inbox is empty then: from main's host (a busy machine
+#: lets ZeroMQ's thread wait), and from another one (three of its packets may be lost).
+_ARRIVED_S, _ARRIVED_FROM_AFAR_S = 0.25, 1.5
+#: Seconds for a silent process to speak once more: a heartbeat (`runtime.processes.child`).
+_SPEAKS_S = 0.5
+#: Seconds that the kernel, or the cluster whose node is gone, may take to end a killed process.
+_REAP_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """Facts about the process of a rank. pid: its process id; began: when it was started; present: it has announced
+    itself. heartbeat, heard: its last one, and when that came; doing, since: its call under way; place: where in user
+    code that is, in words. paused: seconds in which main did not listen; heard and since are later by those that came
+    after them. status: its exit status once it has been reaped, negative for a signal; failure: its report of the error
+    that ended it; refusal: why it refused a command; killed: by somebody else, before main did."""
+
+    number: int
+    pid: int
+    began: float
+    present: bool = False
+    heartbeat: wire.Heartbeat | None = None
+    heard: float = field(default=-math.inf)
+    doing: str = ""
+    since: float = 0.0
+    place: str = ""
+    paused: float = 0.0
+    status: int | None = None
+    failure: wire.Failed | None = None
+    refusal: str = ""
+    killed: bool = False
+
+    @property
+    def exited(self) -> bool:
+        return self.status is not None
+
+    @property
+    def awaits(self) -> bool:
+        """Whether it waits for somebody to join, for as long as that takes."""
+        return not self.present and self.doing == AWAITING
+
+    def on_heartbeat(self, now: float, doing: str, for_s: float, place: str = "") -> None:
+        self.heard, self.doing, self.since, self.place = now, doing, now - for_s, place
+
+    def pause(self, seconds: float) -> None:
+        """Main did not listen for so long: that counts for no limit."""
+        self.heard += seconds
+        self.since += seconds
+        self.paused += seconds
+
+    def current_call(self, now: float) -> str:
+        """The call under way and its duration, in words; "" between two units of work."""
+        if self.awaits:
+            return f"open to a simulator that joins for {now - self.since:.1f} s"
+        if not self.present:
+            return f"being started for {now - self.began:.1f} s"
+        return f"in one {self.doing} for {now - self.since:.1f} s" if self.doing else ""
+
+    def deadline(self, limits: SupervisionLimits) -> float:
+        """The time at which it is given up, if no heartbeat comes before."""
+        if self.awaits:
+            return self.heard + limits.heartbeat_s
+        if not self.present:
+            return self.began + self.paused + limits.start_s
+        due = self.heard + limits.heartbeat_s
+        return min(due, self.since + call_limit(self.doing, limits)) if self.doing else due
+
+    def is_silent(self, now: float, limits: SupervisionLimits) -> bool:
+        """Whether heartbeats are missing; there need be none before it is ready."""
+        return (self.present or self.awaits) and now >= self.heard + limits.heartbeat_s
+
+    def is_suspect(self, now: float, limits: SupervisionLimits) -> bool:
+        return self.exited or bool(self.refusal) or now >= self.deadline(limits)
+
+    def failure_reason(self, now: float, limits: SupervisionLimits) -> str:
+        """The reason for giving it up now, in words; "" if there is none."""
+        if self.status is not None:
+            return self._exit_reason(self.status)
+        if self.refusal or now < self.deadline(limits):
+            return self.refusal
+        if not self.present and not self.awaits:
+            return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
+        if self.is_silent(now, limits):
+            return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
+        call = f"{self.doing} for {now - self.since:.1f} s{self.place}"
+        return f"has been in one {call} (supervision.{limiting_setting(self.doing)})"
+
+    def _exit_reason(self, status: int) -> str:
+        if self.failure is not None:
+            return self.failure.error
+        if status < 0:
+            known = {number.value: number.name for number in signal.Signals}
+            return f"was ended by {known.get(-status, f'signal {-status}')}"
+        return f"ended with status {status}"
+
+    def precedence(self) -> tuple[int, float]:
+        """The lower, the earlier it failed, as far as can be told."""
+        if self.failure is not None:
+            return 2, self.failure.at
+        if self.exited:
+            return int(self.status == -signal.SIGABRT), self.number
+        return 3 if self.refusal else 4, self.number
+
+
+@dataclass(slots=True, eq=False)
+class Incarnation:
+    """far: it works on another host than main's. reason, culprit: why it dies, and the rank that failed first, if one
+    did; leaves: why it has to, though nothing is wrong with it. suspected, killed, exited: when it was found to be
+    so."""
+
+    station: str
+    number: int
+    ranks: list[Rank]
+    far: bool = False
+    state: State = "starting"
+    reason: str = ""
+    culprit: Rank | None = None
+    leaves: Departure | None = None
+    suspected: float = math.inf
+    killed: float = math.inf
+    exited: float = math.inf
+
+    def rank(self, number: int) -> Rank:
+        """UnfitMessage: there is no such rank."""
+        if not 0 <= number < len(self.ranks):
+            raise UnfitMessage("unknown_station", f"it is signed by rank {number} of {self.station}")
+        return self.ranks[number]
+
+    # ------------------------------------------------------------ transitions
+
+    def announce(self, number: int) -> None:
+        """A rank is ready."""
+        self.rank(number).present = True
+        if self.state == "starting" and self.announced:
+            self.state = "ready"
+
+    def pause(self, seconds: float) -> None:
+        """Main did not listen for so long."""
+        for rank in self.ranks:
+            rank.pause(seconds)
+        self.suspected += seconds
+        self.killed += seconds
+        self.exited += seconds
+
+    def advance(self, now: float, empty: float, limits: SupervisionLimits) -> Step:
+        """The next step that is due. empty: when main's inbox was last found empty. RunHalted: a killed process does
+        not end."""
+        if self.state in ("starting", "ready") and self._is_suspect(now, limits):
+            self.state, self.suspected = "suspect", now
+        if all(rank.exited for rank in self.ranks):
+            self.exited = min(self.exited, now)
+        if self.state == "suspect" and empty >= self.suspected + self._may_clear_s(now, limits):
+            return self._kill_or_clear(now, limits)
+        if self.state != "dying":
+            return ""
+        if self.exited == math.inf and now >= self.killed + _REAP_S:
+            pids = ", ".join(str(rank.pid) for rank in self.ranks if not rank.exited)
+            raise RunHalted(
+                f"{self.station}: its process {pids} has not ended {_REAP_S:g} s after SIGKILL, so its "
+                "blocks cannot be reused; check its device or file system, then start again with resume"
+            )
+        if empty < self.exited + self._arrived_s:
+            return ""
+        self.state = "gone"
+        return "lost"
+
+    def _is_suspect(self, now: float, limits: SupervisionLimits) -> bool:
+        return self.leaves is not None or any(rank.is_suspect(now, limits) for rank in self.ranks)
+
+    def _kill_or_clear(self, now: float, limits: SupervisionLimits) -> Step:
+        wrong = {rank.number: words for rank in self.ranks if (words := rank.failure_reason(now, limits))}
+        if wrong:
+            self.culprit = min((self.ranks[number] for number in wrong), key=Rank.precedence)
+            words = wrong[self.culprit.number]
+            self.reason = words if len(self.ranks) == 1 else f"rank {self.culprit.number}: {words}"
+        elif self.leaves is not None:
+            self.reason = self.leaves.reason
+        else:
+            self.state = "ready" if self.announced else "starting"
+            return ""
+        self.state, self.killed = "dying", now
+        for rank in self.ranks:
+            rank.killed = rank.status is not None and -rank.status in _FROM_OUTSIDE
+        return "kill"
+
+    def _may_clear_s(self, now: float, limits: SupervisionLimits) -> float:
+        """Seconds in which it may say what clears it, or why it has ended. A refusal, and a call that takes too long by
+        its own heartbeats, need none."""
+        if any(rank.exited for rank in self.ranks):
+            return self._arrived_s
+        told = self.leaves is not None or any(rank.refusal for rank in self.ranks)
+        return _SPEAKS_S if not told and any(rank.is_silent(now, limits) for rank in self.ranks) else 0.0
+
+    @property
+    def _arrived_s(self) -> float:
+        return _ARRIVED_FROM_AFAR_S if self.far else _ARRIVED_S
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def announced(self) -> bool:
+        """All ranks have announced themselves."""
+        return all(rank.present for rank in self.ranks)
+
+    @property
+    def alive(self) -> bool:
+        """It has not been given up."""
+        return self.state not in ("dying", "gone")
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a rank is not ready yet, and does not wait for somebody to join."""
+        return not all(rank.present or rank.awaits for rank in self.ranks)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether it waits for somebody to join."""
+        return self.ranks[0].awaits and self.alive
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is replaced because a node that came has room for it."""
+        return self.leaves is not None and self.leaves.moves and self.reason == self.leaves.reason
+
+    @property
+    def departed(self) -> wire.Failed | None:
+        """Its report that the simulator that had joined is gone, if that is why it is replaced."""
+        failure = self.culprit.failure if self.culprit is not None else None
+        return failure if failure is not None and failure.departed else None
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the next incarnation would fail in the same way."""
+        return self.culprit is not None and self.culprit.failure is not None and self.culprit.failure.fatal
+
+    def failure(self, updates: int) -> Failure:
+        """What its loss counts as. updates: of the run so far."""
+        culprit = self.culprit or self.ranks[0]
+        error = culprit.failure.error if culprit.failure is not None else ""
+        return Failure(self.station, self.ranks[0].began, self.announced, culprit.killed, error, updates)
+
+    def current_call(self, now: float) -> str:
+        """The call under way of the rank that has been at it longest, in words; "" between two units of work."""
+        called = [rank for rank in self.ranks if rank.current_call(now)]
+        return min(called, key=lambda rank: rank.since).current_call(now) if called else ""
+
+    def statistics(self) -> Counter[str]:
+        """The counters as last heard: rank 0's, as all ranks do the same work; `busy_s` is the mean over the ranks,
+        and messages that any of them dropped count."""
+        beats: list[Mapping[str, float]] = [r.heartbeat.statistics if r.heartbeat else {} for r in self.ranks]
+        found: Counter[str] = Counter(beats[0])
+        for beat in beats[1:]:
+            found.update({name: count for name, count in beat.items() if name == "busy_s" or name.startswith(DROPPED)})
+        if "busy_s" in found:
+            found["busy_s"] /= len(beats)  # type: ignore[assignment] # seconds among counts
+        return found
