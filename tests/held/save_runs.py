@@ -25,7 +25,7 @@ from tests.pipeline.test_streams import LANGUAGE
 from polyrhythm.config.load import merge
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(__file__).parent / "runs"
+FOLDER = Path(__file__).parent / "run_folders"
 LEFT_OUT = ("tensorboard", "logs", "trace.json", "report.html", ".lock")
 
 CUT: dict[str, Any] = merge(

@@ -7,17 +7,16 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from tests.held.save_runs import FOLDER, RUNS
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
 
-FILES = sorted((Path(__file__).parent / "runs").glob("*.tar.xz"))
 
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
-def test_a_run_that_was_saved_then_goes_on(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_was_saved_then_goes_on(name: str, tmp_path: Path) -> None:
     """What was trained stays trained, samples that waited are trained, and every update has its line once."""
-    with tarfile.open(file) as archive:
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     (run,) = tmp_path.iterdir()
     saved = json.loads(max((run / "checkpoints").glob("run-??????/run.json")).read_text())

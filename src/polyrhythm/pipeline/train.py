@@ -320,7 +320,7 @@ class _Run:
         ledger = conductor.ledger
         # A trainer restored from an older state may leave samples that are no longer needed.
         kept = {sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id}
-        leaked = sorted(set(self._pipeline.launcher.payloads.pool.finished()) - kept)
+        leaked = sorted(set(self._pipeline.launcher.payloads.in_flight.finished()) - kept)
         if ledger.imbalance or leaked:
             raise RunDistrusted(
                 f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "

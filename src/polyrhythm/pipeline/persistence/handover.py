@@ -1,7 +1,7 @@
 """Finished samples on their way into a saved run, while the blocks where they lie go on being used.
 
 Main hands over the blocks of all finished samples. The thread that writes copies one block after another and writes
-each from its copy; a block that main needs sooner is copied by main (`runtime.memory.blocks`).
+each from its copy; a block that main needs sooner is copied by main (`runtime.memory.in_flight`).
 
 If one cannot be read, because its host is lost, none is read any more: the save fails, and the run goes on.
 

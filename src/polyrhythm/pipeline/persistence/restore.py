@@ -36,7 +36,7 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
             f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
             f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
         ) from error
-    launcher.payloads.pool.restore(tuple(blocks.values()))
+    launcher.payloads.in_flight.restore(tuple(blocks.values()))
     saved.samples.clear()  # they are in the arena now
     return conductor
 

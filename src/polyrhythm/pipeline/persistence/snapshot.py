@@ -36,7 +36,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 )
 from polyrhythm.pipeline.persistence.handover import SampleHandover
 from polyrhythm.pipeline.persistence.published import reader_of
-from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import Payloads
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
@@ -67,7 +67,7 @@ class RunSnapshot:
 def take_snapshot(
     folder: Path,
     conductor: AnyConductor,
-    memory: tuple[Payloads, BlockPool, Weights],
+    memory: tuple[Payloads, InFlight, Weights],
     states: TrainerStates,
     counts: dict[str, Any],
 ) -> RunSnapshot:

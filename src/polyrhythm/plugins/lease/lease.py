@@ -9,9 +9,9 @@ Who gets a free device: `data_flow`: the trainer before generators before simula
 its producer has delivered; `arrival`: whoever has waited longest. Never the one that has just given it back while
 another waits; and whoever has been passed over as often as the device has stations goes first.
 
-Invariants (property tests with faults, `tests/clustersim/test_lease.py`): a device has at most one holder; a station
-that waits for a device holds only smaller ones, so no circle of waiting stations can form; a station that goes on
-wanting gets its devices after finitely many switches.
+Invariants (property tests with faults, `tests/plugins/lease/test_simulated.py`): a device has at most one holder; a
+station that waits for a device holds only smaller ones, so no circle of waiting stations can form; a station that goes
+on wanting gets its devices after finitely many switches.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ PLUGIN = Plugin(
         "env_key": {"python": "polyrhythm.plugins.simulators.separate.settings:SeparateSettings"},
         "env": {
             "metaworld": "polyrhythm.plugins.simulators.metaworld.env:MetaWorldSettings",
-            "maniskill": "polyrhythm.plugins.simulators.maniskill.settings:ManiSkillSettings",
+            "maniskill": "polyrhythm.plugins.simulators.maniskill.env:ManiSkillSettings",
             "robosuite": "polyrhythm.plugins.simulators.robosuite.env:RobosuiteSettings",
             "libero": "polyrhythm.plugins.simulators.libero.env:LiberoSettings",
         },

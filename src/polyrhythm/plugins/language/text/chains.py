@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
-from polyrhythm.plugins.language.text.base import Awaited, Conversation, Count, Reply, TextSettings, draw_apart
+from polyrhythm.plugins.language.text.base import Count, TextSettings, draw_apart
+from polyrhythm.plugins.language.text.conversation import Awaited, Conversation, Reply
 from polyrhythm.plugins.language.text.with_python import PythonRunner
 
 #: One demonstration in so many goes all the way.

@@ -6,16 +6,16 @@ from collections import deque
 from typing import cast
 
 from polyrhythm.plugins.language.sandbox.tool import Call, Outcome, PythonTool, SandboxSettings, close_tool, open_tool
-from polyrhythm.plugins.language.text.base import (
+from polyrhythm.plugins.language.text.base import enclosed
+from polyrhythm.plugins.language.text.chat import Prompt
+from polyrhythm.plugins.language.text.conversation import (
     Awaited,
     Conversation,
     ConversationTraits,
     FullConversation,
     Reply,
     conversation_traits,
-    enclosed,
 )
-from polyrhythm.plugins.language.text.chat import Prompt
 
 #: Around code in a message.
 _MARKS = "<python>", "</python>"

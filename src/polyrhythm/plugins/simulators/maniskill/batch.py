@@ -16,12 +16,12 @@ from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 Form = Mapping[str, ArraySpec] | ActionSpec
 
 
-def spec_of(settings: ManiSkillSettings, worlds: Sequence[World]) -> EnvSpec:
+def spec_of(settings: ManiSkillFields, worlds: Sequence[World]) -> EnvSpec:
     """The spec of a batch, from a world of each task. Raises ConfigError if their arrays or actions differ."""
     arrays, action = worlds[0].arrays(), worlds[0].action
     for world in worlds[1:]:
@@ -67,7 +67,7 @@ def _kinds(worlds: Iterable[World]) -> list[tuple[int, str]]:
 class CpuBatch:
     """Rows that each have an instance of every task that they have run; used by one thread."""
 
-    def __init__(self, settings: ManiSkillSettings, rows: int) -> None:
+    def __init__(self, settings: ManiSkillFields, rows: int) -> None:
         self.settings, self.rows = settings, rows
         first = [World(settings, task, 1) for task in settings.tasks]
         self._worlds = {(0, number): world for number, world in enumerate(first)}
@@ -140,7 +140,7 @@ class CpuBatch:
 class GpuBatch:
     """All rows of one world, a GPU simulation: they step together, and each is reset alone."""
 
-    def __init__(self, settings: ManiSkillSettings, world: World) -> None:
+    def __init__(self, settings: ManiSkillFields, world: World) -> None:
         self.settings, self.rows, self._world = settings, world.rows, world
         self.spec, self._kinds = spec_of(settings, [world]), _kinds([world])
         self._steps = np.zeros(world.rows, np.int64)
@@ -208,7 +208,7 @@ def _brief(form: Form) -> str:
     return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
 
 
-def _result(settings: ManiSkillSettings, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
+def _result(settings: ManiSkillFields, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
     """late: [n], the time limit is reached."""
     terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
     return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

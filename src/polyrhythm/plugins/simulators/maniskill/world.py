@@ -22,7 +22,7 @@ from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: ManiSkill's depth is in whole millimetres.
 _MILLIMETRES = 1000.0
@@ -42,7 +42,7 @@ class World:
 
     sentences: the instructions of its episodes, if another world of the task has read them."""
 
-    def __init__(self, settings: ManiSkillSettings, task: str, rows: int, sentences: Sentences | None = None) -> None:
+    def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: Sentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
         self._env = make_env(settings, task, rows)

@@ -11,11 +11,11 @@ meanwhile reset while the reply is computed and join the next request. A row who
 
 from __future__ import annotations
 
-from polyrhythm.plugins.virtual.clustersim.driver import Driver, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
 from polyrhythm.plugins.virtual.clustersim.settings import SimulatorGroup
 from polyrhythm.plugins.virtual.clustersim.stations.episodes import VirtualEpisodes
-from polyrhythm.plugins.virtual.clustersim.stations.slots import Thread, VirtualSlot
+from polyrhythm.plugins.virtual.clustersim.stations.slots import StepThread, VirtualSlot
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     CancelRow,
@@ -39,7 +39,7 @@ _AT_HAND = 2
 class VirtualSimulator(VirtualStation):
     """One incarnation of a simulator station."""
 
-    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: SimulatorGroup) -> None:
+    def __init__(self, name: str, incarnation: int, driver: VirtualDriver, seed: int, group: SimulatorGroup) -> None:
         super().__init__(name, incarnation, driver, seed)
         self._group, self.host = group, group.host
         self._episodes = VirtualEpisodes(self, group, seed)
@@ -52,9 +52,9 @@ class VirtualSimulator(VirtualStation):
     def _env_batch(self, index: int) -> EnvBatchInfo:
         group, name = self._group, f"{self.name}/{index}"
         infos = tuple(SlotInfo(f"{name}/{i}", i * group.rows, group.rows) for i in range(group.slots))
-        shared = Thread()
+        shared = StepThread()
         for info in infos:
-            self._slots[info.slot] = VirtualSlot(info, shared if group.shared_thread else Thread())
+            self._slots[info.slot] = VirtualSlot(info, shared if group.shared_thread else StepThread())
         self._threads += 1 if group.shared_thread else group.slots
         return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
 

@@ -90,7 +90,7 @@ class VirtualSlot:
         "version",
     )
 
-    def __init__(self, info: SlotInfo, thread: Thread) -> None:
+    def __init__(self, info: SlotInfo, thread: StepThread) -> None:
         self.name = info.slot
         self.first = info.first
         self.rows = [VirtualRow(info.first + index) for index in range(info.rows)]
@@ -131,7 +131,7 @@ class VirtualSlot:
                 rows.remove(row)
 
 
-class Thread:
+class StepThread:
     """A thread that steps and resets slots one at a time, in the order in which they became ready."""
 
     __slots__ = ("busy", "queue")

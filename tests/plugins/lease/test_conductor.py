@@ -1,5 +1,5 @@
 """Who holds a leased device, step by step, and which commands wait for it. The property tests over random placements
-with faults are `tests/clustersim/test_lease.py`."""
+with faults are `tests/plugins/lease/test_simulated.py`."""
 
 from __future__ import annotations
 
