@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-import polyrhythm
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.imports import SOURCE
 
 _LOG = logging.getLogger(__name__)
 
@@ -244,11 +244,10 @@ class PythonTool:
     def _launch(self) -> Any:
         """Start the server; what it says of its start."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = str(Path(polyrhythm.__file__).parents[1])
-        command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(source)]
+        command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(SOURCE)]
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - our own program
-                [*command, json.dumps(self._described(theirs.fileno(), source))],
+                [*command, json.dumps(self._described(theirs.fileno(), SOURCE))],
                 env=_ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import polyrhythm
 from polyrhythm import errors
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.mujoco import simulator_count
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
+from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
 
 
@@ -209,7 +209,7 @@ def environment() -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
     own += [*site.getsitepackages(), site.getusersitepackages()]
-    paths = keep_sources((str(Path(polyrhythm.__file__).parents[1]), *sys.path), own)
+    paths = keep_sources((SOURCE, *sys.path), own)
     return variables | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
