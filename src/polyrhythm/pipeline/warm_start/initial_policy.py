@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, save_policy
+from polyrhythm.pipeline.persistence.checkpoints import DEMONSTRATIONS_FILE, POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.demos import dataset_format, record
@@ -23,7 +23,6 @@ from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
 
-DEMONSTRATIONS_FILE = "demonstrations.npz"
 #: Seconds between two lines of the log that say how far a part of the warm start is.
 _TELL_S = 15.0
 
