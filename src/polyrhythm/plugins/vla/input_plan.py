@@ -22,7 +22,7 @@ from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompts
 from polyrhythm.plugins.vla.scaling import Scaling, StatePart
 from polyrhythm.plugins.vla.settings import CAMERAS, EMBODIMENTS, InputForm, VlaSettings
 from polyrhythm.plugins.vla.statistics import BOUNDS, FolderInputs, RobotStatistics, folder_inputs, robot_statistics
-from polyrhythm.plugins.vla.tokenizers import WORDS, Tokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.plugins.vla.tokenizers import WORDS, PromptTokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _shown(env_spec: EnvSpec) -> str:
 
 def _tokenizer(
     settings: VlaSettings, form: InputForm, source: Checkpoint | None, choices: Mapping[str, Any]
-) -> Tokenizer:
+) -> PromptTokenizer:
     """That of the settings, of the folder, or hashed words."""
     name = settings.tokenizer or choices.get("tokenizer", "")
     if name == WORDS or (not name and source is None):
@@ -229,7 +229,7 @@ def _plan_prompts(
     settings: VlaSettings,
     env_spec: EnvSpec,
     form: InputForm,
-    tokenizer: Tokenizer,
+    tokenizer: PromptTokenizer,
     cameras: int,
     entries: int,
     release: FolderInputs,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.tokenizers import Tokenizer
+from polyrhythm.plugins.vla.tokenizers import PromptTokenizer
 from polyrhythm.specs import Task
 
 #: Bins of π0.5's state: 0..255 within −1..1, −1 below.
@@ -48,7 +48,7 @@ class PromptTable:
         return int(self.ids.shape[1])
 
 
-def pi0_ids(tokenizer: Tokenizer, instruction: str, *, cleans: bool = True) -> Ids:
+def pi0_ids(tokenizer: PromptTokenizer, instruction: str, *, cleans: bool = True) -> Ids:
     """π0's prompt. cleans: as openpi; else as lerobot, which encodes the line end with the instruction as it is."""
     if not cleans:
         return [tokenizer.bos, *tokenizer.encode(instruction.removesuffix("\n") + "\n")]
@@ -65,7 +65,7 @@ def state_text(instruction: str, bins: Sequence[int]) -> str:
     return f"Task: {cleaned(instruction)}, State: {' '.join(map(str, bins))};\nAction: "
 
 
-def oft_ids(tokenizer: Tokenizer, instruction: str, empty: int) -> Ids:
+def oft_ids(tokenizer: PromptTokenizer, instruction: str, empty: int) -> Ids:
     """OpenVLA-OFT's prompt; it ends with the token `empty`, as the release appends it."""
     text = f"In: What action should the robot take to {instruction.lower()}?\nOut:"
     ids = tokenizer.encode(text)
@@ -79,7 +79,7 @@ def groot_text(instruction: str, images: int, tokens: int) -> str:
     return f"{system}<|im_start|>user\n{places}{instruction}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def groot_ids(tokenizer: Tokenizer, instruction: str, images: int, tokens: int, image_token: int) -> Ids:
+def groot_ids(tokenizer: PromptTokenizer, instruction: str, images: int, tokens: int, image_token: int) -> Ids:
     """GR00T's prompt. ConfigError: the tokenizer has another id for an image's places."""
     ids = tokenizer.encode(groot_text(instruction, images, tokens))
     if ids.count(image_token) != images * tokens:
@@ -165,7 +165,7 @@ class StatePrompts:
 
 
 def state_prompts(
-    tokenizer: Tokenizer, tasks: Sequence[Task], entries: int, length: int, vocabulary: int
+    tokenizer: PromptTokenizer, tasks: Sequence[Task], entries: int, length: int, vocabulary: int
 ) -> StatePrompts:
     """The prompts for a state of this many entries.
 

@@ -42,7 +42,7 @@ class VisionModel(nn.Module):
         self.vision_model.head = PoolingHead(size)
 
 
-class LanguageModel(nn.Module):
+class EagleLanguageModel(nn.Module):
     """`model`, the decoder, and `lm_head`, which is the word embedding: the release stores it under this name."""
 
     def __init__(self, size: GrootSize) -> None:
@@ -59,7 +59,7 @@ class EagleModel(nn.Module):
         self.image_token = size.image_token
         self.vision_model = VisionModel(size.vision)
         self.mlp1 = nn.Sequential(nn.Linear(size.vision.width, size.llm.width))
-        self.language_model = LanguageModel(size)
+        self.language_model = EagleLanguageModel(size)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,side,side] in -1..1 -> [B,tokens,width]."""

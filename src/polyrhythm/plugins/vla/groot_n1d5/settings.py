@@ -17,7 +17,7 @@ from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrR
 from polyrhythm.specs import EnvSpec
 
 
-class SizeSettings(InputSizeSettings):
+class GrootSizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default has 1 million parameters."""
 
     width: int = Field(96, ge=8)
@@ -77,7 +77,7 @@ class GrootSettings(FlowVlaSettings):
 
     type: Literal["groot_n1d5"] = "groot_n1d5"
     """The policy's name."""
-    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    size: OwnOrReleased[GrootSizeSettings] = GrootSizeSettings()
     """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
 
     def fitted_architecture(self, size: GrootSize) -> Architecture:  # noqa: ARG002 - dead whatever the size

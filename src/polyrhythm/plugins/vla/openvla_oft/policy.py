@@ -73,7 +73,7 @@ FEATURES, HIDDEN = f"{STORED}features", f"{STORED}hidden"
 HEADS = ("language_model.lm_head.", "action_head.")
 
 
-class Sampling(NamedTuple):
+class TokenSampling(NamedTuple):
     """How tokens become actions: see the settings of the same names."""
 
     temperature: float
@@ -99,7 +99,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         self,
         network: OpenVlaOft,
         inputs: VlaInputs,
-        sampling: Sampling,
+        sampling: TokenSampling,
         precision: Precision,
         *,
         value_detach: bool,

@@ -18,7 +18,7 @@ from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.timm_vit import VitSize
 from polyrhythm.plugins.vla.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
-from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, Sampling
+from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, TokenSampling
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
 from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased, VlaSettings
 from polyrhythm.policies.form import PolicyForm, Role
@@ -27,7 +27,7 @@ from polyrhythm.specs import ArraySpec, EnvSpec
 log = logging.getLogger(__name__)
 
 
-class SizeSettings(InputSizeSettings):
+class OftSizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default learns on a CPU."""
 
     width: int = Field(128, ge=8)
@@ -71,7 +71,7 @@ class OpenVlaOftSettings(VlaSettings):
 
     type: Literal["openvla_oft"] = "openvla_oft"
     """The policy's name."""
-    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    size: OwnOrReleased[OftSizeSettings] = OftSizeSettings()
     """Form of the network without a checkpoint; released: full size (7.5 billion parameters), for measurements."""
     variant: Literal["rlinf", "official"] = "rlinf"
     """End of the sequence: rlinf drops the stop token, official keeps it. A checkpoint acts well only in the layout in
@@ -114,7 +114,7 @@ class OpenVlaOftSettings(VlaSettings):
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
         inputs = plan_inputs(self, env_spec, self._input_form(size), source)
-        sampling = Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
+        sampling = TokenSampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
 
         def around(network: nn.Module, precision: Precision) -> OpenVlaOftPolicy:
             assert isinstance(network, OpenVlaOft)

@@ -33,7 +33,7 @@ class VisionTower(nn.Module):
         self.vision_model = SiglipVisionModel(size.vision)
 
 
-class Projector(nn.Module):
+class PaliGemmaProjector(nn.Module):
     """Holds `linear`, from image features to the language model's width."""
 
     def __init__(self, size: Pi0Size) -> None:
@@ -47,7 +47,7 @@ class PaliGemmaModel(nn.Module):
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
         self.vision_tower = VisionTower(size)
-        self.multi_modal_projector = Projector(size)
+        self.multi_modal_projector = PaliGemmaProjector(size)
         self.language_model = Decoder(size.vlm)
 
 

@@ -19,7 +19,7 @@ from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrR
 from polyrhythm.specs import EnvSpec
 
 
-class SizeSettings(InputSizeSettings):
+class Pi0SizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default has 1 million parameters and learns on a CPU."""
 
     width: int = Field(128, ge=8)
@@ -77,7 +77,7 @@ class _FlowGemmaSettings(FlowVlaSettings):
 
     type: Literal["pi0", "pi05"]
     """The policy's name."""
-    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    size: OwnOrReleased[Pi0SizeSettings] = Pi0SizeSettings()
     """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
 
     @property

@@ -57,7 +57,7 @@ class ServerStream:
         return Generated(self.request.request_id, tokens, logprobs, versions, finished)
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """What an event adds to an answer.
 
     reason: why the answer ended, "stop" or "length" where it did so by itself, "" while it goes on; matched: what
@@ -91,7 +91,7 @@ class ServerProtocol(Protocol):
         """At the start: the server is of this kind, and takes sequences of `length` tokens."""
         ...
 
-    def answer(self, stream: ServerStream) -> Generator[Part, None, None]:
+    def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
         """The parts of an answer as they come; the last has a reason."""
         ...
 
