@@ -13,15 +13,14 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import released_size
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.blueprint import Blueprint
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.timm_vit import VitSize
 from polyrhythm.plugins.vla.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
 from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, TokenSampling
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
-from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased, VlaSettings
-from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.plugins.vla.settings import Blueprint, InputForm, InputSizeSettings, OwnOrReleased, VlaSettings
+from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 log = logging.getLogger(__name__)
@@ -100,15 +99,6 @@ class OpenVlaOftSettings(VlaSettings):
         if answers and 0 < self.top_k < plan.size.vocabulary.bins:
             answers["kept"] = ArraySpec((*tokens, self.top_k), "uint8")
         return plan.form(answers)
-
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> OpenVlaOftPolicy:
-        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
-
-    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> OpenVlaOftPolicy:
-        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
-
-    def outline(self, env_spec: EnvSpec, *, role: Role) -> OpenVlaOftPolicy:
-        return self._blueprint(env_spec).outline(role)
 
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[OpenVlaOftPolicy]:
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -75,14 +75,12 @@ def _prompt_length(source: Checkpoint, released: int) -> int:
 class _FlowGemmaSettings(FlowVlaSettings):
     """What π0 and π0.5 share."""
 
+    architecture: ClassVar[Architecture]
+
     type: Literal["pi0", "pi05"]
     """The policy's name."""
     size: OwnOrReleased[Pi0SizeSettings] = Pi0SizeSettings()
     """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
-
-    @property
-    def architecture(self) -> Architecture:
-        raise NotImplementedError
 
     @property
     def _binned_state(self) -> bool:
@@ -126,25 +124,21 @@ class _FlowGemmaSettings(FlowVlaSettings):
 class Pi0Settings(_FlowGemmaSettings):
     """π0 (Black et al. 2024)."""
 
+    architecture: ClassVar = PI0
+
     type: Literal["pi0"] = "pi0"
     """The policy's name."""
-
-    @property
-    def architecture(self) -> Architecture:
-        return PI0
 
 
 class Pi05Settings(_FlowGemmaSettings):
     """π0.5 (Black et al. 2025)."""
 
+    architecture: ClassVar = PI05
+
     type: Literal["pi05"] = "pi05"
     """The policy's name."""
     state_in_prompt: bool = True
     """Write the normalised state into the prompt in 256 bins; off in the LIBERO release (discrete_state_input)."""
-
-    @property
-    def architecture(self) -> Architecture:
-        return PI05
 
     @property
     def _binned_state(self) -> bool:
