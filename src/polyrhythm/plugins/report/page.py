@@ -75,7 +75,7 @@ _SERIES = "".join(
 )
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
     """A section that a plugin adds. after: heading of the section behind which it stands, Results or Utilisation; draw:
     runs → its HTML, "" for none."""
 
@@ -93,7 +93,7 @@ def page(runs: Sequence[Run]) -> str:
     parts_of_one = (tables.by_task, tables.by_samples, tables.by_metric)
     details = "" if several else "".join(part(runs[0]) for part in parts_of_one)
     parts.append(section("Results", tables.results(runs), details))
-    added: Sequence[Section] = load_all("report")
+    added: Sequence[ReportSection] = load_all("report")
     parts += [one.draw(runs) for one in added if one.after == "Results"]
     draw = (
         *(figures.success, figures.returns, updates.env_metrics, updates.updates),

@@ -24,7 +24,9 @@ from polyrhythm.specs import EnvSpec
 class HugeSettings(CategoricalSettings):
     """Declares a petabyte, and must never be built."""
 
-    type: Literal["tests.pipeline.test_room:HugeSettings"] = "tests.pipeline.test_room:HugeSettings"
+    type: Literal["tests.plugins.memory_estimate.test_room:HugeSettings"] = (
+        "tests.plugins.memory_estimate.test_room:HugeSettings"
+    )
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         return replace(super().form(env_spec), act_bytes=10**15, train_bytes=10**15, trainable_bytes=10**15)
@@ -34,7 +36,7 @@ class HugeSettings(CategoricalSettings):
 
 
 def test_a_policy_that_does_not_fit_is_not_built() -> None:
-    run = config(policy={"type": "tests.pipeline.test_room:HugeSettings"})
+    run = config(policy={"type": "tests.plugins.memory_estimate.test_room:HugeSettings"})
     expected = (
         r"at least 5,000,000.0 GB of this machine's memory are wanted \(generator-0 1,.* GB, trainer 4,.* are free"
     )

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.clustersim.clusters import settings
 from tests.oracles.guarantees import GuaranteeChecker, Violation
 from tests.oracles.replay import first_difference
+from tests.plugins.virtual.clustersim.clusters import settings
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.clustersim.clusters import run, settings, times
-from tests.clustersim.test_guarantees import Careless, drive
 from tests.oracles.guarantees import Violation
+from tests.plugins.virtual.clustersim.clusters import run, settings, times
+from tests.plugins.virtual.clustersim.test_guarantees import Careless, drive
 
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.clustersim.clusters import run, settings, times
+from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
 from polyrhythm.scheduler.records import (
     GeneratorJoined,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.clustersim.clusters import run, settings
 from tests.oracles.arbitrary import arbitrary_cluster
+from tests.plugins.virtual.clustersim.clusters import run, settings
 
 from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.plugins.virtual.clustersim.file import SpanWriter, simulate

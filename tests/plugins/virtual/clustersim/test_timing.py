@@ -1,7 +1,7 @@
 """Tiny clusters whose times were worked out by hand."""
 
 import pytest
-from tests.clustersim.clusters import run, settings, times
+from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
 from polyrhythm.scheduler.records import (
     BatchDone,

@@ -1,6 +1,6 @@
 """Runs a micro-batch of each policy in a process of its own and prints by how many bytes the process grew at most.
 
-    python -m tests.pipeline.memory.micro_batch ROWS POLICY [ROWS POLICY ...]
+    python -m tests.plugins.memory_estimate.micro_batch ROWS POLICY [ROWS POLICY ...]
 
 A line for each. The processes are forks of one that has imported everything and run nothing. A thread of one core, and
 freed memory goes back to the system, so that what is held is what the process has.

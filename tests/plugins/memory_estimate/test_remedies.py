@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.pipeline.memory.test_plan import DEVICES, GB, planner_of
 from tests.pipeline.runs import config
+from tests.plugins.memory_estimate.test_plan import DEVICES, GB, planner_of
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_hosts
+from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
 from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.network import Network

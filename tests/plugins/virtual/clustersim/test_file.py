@@ -6,7 +6,7 @@ import pytest
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.virtual.clustersim.file import load_cluster, simulate_file
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
+EXAMPLES = Path(__file__).parents[4] / "examples" / "clusters"
 SMALL = """
 versions: 1
 scheduler: {batch_size: 2}

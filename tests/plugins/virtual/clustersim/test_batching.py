@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.clustersim.clusters import run, settings
+from tests.plugins.virtual.clustersim.clusters import run, settings
 
 
 def mean_wait(**scheduler: object) -> float:

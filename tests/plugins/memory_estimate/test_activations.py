@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from tests.long import LONG_TESTS, long
-from tests.pipeline.memory.micro_batch import parts
+from tests.plugins.memory_estimate.micro_batch import parts
 
 from polyrhythm.plugins.memory_estimate import activations
 from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
-from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, Profile, real_meter
+from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, PassProfile, real_meter
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("{type: tiny_vla}", "{type: pi0}", "{type: openvla_oft}", "{type: groot_n1d5}")
@@ -46,7 +46,7 @@ if LONG_TESTS:
 @pytest.fixture(scope="module")
 def measured_bytes() -> dict[str, dict[str, int]]:
     """By policy, what a process was measured to hold."""
-    words = [sys.executable, "-m", "tests.pipeline.memory.micro_batch"]
+    words = [sys.executable, "-m", "tests.plugins.memory_estimate.micro_batch"]
     for policy, rows in MEASURED.items():
         words += [str(rows), policy]
     path = os.pathsep.join([str(ROOT), *sys.path])
@@ -177,7 +177,7 @@ def test_the_peak_of_other_rows_may_be_at_another_operation() -> None:
         meter.changes, meter.causes = [1000, -1000, 10 * rows, -10 * rows], ["fixed", None, "by row", None]
         return meter
 
-    profile = Profile((4, of(4)), (8, of(8)))
+    profile = PassProfile((4, of(4)), (8, of(8)))
     assert [profile.peak(rows) for rows in (0, 1, 99, 101, 1000)] == [0, 1000, 1000, 1010, 10_000]
 
 
@@ -188,7 +188,7 @@ def test_a_stretch_with_more_operations_for_more_rows_counts_by_its_peak() -> No
         meter.causes = ["weights", *["piece", None] * (rows // 4), "whole", None]
         return meter
 
-    profile = Profile((4, of(4)), (8, of(8)))
+    profile = PassProfile((4, of(4)), (8, of(8)))
     assert profile.peak(100) == 1100
 
 
@@ -199,6 +199,6 @@ def _shown(spec: object) -> dict:
 
 
 def _resident() -> int:
-    from tests.pipeline.memory.micro_batch import resident
+    from tests.plugins.memory_estimate.micro_batch import resident
 
     return resident("VmRSS")

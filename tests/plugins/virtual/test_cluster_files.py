@@ -14,7 +14,7 @@ import yaml
 
 from polyrhythm.config.load import load_config
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 SLURM, KUBERNETES = ROOT / "examples/ray/slurm.sh", ROOT / "examples/ray/rayjob.yaml"
 
 

@@ -12,7 +12,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, Part
+from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, MemoryPart
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, MemoryPlan, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.plugins.memory_estimate.room import check_room
@@ -127,7 +127,7 @@ def test_versions_of_one_process_stay_where_they_are_made_unless_that_is_leased(
 
 
 def test_a_leased_device_counts_its_largest_station_and_what_all_share() -> None:
-    parts = (Part("a", "x", HOST, 3), Part("b", "x", HOST, 4), Part(SHARED, "arena", HOST, 2))
+    parts = (MemoryPart("a", "x", HOST, 3), MemoryPart("b", "x", HOST, 4), MemoryPart(SHARED, "arena", HOST, 2))
     assert DeviceMemory(HOST, 10, parts).total() == 9
     assert DeviceMemory(HOST, 10, parts, "lease").total() == 6
     assert DeviceMemory(HOST, 10, parts, building=9).total() == 9
@@ -173,7 +173,7 @@ def test_generators_of_an_evaluation_have_a_second_copy() -> None:
 
 
 def test_a_pass_that_fails_is_told_and_the_rest_planned() -> None:
-    run = config(policy={"type": "tests.pipeline.memory.test_plan:Raises"})
+    run = config(policy={"type": "tests.plugins.memory_estimate.test_plan:Raises"})
     plan = planner_of(run, large=False).plan(run)
     assert plan.activations == "ZeroDivisionError in a pass of zeros: on purpose"
     assert "weights" in sizes(plan, HOST, "trainer")
@@ -232,7 +232,7 @@ def test_settings_are_changed_in_a_copy() -> None:
 class Raises(type(policy_settings(config()))):  # type: ignore[misc]
     """A policy whose passes fail."""
 
-    type: Any = "tests.pipeline.memory.test_plan:Raises"
+    type: Any = "tests.plugins.memory_estimate.test_plan:Raises"
 
     def build(self, *arguments: Any, **keywords: Any) -> Any:
         made = super().build(*arguments, **keywords)

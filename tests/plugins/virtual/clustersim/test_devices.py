@@ -4,8 +4,8 @@ import random
 from typing import Any
 
 import pytest
-from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_cluster
+from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
 from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.devices import Device
