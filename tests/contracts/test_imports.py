@@ -278,7 +278,6 @@ def _scheduler_imports(part: str) -> Iterator[tuple[str, str]]:
         *((part, (*COMMON, *SERVING)) for part in SERVING),
         *((part, COMMON) for part in COMMON),
         ("samples", (*COMMON, "samples")),
-        ("stations", COMMON),
     ],
 )
 def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tuple[str, ...]) -> None:
@@ -289,7 +288,7 @@ def test_neither_half_of_the_scheduler_imports_the_other(part: str, allowed: tup
 
 def test_every_part_of_the_scheduler_belongs_to_a_half_or_joins_them() -> None:
     parts = {path.stem for path in (PACKAGE / "scheduler").iterdir() if path.name[0] not in "_."}
-    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor", "stations"}
+    assert parts == {*TICKETS, *SERVING, *COMMON, "conductor"}
 
 
 def test_the_allow_lists_can_fail(tmp_path: Path) -> None:
