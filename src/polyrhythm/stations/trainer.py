@@ -43,10 +43,12 @@ from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.stations.trainer_io import FarSamples, PublicationJob
+from polyrhythm.training.batch import all_of_version
 from polyrhythm.training.checkpoint import Saving
-from polyrhythm.training.learner import STEPS, Learner
+from polyrhythm.training.learner import Learner
 from polyrhythm.training.parts import SampleFeed
 from polyrhythm.training.steps import Metrics, Steps
+from polyrhythm.training.update import STEPS
 
 
 class Saver(Protocol):
@@ -252,7 +254,7 @@ class Trainer:
             samples,
             command.update,
             version=version + 1,
-            own_weights=self._published and all(bool((x.version == version).all()) for x in samples),
+            own_weights=self._published and all_of_version(samples, version),
             own_version=own,
             before_step=self._await_read,
         )
