@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import MissingError
-from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 
 # A shell starts what runs in its background without SIGINT. Tests send it, to themselves and to the runs they start.

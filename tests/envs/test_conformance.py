@@ -18,7 +18,7 @@ from polyrhythm.envs.base import EnvTraits, batch_traits, traits_of
 from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
-from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 

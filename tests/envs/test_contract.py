@@ -11,7 +11,7 @@ import pytest
 from polyrhythm.envs.base import REQUIRED, EnvBatch
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencyBatch, LatencySettings
-from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.specs import EnvSpec
 

@@ -22,10 +22,10 @@ from polyrhythm.envs.base import EnvBatch, RowsFailed, batch_traits
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill import drivers
 from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
+from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.plugins.simulators.maniskill.probe import probe
-from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
-from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
+from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
@@ -77,7 +77,7 @@ def differing(settings: ManiSkillSettings, variant: str) -> dict[str, np.ndarray
 
 def test_settings_need_no_simulator():
     code = (
-        "import sys; from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings as S;"
+        "import sys; from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings as S;"
         "S(tasks=('PickCube-v1',), backend='auto').simulates_on_gpu;"
         "sys.exit(bool({'mani_skill', 'sapien', 'gymnasium', 'torch'} & set(sys.modules)))"
     )
@@ -180,10 +180,10 @@ class Line:
         self.calls.append((row, seed, sentence))
         self.at[row] = seed / 10
 
-    def step(self, actions: np.ndarray) -> Outcome:
+    def step(self, actions: np.ndarray) -> StepOutcome:
         self.at = self.at + actions
         done = self.at[:, 0] >= 3
-        return Outcome(self.at[:, 0].copy(), done, done, {})
+        return StepOutcome(self.at[:, 0].copy(), done, done, {})
 
     def observe(self) -> dict[str, Any]:
         self.drawn += 1
@@ -231,7 +231,7 @@ def test_a_variant_is_asked_for_its_form_on_the_device_that_it_will_run_on(monke
     """With `auto` a GPU simulates the usual placement alone; rows of a CPU step alone."""
     asked: list[ManiSkillSettings] = []
     monkeypatch.setattr(
-        "polyrhythm.plugins.simulators.maniskill.probe.probe", lambda settings: asked.append(settings) or Line
+        "polyrhythm.plugins.simulators.maniskill.env.probe", lambda settings: asked.append(settings) or Line
     )
     monkeypatch.setattr(Line, "spec", None, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -436,7 +436,7 @@ def test_maniskills_own_bridge_task_runs_with_its_files(maniskill, tmp_path):
     code = """
         import json, sys
         import numpy as np
-        from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+        from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
         batch = ManiSkillSettings.model_validate_json(sys.argv[1]).build(2)
         seen = {name: np.zeros((2, *a.shape), a.dtype) for name, a in batch.spec.observation.items()}
         batch.reset([0, 1], [0, 0], [1, 2])

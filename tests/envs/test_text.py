@@ -52,6 +52,17 @@ class EchoSettings(TextSettings):
         return Echo()
 
 
+def echoing(conversations: list[Any]) -> TextBatch:
+    """A batch of these rows."""
+    rows = iter(conversations)
+
+    class Given(EchoSettings):
+        def conversation(self) -> Any:
+            return next(rows)
+
+    return Given().build(len(conversations))
+
+
 class Echo:
     def begin(self, task: int, seed: int) -> str:
         return "ab" * (1 + seed % 8)
@@ -211,7 +222,7 @@ def test_a_prompt_that_cannot_be_shown_whole_is_refused_alone(prompt: str, told:
     ],
 )
 def test_a_message_of_the_expert_that_cannot_be_given_is_refused_alone(message: str, told: str) -> None:
-    batch = TextBatch(EchoSettings(), [Taught("x"), Taught(message)])
+    batch = echoing([Taught("x"), Taught(message)])
     batch.reset([0, 1], [0, 0], [0, 0])
     with pytest.raises(RowsFailed, match=told) as raised:
         batch.expert_actions([0, 1])
@@ -826,7 +837,7 @@ class Borrowed:
 
 
 def test_a_reply_that_is_no_method_of_its_class_is_named_too() -> None:
-    batch = TextBatch(EchoSettings(), [Borrowed()])
+    batch = echoing([Borrowed()])
     batch.reset([0], [0], [0])
     with pytest.raises(RowsFailed) as failed:
         batch.step([0], np.full((1, batch.spec.chunk, 1), batch.spec.action.stops[0]))

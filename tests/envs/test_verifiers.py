@@ -13,7 +13,7 @@ import pytest
 
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.plugins.language.text.base import Reply
+from polyrhythm.plugins.language.text.conversation import Reply
 from polyrhythm.plugins.language.text.verifiers_talk import SharedTools
 from polyrhythm.plugins.language.text.verifiers_tasks import VerifiersSettings
 from polyrhythm.specs import split_seed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from polyrhythm.plugins.language.text.base import Conversation, Reply
 from polyrhythm.plugins.language.text.chains import Chain, ChainsSettings
+from polyrhythm.plugins.language.text.conversation import Conversation, Reply
 from polyrhythm.specs import SampleView, Score
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.oracles.arbitrary import arbitrary_cluster
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight, blocks_needed
@@ -265,13 +265,13 @@ class Listening:
         return {payload_id for payload_id, block in self._handles.items() if block in blocks}
 
 
-def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
+def listening(cluster_settings: ClusterSettings) -> tuple[VirtualCluster, Listening]:
     scheduler = cluster_settings.scheduler
     rows = sum(group.count * group.env_batches * group.slots * group.rows for group in cluster_settings.simulators)
     spare = {"group_size": scheduler.group_size, "extra_groups": scheduler.extra_groups}
     count = blocks_needed(rows, scheduler.version_samples, scheduler.max_lag, **spare)
     decider = Listening(build_conductor(scheduler), count)
-    return Cluster(cluster_settings, decider), decider
+    return VirtualCluster(cluster_settings, decider), decider
 
 
 randoms = st.randoms(use_true_random=False)

@@ -1,15 +1,13 @@
 """Text environments: prompts, messages and tools on top of the environment contract; they import neither torch nor
 transformers."""
 
-from polyrhythm.plugins.language.text.base import (
+from polyrhythm.plugins.language.text.base import TextSettings, draw_apart, enclosed
+from polyrhythm.plugins.language.text.conversation import (
     Awaited,
     Conversation,
     ConversationTraits,
     FullConversation,
     Reply,
-    TextSettings,
-    draw_apart,
-    enclosed,
 )
 
 __all__ = [

@@ -15,23 +15,21 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowsFailed
+from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowsFailed, traits_of
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.language.text.chat import Chat, ChatChoice, Prompt, has_template, open_chat
+from polyrhythm.plugins.language.text.batch import STANDARD_METRICS, MessageTooLong, TextBatch
+from polyrhythm.plugins.language.text.chat import Chat, ChatChoice, has_template, open_chat
+from polyrhythm.plugins.language.text.conversation import Conversation
 from polyrhythm.plugins.language.text.tokenizers import CHARACTERS, Tokenizer, character_tokenizer, folder_tokenizer
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory, Transcript
 from polyrhythm.specs.hashing import HELD_OUT
 from polyrhythm.specs.spaces import Aggregate
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.language.text.batch import TextBatch
 
 log = logging.getLogger(__name__)
 
@@ -43,88 +41,6 @@ _DRAWS = 1000
 _TRIED_TASKS, _TRIED_PROMPTS = 8, 16
 
 Count = Annotated[int, Field(ge=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a message leads to. text: the environment's answer, shown before the next message; done: the task ended;
-    success: the task's own measure; metrics: values of `TextSettings.metrics`, of which any may be missing. A message
-    that is cut gets no reply, and counts 0 in each."""
-
-    text: str = ""
-    reward: float = 0.0
-    done: bool = True
-    success: bool = False
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class Conversation(Protocol):
-    """One row of a text environment; it is begun again for every episode."""
-
-    def begin(self, task: int, seed: int) -> Prompt:
-        """The prompt: a text, or turns such as {"role": "system", "content": "…"}, which a chat template writes, and
-        whose contents stand on lines of their own without one. Equal (task, seed) gives an equal prompt; `draw_apart`
-        keeps those of evaluations apart."""
-        ...
-
-    def reply(self, message: str) -> Reply:
-        """Answer a whole message, without the end-of-text token. A message that was cut at `max_new_tokens` does not
-        get here: it ends the episode with reward 0."""
-        ...
-
-
-class Awaited(NamedTuple):
-    """What a reply waits for: the descriptor that can be read once it has come; when to give up, by `time.monotonic`,
-    which `reply` then says."""
-
-    fileno: int
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationTraits:
-    """Which optional methods of `FullConversation` a conversation has."""
-
-    prepare: bool = False
-    awaits: bool = False
-    drop: bool = False
-    expert: bool = False
-    close: bool = False
-
-
-class FullConversation(Conversation, Protocol):
-    """A conversation with all optional methods; which are there, `conversation_traits` says."""
-
-    def prepare(self, message: str) -> None:
-        """Begin what `reply` will wait for; called for the messages of all rows before the first `reply`, so that slow
-        replies, such as those of a tool, overlap."""
-        ...
-
-    def awaits(self) -> Awaited | None:
-        """What `reply` to the prepared message would wait for, meanwhile other rows go on; None if nothing. It is not
-        closed before `reply`, `drop` or `begin`."""
-        ...
-
-    def drop(self) -> None:
-        """End what `prepare` has begun, if anything: no `reply` to it follows."""
-        ...
-
-    def expert(self) -> str:
-        """A scripted expert's next message, for demonstrations; `reply` is called with it."""
-        ...
-
-    def close(self) -> None:
-        """Free what the row has."""
-        ...
-
-
-def conversation_traits(conversation: object) -> ConversationTraits:
-    """Its own `traits`, else the optional methods that it has."""
-    declared = getattr(conversation, "traits", None)
-    if isinstance(declared, ConversationTraits):
-        return declared
-    names = [one.name for one in fields(ConversationTraits)]
-    return ConversationTraits(**{name: callable(getattr(conversation, name, None)) for name in names})
 
 
 class TextSettings(BaseModel):
@@ -173,16 +89,17 @@ class TextSettings(BaseModel):
             action=ActionSpec("discrete", 1, choices=tokenizer.size, stops=self._stop_ids(tokenizer)),
             tasks=tuple(Task(*task) for task in self.tasks) or (Task(name, name),),
             max_steps=self.max_turns,
-            metrics={"message_tokens": "sum", "turns": "sum", "cut": "max", **self.metrics},
+            metrics={**STANDARD_METRICS, **self.metrics},
             reports_success=True,
             chunk=self.max_new_tokens,
         )
 
     def build(self, rows: int) -> TextBatch:
         """A batch of `rows` conversations."""
-        from polyrhythm.plugins.language.text.batch import TextBatch
-
-        return TextBatch(self, [self.conversation() for _ in range(rows)])
+        name = getattr(self, "type", type(self).__name__)
+        conversations = [self.conversation() for _ in range(rows)]
+        tokenizer, chat = self.text_tokenizer(), self.open_chat()
+        return TextBatch(self.spec(), traits_of(self), tokenizer, chat, conversations, self.metrics, name)
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
         """A finished sample as text, without end-of-text tokens and what the tokenizer begins with; the prompt and the
@@ -225,8 +142,6 @@ class TextSettings(BaseModel):
 
     def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
         """Raise ConfigError if the expert's first message of each of these episodes exceeds `max_new_tokens`."""
-        from polyrhythm.plugins.language.text.batch import MessageTooLong
-
         batch, longest = self.build(1), None
         try:
             if not batch.traits.expert:

@@ -6,26 +6,35 @@ import logging
 import math
 import select
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import definition_place
-from polyrhythm.envs.base import EpisodeRefused, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.language.text.base import Awaited, Conversation, FullConversation, Reply, conversation_traits
-from polyrhythm.plugins.language.text.chat import ChatTurns, Prompt
-from polyrhythm.plugins.language.text.tokenizers import begin, encodable, encode_after
+from polyrhythm.plugins.language.text.chat import Chat, ChatTurns, Prompt
+from polyrhythm.plugins.language.text.conversation import (
+    Awaited,
+    Conversation,
+    FullConversation,
+    Reply,
+    conversation_traits,
+)
+from polyrhythm.plugins.language.text.tokenizers import Tokenizer, begin, encodable, encode_after
+from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.finite import as_number
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.language.text.base import TextSettings
+from polyrhythm.specs.spaces import Aggregate
 
 log = logging.getLogger(__name__)
+
+
+#: Metrics of every text environment, each with the aggregation over an episode; it adds its own.
+STANDARD_METRICS: Mapping[str, Aggregate] = {"message_tokens": "sum", "turns": "sum", "cut": "max"}
 
 
 class MessageTooLong(EpisodeRefused):
@@ -40,17 +49,28 @@ class MessageTooLong(EpisodeRefused):
 
 class TextBatch:
     """Rows that reset and step by themselves. A row's context is its prompt, its messages as they were sampled, and the
-    replies: what the model wrote is never tokenized again."""
+    replies: what the model wrote is never tokenized again. metrics: of the environment's own; kind: its type,
+    for errors."""
 
-    def __init__(self, settings: TextSettings, conversations: Sequence[Conversation]) -> None:
-        self.spec, self.rows = settings.spec(), len(conversations)
-        self._settings, self._tokenizer = settings, settings.text_tokenizer()
-        self._chat = settings.open_chat()
+    def __init__(
+        self,
+        spec: EnvSpec,
+        traits: EnvTraits,
+        tokenizer: Tokenizer,
+        chat: Chat | None,
+        conversations: Sequence[Conversation],
+        metrics: Collection[str],
+        kind: str,
+    ) -> None:
+        self.spec, self.rows, self._type = spec, len(conversations), kind
+        self._tokenizer, self._chat = tokenizer, chat
+        self._limit = spec.observation["tokens"].shape[0]
+        self._own_metrics = metrics
         self._chats: dict[int, ChatTurns] = {}  # by row, with a chat template
         self._conversations = cast(Sequence[FullConversation], conversations)
-        self.traits = replace(settings.traits, expert=conversation_traits(conversations[0]).expert)
+        self.traits = replace(traits, expert=conversation_traits(conversations[0]).expert)
         self._prepared = PreparedMessages(conversations)
-        self._tokens = np.zeros((self.rows, settings.max_prompt_tokens), np.int32)
+        self._tokens = np.zeros((self.rows, self._limit), np.int32)
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
         self._stops = np.array(self.spec.action.stops)
@@ -82,16 +102,15 @@ class TextBatch:
         needed = ("role", "content") if self._chat is not None else ("content",)
         for turn in [] if isinstance(prompt, str) else prompt if isinstance(prompt, Sequence) else [prompt]:
             if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in needed):
-                name = getattr(self._settings, "type", type(self._settings).__name__)
                 where = definition_place(conversation.begin)
                 raise ValueError(
-                    f"env.type = {name}: its begin{where} returned the turn {turn!r:.80}; give each turn a role and a "
-                    "content, which are texts, as in {'role': 'user', 'content': '…'}"
+                    f"env.type = {self._type}: its begin{where} returned the turn {turn!r:.80}; give each turn a role "
+                    "and a content, which are texts, as in {'role': 'user', 'content': '…'}"
                 )
 
     def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
         """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
-        limit = self._settings.max_prompt_tokens
+        limit = self._limit
         try:
             if self._chat is not None and prompt:
                 self._chats[row] = ChatTurns(self._chat, prompt)
@@ -112,7 +131,7 @@ class TextBatch:
     def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
         """Add to the row's context; False, and nothing is added, if it does not fit."""
         first = int(self._length[row])
-        if first + len(ids) > self._settings.max_prompt_tokens:
+        if first + len(ids) > self._limit:
             return False
         self._tokens[row, first : first + len(ids)] = ids
         self._length[row] += len(ids)
@@ -125,7 +144,7 @@ class TextBatch:
             log.warning(
                 "env.max_prompt_tokens = %d: a conversation has %d tokens after message %d, so it ends there; raise it "
                 "if this is not meant",
-                self._settings.max_prompt_tokens,
+                self._limit,
                 self._length[row] + more,
                 self._turn[row],
             )
@@ -162,7 +181,7 @@ class TextBatch:
         whole, lengths = self._measured(ids)
         reward = np.zeros(n, np.float32)
         terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
-        own = {name: np.where(whole, np.nan, 0.0) for name in self._settings.metrics}
+        own = {name: np.where(whole, np.nan, 0.0) for name in self._own_metrics}
         said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
         self._prepare(said)
         errors = {row: error for row in said if (error := self._prepared.take(row)) is not None}
@@ -219,7 +238,7 @@ class TextBatch:
             found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
             where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
-        if unknown := reply.metrics.keys() - self._settings.metrics.keys():
+        if unknown := reply.metrics.keys() - set(self._own_metrics):
             where = definition_place(conversation.reply)
             raise ValueError(f"its reply{where} has the metrics {sorted(unknown)}; declare them in the settings")
         return reply

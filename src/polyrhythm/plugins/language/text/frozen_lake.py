@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from polyrhythm.plugins.language.text.base import MOVES, Count, Reply, TextSettings, draw_apart, last_move
+from polyrhythm.plugins.language.text.base import MOVES, Count, TextSettings, draw_apart, last_move
+from polyrhythm.plugins.language.text.conversation import Reply
 from polyrhythm.specs.hashing import library_seed
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
-from polyrhythm.plugins.language.text.base import Count, Reply, TextSettings
+from polyrhythm.plugins.language.text.base import Count, TextSettings
+from polyrhythm.plugins.language.text.conversation import Reply
 from polyrhythm.specs.hashing import library_seed
 
 #: GEM draws from the global generators, which all rows of a process share.

@@ -25,8 +25,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.text.answer_verifiers import AnyVerifier, Exact, Verdict, Verifier, as_text
-from polyrhythm.plugins.language.text.base import Count, Reply, TextSettings
+from polyrhythm.plugins.language.text.base import Count, TextSettings
 from polyrhythm.plugins.language.text.chat import ChatTurns, Prompt
+from polyrhythm.plugins.language.text.conversation import Reply
 from polyrhythm.plugins.language.text.prompt_files import PromptRow, read_prompts
 from polyrhythm.plugins.language.text.tokenizers import begin
 from polyrhythm.specs import EnvSpec

@@ -15,7 +15,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
-from polyrhythm.plugins.language.text.base import Conversation, Count, Reply, TextSettings, draw_apart, enclosed
+from polyrhythm.plugins.language.text.base import Count, TextSettings, draw_apart, enclosed
+from polyrhythm.plugins.language.text.conversation import Conversation, Reply
 from polyrhythm.plugins.language.text.with_python import INSTRUCTION, WithPython
 from polyrhythm.specs import EnvSpec, Task
 

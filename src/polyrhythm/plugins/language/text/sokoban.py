@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.language.text.base import MOVES, Count, Reply, TextSettings, draw_apart, last_move
+from polyrhythm.plugins.language.text.base import MOVES, Count, TextSettings, draw_apart, last_move
+from polyrhythm.plugins.language.text.conversation import Reply
 
 #: Moves backwards for each box.
 _MOVES_BACK = 24

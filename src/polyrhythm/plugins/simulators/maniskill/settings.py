@@ -1,20 +1,18 @@
-"""Settings of ManiSkill's tasks. The simulator is started in another process to find out observations and actions."""
+"""Settings of ManiSkill's tasks, without what starts the simulator (`maniskill.env`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.conformance import Finding
-from polyrhythm.envs.base import EnvBatch, EnvTraits
+from polyrhythm.envs.base import EnvTraits
 from polyrhythm.envs.mujoco import count_gpus
 from polyrhythm.envs.variants import Variant
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, PLACED, instruction_of, other_words_of
 from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
-from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.spaces import Aggregate, check_metrics
 
 _Pixels = Annotated[int, Field(ge=8, le=1024)]
@@ -40,17 +38,8 @@ def _as_aggregates(value: Any) -> Any:
     return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
 
 
-class ManiSkillSettings(BaseModel):
-    """ManiSkill 3 tasks with state or camera images, simulated on the CPU or all rows together on a GPU.
-
-    Observation: `state` float32 [N], ManiSkill's own, with objects and goals; or with `rgb` `image` uint8 [H,W,3] of
-    `image_size` and `proprio` float32 [N]; `rgbd` adds `depth` float32 [H,W,1] in metres. Action: float32 [A],
-    ManiSkill's own of the control mode.
-
-    backend cpu: an instance per row; equal (task, seed) give bit-equal initial states. backend gpu: one task, all rows
-    step together; each row is reset on its own with its seed, but rows lie at different places of one scene, so that
-    equal seeds are equal up to float32 rounding, and contacts are not reproducible. The gpu backend was never run.
-    """
+class ManiSkillFields(BaseModel):
+    """The fields, and what follows from them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("mani_skill", "sapien", "torch")
@@ -110,7 +99,7 @@ class ManiSkillSettings(BaseModel):
         return metrics
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ManiSkillSettings:
+    def _fits_together(self) -> ManiSkillFields:
         for task in self.tasks:
             if self.tasks.count(task) > 1:
                 raise ValueError(f"task {task!r} is listed {self.tasks.count(task)} times; list it once")
@@ -132,7 +121,7 @@ class ManiSkillSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _can_differ(self) -> ManiSkillSettings:
+    def _can_differ(self) -> ManiSkillFields:
         if self.observation == "state":
             self.appearance.refuse_unseen()
         if self.appearance.colour_change:
@@ -186,38 +175,3 @@ class ManiSkillSettings(BaseModel):
     def instruction(self, task: str, own: str = "") -> str:
         """The instruction of one of `tasks`. own: what the task's code says, if it says anything."""
         return self.instructions.get(task) or instruction_of(task, own)
-
-    def check(self) -> None:
-        """Make an instance of each task in another process. Raises MissingError if an asset or a driver is missing,
-        ConfigError for an unknown task or setting."""
-        self.spec()
-
-    def spec(self) -> EnvSpec:
-        """The spec of a batch, found out by another process, once per settings; it takes some seconds.
-
-        Raises ConfigError or MissingError as `check` does."""
-        from polyrhythm.plugins.simulators.maniskill.probe import probe
-
-        usual = {"placement": "usual", "appearance": AppearanceSettings()}
-        backend = "gpu" if self.simulates_on_gpu else "cpu"  # which `auto` would choose anew for the usual ones
-        return probe(self.model_copy(update={**usual, "backend": backend})).spec
-
-    def rendering(self) -> ManiSkillSettings:
-        """Every batch can render its rows for a video."""
-        return self
-
-    def build(self, rows: int) -> EnvBatch:
-        """A batch of `rows` rows; it starts the first instance of each task."""
-        from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
-        from polyrhythm.plugins.simulators.maniskill.world import World
-
-        if self.simulates_on_gpu:
-            return GpuBatch(self, World(self, self.tasks[0], rows))
-        return CpuBatch(self, rows)
-
-    @classmethod
-    def findings(cls) -> Iterator[Finding]:
-        """What this machine has of a driver and a GPU, and a trial of the simulator; for `polyrhythm doctor`."""
-        from polyrhythm.plugins.simulators.maniskill.drivers import examine
-
-        return examine(cls(tasks=("PickCube-v1",), observation="rgb"))
