@@ -20,7 +20,7 @@ from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settin
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
 from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert, refuse_misfit
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import Demonstrations
 
 
 def settings_of(path: Path, config: RunConfig) -> DatasetSettings:

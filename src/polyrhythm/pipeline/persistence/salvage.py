@@ -17,7 +17,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     load_policy,
     saved_runs,
 )
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import Demonstrations
 
 #: The parts of summary.json that are a phase's; what else is there is of reinforcement learning.
 _BEFORE, _AFTER = ("before", "before_sampled"), ("after", "after_sampled", "swapped")

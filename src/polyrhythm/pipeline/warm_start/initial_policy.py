@@ -18,8 +18,7 @@ from polyrhythm.pipeline.warm_start.demos import dataset_format, record
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published, published_state
-from polyrhythm.training.demonstrations import Demonstrations
-from polyrhythm.training.sft import SupervisedLearner
+from polyrhythm.training.sft import Demonstrations, SupervisedLearner
 from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
