@@ -12,8 +12,8 @@ import yaml
 from polyrhythm.config.load import load_config
 from polyrhythm.config.registry import settings_class
 from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import check_form
-from polyrhythm.pipeline.validation.static_checks import check_unstarted
 from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
 PAGES = Path(__file__).parents[1] / "docs" / "policies"
@@ -33,7 +33,7 @@ def test_a_row_of_the_paper_is_in_order_but_for_what_is_missing(name: str) -> No
     config = load_config(name)
     if not ROWS[name]:
         config = config.model_copy(update={"env": settings_class("env", "metaworld")(**_ENV)})
-    found = [finding for _, finding in check_unstarted(config)]
+    found = [finding for _, finding in examine(config, "machine")]
     assert [finding for finding in found if finding.state == "failed"] == []
     missing = [finding.detail for finding in found if finding.state == "missing"]
     assert f"checkpoint = {config.policy.checkpoint}: there is no such folder" in missing
@@ -48,7 +48,7 @@ def test_a_tiny_variant_differs_in_size_alone(name: str) -> None:
     same = ("type", "chunk", "gripper", "turn_images")
     assert [getattr(tiny.policy, field) for field in same] == [getattr(whole.policy, field) for field in same]
     if ROWS[name]:
-        assert [finding for _, finding in check_unstarted(tiny) if finding.state == "failed"] == []
+        assert [finding for _, finding in examine(tiny, "machine") if finding.state == "failed"] == []
         assert not whole.policy.turn_images, "the environment has turned them"
 
 

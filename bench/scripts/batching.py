@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.plugins.virtual.clustersim.scenario import WARM_UP_S
 from polyrhythm_bench.cases.batching import TO_REACH, WAITS_MS, run
 from polyrhythm_bench.harness.markdown import wrap_prose
+from polyrhythm_bench.workloads.batching_scenario import WARM_UP_S
 
 _FOREVER_MS = 1e6
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import TrainUntil
@@ -123,7 +123,7 @@ def simulated(scene: Scene, groups: int, size: int, updates: int, seed: int, max
         }
     )
     conductor = build_conductor(settings.scheduler)
-    driver = Cluster(settings, conductor).driver
+    driver = VirtualCluster(settings, conductor).driver
     driver.submit(TrainUntil(updates))
     driver.run(updates)
     return outcome(driver.clock.now, updates, conductor)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.plugins.virtual.planning import theory
 from polyrhythm.plugins.virtual.planning.longest import expected_longest
@@ -93,7 +93,7 @@ def simulated(distribution: str, slots: int, update_s: float, max_lag: float, bo
             "trainer": {"update": f"{update_s:.9f}s"},
         }
     )
-    driver = Cluster(settings).driver
+    driver = VirtualCluster(settings).driver
     ends: list[float] = []
 
     def note(now: float, event: Event, commands: list[Command]) -> None:  # noqa: ARG001 (the driver's)

@@ -19,7 +19,7 @@ import math
 import statistics
 from pathlib import Path
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm_bench.harness.markdown import wrap_prose
@@ -79,7 +79,7 @@ def utilisation(episode_time: str, max_lag: float, bound: str, on_update: str, u
             "trainer": {"update": "250ms"},
         }
     )
-    driver = Cluster(settings).driver
+    driver = VirtualCluster(settings).driver
     meter = driver.measures.trainer.meter
     driver.submit(TrainUntil(ENDLESS))
     driver.run(ENDLESS, WARM_UP)

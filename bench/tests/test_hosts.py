@@ -43,10 +43,10 @@ def test_gpus_that_fill_no_host_are_refused(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("serving", ["main", "beside"])
 def test_a_cluster_of_quick_steps_runs(serving: str) -> None:
-    from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+    from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
     from polyrhythm.scheduler.records import TrainUntil
 
-    cluster = Cluster(links._quick_cluster(16, "25us", serving, 0))
+    cluster = VirtualCluster(links._quick_cluster(16, "25us", serving, 0))
     cluster.driver.submit(TrainUntil(links.FOREVER))
     cluster.driver.run(links.FOREVER, 4.0)
     assert cluster.driver.measures.transitions > 0

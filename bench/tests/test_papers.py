@@ -10,7 +10,7 @@ from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.streaming import why_whole_updates
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm_bench import papers
 from polyrhythm_bench.cases import streamer
 from polyrhythm_bench.papers import scaling, turns
@@ -103,7 +103,7 @@ def test_the_rows_run_with_every_guarantee_watched(mode: str) -> None:
     example = replace(row("table 5", "hybrid", "full"), mode=mode)  # type: ignore[arg-type]
     settings = cluster_settings(example, COSTS, 2)
     conductor = build_conductor(settings.scheduler)
-    cluster = Cluster(settings, conductor)
+    cluster = VirtualCluster(settings, conductor)
     watch = GuaranteeChecker(cluster, conductor)
     cluster.run()
     watch.finish()

@@ -71,6 +71,12 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
             yield Finding(name, "note" if isinstance(detail, Note) else "ok", str(detail))
 
 
+def last_line(text: str) -> str:
+    """The last line of what a process printed that is not empty, before Python's messages at exit."""
+    lines = [line.strip() for line in text.partition("Exception ignored")[0].splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
+
+
 def violation_of(call: str, error: BaseException) -> ContractViolation:
     """Violation for an exception of a call into user code, with the user's line."""
     return ContractViolation(f"{call} {raised(error)}", remedy(error))

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -83,6 +84,11 @@ class HostLost(RunHalted):
 
 class RunDistrusted(RunHalted):
     """The run violated a guarantee, so its result is not to be trusted."""
+
+
+def as_root() -> str:
+    """What a command begins with that only root may run."""
+    return "" if os.getuid() == 0 else "sudo "
 
 
 def install_command(extra: str) -> str:

@@ -62,7 +62,7 @@ def test_a_policy_is_not_checked_without_observations(capsys):
     assert said.splitlines()[-1].endswith(
         "environment: same seed, same state, environment: rows in the order asked, "
         "environment: rows reset alone, environment: rows step alone, environment: "
-        "end of an episode, environment: tasks"
+        "end of an episode, environment: tasks, environment: traits"
     )
 
 

@@ -15,14 +15,15 @@ import pytest
 from pydantic import BaseModel
 
 import polyrhythm
-from polyrhythm import conformance
 from polyrhythm.cli.doctor import line
 from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import check_installed
+from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError
 from polyrhythm.pipeline.validation import doctor
-from polyrhythm.pipeline.validation.doctor import Finding, examine
+from polyrhythm.pipeline.validation.doctor import examine
 from polyrhythm.plugins.simulators.libero.env import LiberoSettings
+from polyrhythm.plugins.simulators.metaworld import findings
 from polyrhythm.runtime.memory.shared_folder import shared_root
 
 
@@ -46,12 +47,12 @@ def test_a_backend_that_cannot_draw_is_missing_with_one_command(
     """A window backend without a screen: a real failure, in the process that draws."""
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     monkeypatch.delenv("DISPLAY", raising=False)
-    finding = doctor._rendering("glfw", needed=True)
+    finding = findings.rendering("glfw", needed=True)
     assert finding.state == "missing"
     assert finding.detail.startswith("no frame of door-close-v3: ")
     assert finding.fix == "unset MUJOCO_GL"
-    assert doctor._rendering("glfw", needed=False).state == "note"
-    assert next(iter(doctor._backends().items())) == ("glfw", True)
+    assert findings.rendering("glfw", needed=False).state == "note"
+    assert next(iter(findings.backends().items())) == ("glfw", True)
 
 
 def test_what_dead_runs_left_is_removed() -> None:
@@ -70,9 +71,9 @@ def test_threads_beyond_the_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_first_checks_need_no_simulator() -> None:
-    findings = examine()
-    first = [next(findings) for _ in range(9)]
-    findings.close()  # type: ignore[attr-defined]
+    found = examine()
+    first = [next(found) for _ in range(9)]
+    found.close()  # type: ignore[attr-defined]
     assert [finding.name for finding in first] == [
         *("python", "packages", "torch", "cores", "memory"),
         *("leftovers", "shared memory", "processes", "messages"),
@@ -114,9 +115,9 @@ class CrystalSettings(BaseModel):
     type: Literal["crystal"] = "crystal"
 
     @classmethod
-    def findings(cls) -> Iterator[conformance.Finding]:
-        yield conformance.Finding("ball", "ok", "clear")
-        yield conformance.Finding("driver", "failed", "cracked", "apt-get install driver")
+    def findings(cls) -> Iterator[Finding]:
+        yield Finding("ball", "ok", "clear")
+        yield Finding("driver", "failed", "cracked", "apt-get install driver")
 
 
 class AbsentSettings(BaseModel):
@@ -174,14 +175,14 @@ def test_the_doctor_tries_maniskill(maniskill: None, capsys: pytest.CaptureFixtu
 
 def test_setup_installs_what_the_doctor_names() -> None:
     script = Path(__file__).parents[2] / "tools" / "render_libs.sh"
-    assert f'packages="{doctor.RENDER_PACKAGES}"' in script.read_text()
+    assert f'packages="{findings.RENDER_PACKAGES}"' in script.read_text()
 
 
 def test_one_reason_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POLYRHYTHM_SHARED_MEMORY", str(tmp_path / "nowhere"))
-    findings = examine()
-    first = [next(findings) for _ in range(9)]
-    findings.close()  # type: ignore[attr-defined]
+    found = examine()
+    first = [next(found) for _ in range(9)]
+    found.close()  # type: ignore[attr-defined]
     missing = {finding.name: finding.detail for finding in first if finding.state == "missing"}
     assert list(missing) == ["leftovers", "shared memory", "messages"]
     assert sum("nowhere" in detail for detail in missing.values()) == 1

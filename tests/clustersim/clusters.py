@@ -7,7 +7,7 @@ from typing import Any
 from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
 
@@ -37,10 +37,10 @@ def settings(
     )
 
 
-def run(cluster_settings: ClusterSettings) -> tuple[Cluster, dict[str, Any]]:
+def run(cluster_settings: ClusterSettings) -> tuple[VirtualCluster, dict[str, Any]]:
     """The cluster after its run, every guarantee watched, and its summary."""
     conductor = build_conductor(cluster_settings.scheduler)
-    cluster = Cluster(cluster_settings, conductor, record=True)
+    cluster = VirtualCluster(cluster_settings, conductor, record=True)
     watch = GuaranteeChecker(cluster, conductor)
     cluster.run()
     watch.finish()
@@ -48,6 +48,6 @@ def run(cluster_settings: ClusterSettings) -> tuple[Cluster, dict[str, Any]]:
     return cluster, summarise(cluster.driver, ledger, cluster_settings.gpus, conductor.rollout.summary())
 
 
-def times(cluster: Cluster, event: type) -> list[float]:
+def times(cluster: VirtualCluster, event: type) -> list[float]:
     """When the conductor took the events of this kind."""
     return [step.now for step in cluster.driver.steps if isinstance(step.event, event)]

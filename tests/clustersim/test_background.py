@@ -11,7 +11,7 @@ from tests.clustersim.clusters import run, settings, times
 from tests.clustersim.test_guarantees import Careless, drive
 from tests.oracles.guarantees import Violation
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler import records as r
@@ -40,12 +40,12 @@ def with_evaluation(*, own: bool = False, scheduler: dict[str, Any] | None = Non
     )
 
 
-def ended(cluster: Cluster) -> list[tuple[str, int, int]]:
+def ended(cluster: VirtualCluster) -> list[tuple[str, int, int]]:
     told = [c for step in cluster.driver.steps for c in step.commands if isinstance(c, r.EvaluationDone)]
     return [(command.name, command.finished, command.dropped) for command in told]
 
 
-def asked(cluster: Cluster, slot: str) -> list[float]:
+def asked(cluster: VirtualCluster, slot: str) -> list[float]:
     """When the slot's requests came."""
     steps = [step for step in cluster.driver.steps if isinstance(step.event, r.RequestArrived)]
     return [step.now for step in steps if step.event.slot == slot]

@@ -1,11 +1,10 @@
 import pytest
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
-from polyrhythm.plugins.virtual.clustersim.meters import Level, Presence
+from polyrhythm.plugins.virtual.clustersim.clock import Level, Presence, VirtualClock
 
 
 def test_calls_come_by_time_and_at_one_instant_in_the_order_of_planning() -> None:
-    clock, heard = Clock(), []
+    clock, heard = VirtualClock(), []
     for time, name in ((2.0, "c"), (1.0, "a"), (2.0, "d"), (1.0, "b")):
         clock.at(time, heard.append, name)
     assert clock.upcoming == 1.0
@@ -16,7 +15,7 @@ def test_calls_come_by_time_and_at_one_instant_in_the_order_of_planning() -> Non
 
 
 def test_time_never_runs_backwards() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     clock.at(3.0, lambda _: clock.at(1.0, lambda _: None))
     clock.advance()
     clock.advance()

@@ -7,7 +7,7 @@ import pytest
 from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_cluster
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.devices import Device
 from polyrhythm.scheduler.records import SampleFinished, UpdateDone, WeightsApplied
 
@@ -16,7 +16,7 @@ near = pytest.approx
 
 def ends(*passes: tuple[float, float, float], exclusive: bool = False) -> list[float]:
     """When passes of (begin, seconds, occupies) on one device end."""
-    clock = Clock()
+    clock = VirtualClock()
     device = Device(clock, exclusive=exclusive)
     found = [0.0] * len(passes)
 
@@ -59,7 +59,7 @@ def test_no_device_does_more_than_one_second_of_work_a_second() -> None:
 
 
 def test_a_pass_of_a_dead_owner_leaves_the_device_to_the_others() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     device = Device(clock)
     heard: list[tuple[str, float]] = []
 

@@ -11,7 +11,7 @@ from tests.oracles.guarantees import GuaranteeChecker, Violation
 from tests.oracles.replay import first_difference
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.driver import Deadlock, ProtocolError
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import (
@@ -50,8 +50,8 @@ class Careless:
         return commands
 
 
-def drive(careless: Careless, cluster_settings: ClusterSettings = BUSY) -> Cluster:
-    cluster = Cluster(cluster_settings, careless)
+def drive(careless: Careless, cluster_settings: ClusterSettings = BUSY) -> VirtualCluster:
+    cluster = VirtualCluster(cluster_settings, careless)
     watch = GuaranteeChecker(cluster, careless.conductor)
     cluster.run()
     watch.finish()
@@ -166,7 +166,7 @@ def test_a_request_served_twice_is_seen() -> None:
 
 
 def test_a_replay_names_the_first_decision_that_differs() -> None:
-    cluster = Cluster(BUSY, record=True)
+    cluster = VirtualCluster(BUSY, record=True)
     cluster.run()
     trace = cluster.driver.steps
     assert first_difference(build_conductor(BUSY.scheduler), trace) is None

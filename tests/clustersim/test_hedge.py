@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.clustersim.clusters import run, settings
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler import records as r
 
@@ -30,7 +30,7 @@ def with_a_slow_simulator(*, hedge: bool, background: bool, **slow: Any) -> Clus
     )
 
 
-def reported(cluster: Cluster) -> tuple[list[int], float]:
+def reported(cluster: VirtualCluster) -> tuple[list[int], float]:
     """Seeds of the episodes that were reported, and seconds until the evaluation ended."""
     steps = cluster.driver.steps
     seeds = [c.seed for step in steps for c in step.commands if isinstance(c, r.SampleEvaluated)]

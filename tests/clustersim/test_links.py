@@ -8,7 +8,7 @@ import pytest
 from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_hosts
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.network import Network
 from polyrhythm.scheduler.records import (
     BatchDone,
@@ -27,11 +27,11 @@ FAR, NEAR = {"host": "far"}, {"host": "near"}
 
 
 def test_a_nic_sends_one_thing_after_the_other_and_receives_so_too() -> None:
-    network = Network(Clock(), 0.0, 1e9)
+    network = Network(VirtualClock(), 0.0, 1e9)
     assert [network.transfer("a", to, 10**9) for to in "bc"] == [1.0, 2.0]
-    network = Network(Clock(), 0.0, 1e9)
+    network = Network(VirtualClock(), 0.0, 1e9)
     assert [network.transfer(source, "b", 10**9) for source in "ac"] == [1.0, 2.0]
-    network = Network(Clock(), 0.25, 1e9)
+    network = Network(VirtualClock(), 0.25, 1e9)
     assert [network.transfer(source, target, 10**9) for source, target in ("ab", "cd", "ba")] == [1.25, 1.25, 1.25]
     assert network.transfer("a", "a", 10**9) == 0.0
     assert network.summary()["gb"] == 3.0
@@ -39,7 +39,7 @@ def test_a_nic_sends_one_thing_after_the_other_and_receives_so_too() -> None:
 
 def test_a_nic_is_busy_for_at_most_the_time_that_has_passed() -> None:
     """Twenty transfers of 1 s are queued: after 5 s five have passed, after 40 s all of them have for 20 s."""
-    clock = Clock()
+    clock = VirtualClock()
     network = Network(clock, 0.0, 1e9)
     for _ in range(20):
         network.transfer("a", "b", 10**9)

@@ -11,8 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from polyrhythm.config.base import models_in
-from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
-from polyrhythm.config.presets import PRESETS
+from polyrhythm.config.presets import OBJECTIVE_PRESETS, PRESETS
 from polyrhythm.config.registry import known_types, settings_class
 from polyrhythm.config.schema import RunConfig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.config.load import load_config, save_config
-from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
+from polyrhythm.config.presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 

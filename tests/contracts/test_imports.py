@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 import polyrhythm
+from polyrhythm.plugin import plugins, table
 
 PACKAGE = Path(polyrhythm.__file__).parent
 OURS = "polyrhythm."
@@ -44,175 +46,88 @@ def _imports(path: Path) -> Iterator[str]:
                 )
 
 
+def _is_of(name: str, roots: tuple[str, ...]) -> bool:
+    """Whether a module is one of these or below one."""
+    return any(name == root or name.startswith(f"{root}.") for root in roots)
+
+
 def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
     """Imports of a package that are neither standard library, its own, nor allowed (a name or anything below it)."""
-    own = f"{OURS}{package}"
-    found = []
-    for path in sorted((PACKAGE / package).rglob("*.py")):
-        for name in _imports(path):
-            permitted = name.partition(".")[0] in STANDARD or any(
-                name == root or name.startswith(f"{root}.") for root in (own, *allowed)
-            )
-            if not permitted:
-                found.append(f"{path.relative_to(PACKAGE)}: {name}")
-    return found
+    may = (OURS + package.replace("/", "."), *allowed)
+    return [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in sorted((PACKAGE / package).rglob("*.py"))
+        for name in _imports(path)
+        if name.partition(".")[0] not in STANDARD and name != "polyrhythm" and not _is_of(name, may)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("package", "allowed"),
-    [
-        ("scheduler", ()),
-        ("specs", ("numpy", "tokenizers", "polyrhythm.files")),
-        (
-            "config",
-            ("pydantic", "pydantic_core", "yaml", "polyrhythm.conformance", "polyrhythm.errors", "polyrhythm.files"),
-        ),
-        ("algorithms", ("torch",)),
-        ("planning", ("polyrhythm.specs",)),
-        (
-            "observe",
-            (
-                "PIL",
-                "av",
-                "numpy",
-                "prometheus_client",
-                "tensorboard",
-                "yaml",
-                "polyrhythm.config.yaml_text",
-                "polyrhythm.errors",
-                "polyrhythm.files",
-                "polyrhythm.readable",
-            ),
-        ),
-        (
-            "envs",
-            (
-                "numpy",
-                "pydantic",
-                "msgspec",
-                "gymnasium",
-                "jinja2",
-                "libero",
-                "mani_skill",
-                "sapien",
-                "metaworld",
-                "math_verify",
-                "pyarrow",
-                "reasoning_gym",
-                "gem",
-                "verifiers",
-                "mcp",
-                "mujoco",
-                "OpenGL",
-                "PIL",
-                "robosuite",
-                "tokenizers",
-                "polyrhythm.config",
-                "polyrhythm.conformance",
-                "polyrhythm.env_warnings",
-                "polyrhythm.errors",
-                "polyrhythm.imports",
-                "polyrhythm.specs",
-            ),
-        ),
-        (
-            "policies",
-            (
-                "numpy",
-                "pydantic",
-                "torch",
-                "peft",
-                "safetensors",
-                "transformers",
-                "vllm",
-                "polyrhythm.conformance",
-                "polyrhythm.errors",
-                "polyrhythm.files",
-                "polyrhythm.specs",
-            ),
-        ),
-        (
-            "training",
-            (
-                "numpy",
-                "torch",
-                "polyrhythm.algorithms",
-                "polyrhythm.config",
-                "polyrhythm.errors",
-                "polyrhythm.files",
-                "polyrhythm.policies",
-                "polyrhythm.specs",
-            ),
-        ),
-        (
-            "runtime",
-            (
-                "cryptography",
-                "msgspec",
-                "numpy",
-                "ray",
-                "torch",
-                "zmq",
-                "polyrhythm.conformance",
-                "polyrhythm.env_warnings",
-                "polyrhythm.errors",
-                "polyrhythm.imports",
-                "polyrhythm.readable",
-                "polyrhythm.scheduler",
-                "polyrhythm.specs",
-            ),
-        ),
-        (
-            "stations",
-            (
-                "numpy",
-                "torch",
-                "polyrhythm.config",
-                "polyrhythm.conformance",
-                "polyrhythm.envs",
-                "polyrhythm.errors",
-                "polyrhythm.files",
-                "polyrhythm.scheduler",
-                "polyrhythm.policies",
-                "polyrhythm.runtime",
-                "polyrhythm.specs",
-                "polyrhythm.training",
-            ),
-        ),
-        (
-            "clustersim",
-            (
-                "pydantic",
-                "yaml",
-                "polyrhythm.scheduler",
-                "polyrhythm.config",
-                "polyrhythm.observe",
-                "polyrhythm.specs",
-                "polyrhythm.errors",
-            ),
-        ),
-        (
-            "workflow",
-            (
-                "msgspec",
-                "numpy",
-                "torch",
-                "polyrhythm.config",
-                "polyrhythm.errors",
-                "polyrhythm.runtime",
-                "polyrhythm.scheduler",
-                "polyrhythm.specs",
-            ),
-        ),
-        ("cli", ("pydantic", "polyrhythm")),
-    ],
-)
-def test_a_package_imports_only_what_it_may(package: str, allowed: tuple[str, ...]) -> None:
+#: Package → what else it may import; ours begin with a dot. What plugins may import of each other they declare.
+MAY_IMPORT = {
+    "scheduler": "",
+    "specs": "numpy tokenizers .files",
+    "config": "pydantic pydantic_core yaml .conformance .errors .files .plugin",
+    "algorithms": "torch",
+    "observe": "PIL av numpy prometheus_client tensorboard yaml .config.yaml_text .errors .files .readable",
+    "envs": "numpy pydantic gymnasium mujoco .config .conformance .env_warnings .errors .imports .specs",
+    "policies": "numpy pydantic torch .conformance .errors .files .specs",
+    "training": "numpy torch .algorithms .config .errors .files .policies .specs",
+    "runtime": (
+        "msgspec numpy torch zmq .conformance .env_warnings .errors .imports .plugin .readable .scheduler .specs"
+    ),
+    "stations": (
+        "numpy torch .config .conformance .envs .errors .files .plugin .policies .runtime .scheduler .specs .training"
+    ),
+    "cli": "pydantic polyrhythm",
+    "plugins/autobatch": ".plugin .scheduler",
+    "plugins/simulators": (
+        "OpenGL PIL mani_skill metaworld msgspec mujoco numpy pydantic robosuite sapien .checks .config .conformance "
+        ".env_warnings .envs .errors .imports .plugin .specs"
+    ),
+    "plugins/language/text": (
+        "gem gymnasium jinja2 math_verify mcp numpy pyarrow pydantic reasoning_gym tokenizers verifiers .conformance "
+        ".envs .errors .imports .plugins.language .specs"
+    ),
+    "plugins/language/sandbox": "pydantic .errors .plugins.language",
+    "plugins/virtual/planning": ".specs",
+    "plugins/virtual/clustersim": "pydantic yaml .conductors .config .errors .observe .plugins .scheduler .specs",
+    "plugins/workflow": "msgspec numpy torch .config .errors .plugin .plugins .runtime .scheduler .specs",
+}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_it_may(package: str) -> None:
     assert (PACKAGE / package).is_dir()
+    allowed = tuple(f"polyrhythm{name}" if name[0] == "." else name for name in MAY_IMPORT[package].split())
     assert _strangers(package, allowed) == []
 
 
-@pytest.mark.parametrize("package", ["stations", "runtime", "workflow"])
+PLUGINS = {name: plugin for name, plugin in plugins().items() if (PACKAGE / "plugins" / name).is_dir()}
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_imports_those_that_it_declares(name: str) -> None:
+    """And each that it declares, so that what it needs can be read in one place."""
+    files = (PACKAGE / "plugins" / name).rglob("*.py")
+    found = {one.split(".")[2] for path in files for one in _imports(path) if one.startswith("polyrhythm.plugins.")}
+    assert found - {name} == set(PLUGINS[name].needs)
+
+
+def test_the_core_names_no_plugins_module() -> None:
+    """An address of a plugin in the core would be a hidden import."""
+    named = {"plugin.py", "__init__.py"}  # who looks for plugins; old addresses of what has moved
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = path.relative_to(PACKAGE).as_posix()
+        if not file.startswith("plugins/") and file not in named:
+            words = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if _is_text(node))
+            assert not any("polyrhythm.plugins." in word for word in words), file
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+@pytest.mark.parametrize("package", ["stations", "runtime", "plugins/workflow"])
 def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str) -> None:
     known = {"polyrhythm.scheduler.records", "polyrhythm.scheduler.codec", "polyrhythm.scheduler.inference.batching"}
     for path in sorted((PACKAGE / package).rglob("*.py")):
@@ -243,7 +158,7 @@ def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
 @pytest.mark.parametrize("name", ["exchange", "queues"])
 def test_channels_decide_without_io(name: str) -> None:
     own = {f"polyrhythm.plugins.workflow.{module}" for module in ("carrier", "protocol", "queues")}
-    for found in _imports(PACKAGE / "workflow" / f"{name}.py"):
+    for found in _imports(PACKAGE / "plugins" / "workflow" / f"{name}.py"):
         assert found in own or found.partition(".")[0] in STANDARD - {"time", "threading"}
 
 
@@ -320,8 +235,24 @@ def test_a_simulator_at_work_holds_neither_torch_nor_the_main_process(env: str) 
 
 
 def test_the_scheduler_pulls_in_nothing_of_ours_or_of_others() -> None:
-    modules = {name.partition(".")[0] for name in _modules_after("import polyrhythm.scheduler.conductor")}
+    words = "import polyrhythm.scheduler.conductor\nfrom polyrhythm.plugin import load_all\nload_all('scheduler')"
+    modules = {name.partition(".")[0] for name in _modules_after(words)}
     assert not modules & {"numpy", "torch", "pydantic", "yaml"}
+
+
+def test_what_plugins_add_to_the_scheduler_decides_without_io() -> None:
+    """Their modules, and what these import of their plugin, know the scheduler alone."""
+    waiting, known = [address.partition(":")[0] for address in table("scheduler").values()], set[str]()
+    assert waiting
+    while waiting:
+        name = waiting.pop()
+        if name in known or name.startswith("polyrhythm.scheduler"):
+            continue
+        known.add(name)
+        assert name.startswith("polyrhythm.plugins."), f"{name}, of {sorted(known)}"
+        found = set(_imports(PACKAGE.parent / f"{name.replace('.', '/')}.py"))
+        assert not found & {"threading", "time", "socket", "os", "pathlib"}, name
+        waiting += [one for one in found if one.partition(".")[0] not in STANDARD]
 
 
 #: The scheduler's two halves, and what both may know.

@@ -22,17 +22,17 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from tests.clustersim.test_lease import leased
 from tests.held.conductors import build_conductor, outcome, plain_record, plain_settings, restore_conductor
 from tests.held.traces import FOLDER, Trace, difference, write
 from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_hosts, arbitrary_scored, arbitrary_streams
 from tests.pipeline.runs import LOCKSTEP
 from tests.pipeline.test_streams import LANGUAGE
+from tests.plugins.lease.test_simulated import leased
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler import records as r
@@ -288,7 +288,7 @@ def empty(settings: ClusterSettings, origin: str) -> Trace:
 
 def drive(cluster: ClusterSettings, recorder: Recorder, payloads: dict[str, Any] | None = None, bus: int = -1) -> Any:
     """Run the cluster until the trace is full or the run has ended; its driver."""
-    run = Cluster(cluster, recorder)
+    run = VirtualCluster(cluster, recorder)
     run.driver.payloads.update(payloads or {})
     run.driver.bus = bus
     if bus >= 0:

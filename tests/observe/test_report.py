@@ -19,6 +19,7 @@ from polyrhythm.observe import MetricsWriter, TraceWriter, wilson
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.plugins.report import svg
+from polyrhythm.plugins.report.bars import timeline_window
 from polyrhythm.plugins.report.read import (
     change_places,
     fault_times,
@@ -28,7 +29,6 @@ from polyrhythm.plugins.report.read import (
     read_run,
     training_points,
 )
-from polyrhythm.plugins.report.timeline import timeline_window
 from polyrhythm.plugins.report.write import write_report
 
 UPDATES = 8

@@ -9,8 +9,7 @@ import pytest
 
 from polyrhythm.plugins.report.figures import returns
 from polyrhythm.plugins.report.page import page
-from polyrhythm.plugins.report.read import Run
-from polyrhythm.plugins.report.seeds import group_label, over_seeds, seed_groups
+from polyrhythm.plugins.report.read import Run, group_label, over_seeds, seed_groups
 
 
 def run(label: str, seed: int, earned: list[float], **settings: Any) -> Run:

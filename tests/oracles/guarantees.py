@@ -30,7 +30,7 @@ from tests.oracles.lease_audit import LeaseAudit
 from tests.oracles.scoring_audit import ScoringAudit
 from tests.oracles.shadow import TrainingOnlyConductor
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     AbortStream,
@@ -99,7 +99,7 @@ class QueuedRequest:
 class GuaranteeChecker:
     """Observes a cluster's driver; raises `Violation` at the event that breaks a guarantee."""
 
-    def __init__(self, cluster: Cluster, conductor: AnyConductor) -> None:
+    def __init__(self, cluster: VirtualCluster, conductor: AnyConductor) -> None:
         self._cluster = cluster
         self._conductor = conductor
         self._settings = cluster.settings.scheduler
@@ -405,7 +405,7 @@ _COMMANDS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
 }
 
 
-def check_target_reached(cluster: Cluster, conductor: AnyConductor, watch: GuaranteeChecker) -> None:
+def check_target_reached(cluster: VirtualCluster, conductor: AnyConductor, watch: GuaranteeChecker) -> None:
     """Run the cluster; raise unless it reaches its versions with every guarantee, each sample accounted for."""
     cluster.run()
     watch.finish()

@@ -28,9 +28,8 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, newest_run, save_policy, saved_runs
-from polyrhythm.pipeline.persistence.handover import SampleHandover
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
-from polyrhythm.pipeline.persistence.snapshot import take_snapshot, write_snapshot
+from polyrhythm.pipeline.persistence.snapshot import SampleHandover, take_snapshot, write_snapshot
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.scheduler.records import Checkpointed, StartUpdate, UpdateDone
 from polyrhythm.specs import Trajectory
@@ -56,7 +55,7 @@ def stopped(folder, stop, changes=ASYNCHRONOUS):
 
 
 def snapshot_of(folder, pipeline):
-    memory = (pipeline.launcher.payloads, pipeline.launcher.payloads.pool, pipeline.weights)
+    memory = (pipeline.launcher.payloads, pipeline.launcher.payloads.in_flight, pipeline.weights)
     return take_snapshot(folder / STATES, pipeline.loop.conductor, memory, pipeline.states, COUNTS)
 
 
@@ -96,7 +95,7 @@ def test_a_saved_run_comes_back_with_samples_weights_and_counts(tmp_path):
     saved = load_run(path)
     assert saved.conductor == json.loads(json.dumps(conductor.save()))
     assert saved.counts == COUNTS
-    assert saved.samples.keys() == waiting(conductor) == set(pipeline.launcher.payloads.pool.finished())
+    assert saved.samples.keys() == waiting(conductor) == set(pipeline.launcher.payloads.in_flight.finished())
     for payload_id, sample in saved.samples.items():
         assert_same_sample(sample, pipeline.launcher.payloads.arena.trajectory(int(payload_id)))
     version, weights = pipeline.weights.read()
@@ -169,7 +168,7 @@ def test_a_run_goes_on_from_where_it_was_saved(every_versions, tmp_path):
         for oldest in c.oldest
     ]
     assert max(lags) <= 2
-    assert set(second.launcher.payloads.pool.finished()) == waiting(conductor)
+    assert set(second.launcher.payloads.in_flight.finished()) == waiting(conductor)
     second.close()
 
 
@@ -339,7 +338,7 @@ def test_decisions_go_on_while_a_run_is_written_and_what_is_written_is_of_one_mo
     loop.train_until(6)
     assert loop.conductor.versions.applied == 6, "versions go on, and the save is not written yet"
     assert (len(gate.begun), gate.over) == (1, [])
-    released = gate.samples.keys() - set(pipeline.launcher.payloads.pool.finished())
+    released = gate.samples.keys() - set(pipeline.launcher.payloads.in_flight.finished())
     assert released, "the conductor has given blocks back that are not written yet"
     assert saved_runs(tmp_path / STATES) == []
     gate.opened.set()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.long import long
 from tests.pipeline.test_language import AGENT, SINGLE, SMALL, run
-from tests.pipeline.test_scoring import LEARNED, VERIFIED
+from tests.plugins.scoring.test_runs import LEARNED, VERIFIED
 
 import polyrhythm as pr
 from polyrhythm.cli.main import main

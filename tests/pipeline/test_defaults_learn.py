@@ -18,7 +18,6 @@ from polyrhythm.pipeline.build import env_settings, scheduler_settings
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.static_checks import check_unstarted
 
 
 class Line(gymnasium.Env[Any, Any]):
@@ -89,7 +88,7 @@ def test_one_step_for_each_update_is_said_in_log_summary_and_report(
     assert last in page
 
 
-@pytest.mark.parametrize("check", [examine, check_unstarted])
+@pytest.mark.parametrize("depth", ["trial", "machine"])
 @pytest.mark.parametrize(
     ("override", "name"),
     [
@@ -103,8 +102,8 @@ def test_one_step_for_each_update_is_said_in_log_summary_and_report(
         (("training.versions=0",), None),
     ],
 )
-def test_the_check_names_settings_that_learn_little(check: Any, override: tuple[str, ...], name: str | None) -> None:
-    found = [examined.finding for examined in check(config(*override)) if examined.part == "training"]
+def test_the_check_names_settings_that_learn_little(depth: Any, override: tuple[str, ...], name: str | None) -> None:
+    found = [examined.finding for examined in examine(config(*override), depth) if examined.part == "training"]
     assert [finding.name for finding in found if finding.state == "note"] == ([] if name is None else [name])
     assert all("training." in finding.fix for finding in found if finding.state == "note")
 
@@ -128,7 +127,7 @@ STREAMED = (
 )
 def test_the_check_says_whether_updates_stream_as_the_run_will(override: tuple[str, ...], words: str | None) -> None:
     settings = config(*override)
-    said = [x.finding.detail for x in check_unstarted(settings) if x.finding.name == "streaming"]
+    said = [x.finding.detail for x in examine(settings, "machine") if x.finding.name == "streaming"]
     assert [line.partition(words or "?")[1] for line in said] == ([] if words is None else [words])
     parts = scheduler_settings(settings, env_settings(settings).spec()).parts
     assert parts == (words == "with the first of its samples")
@@ -144,7 +143,7 @@ def test_the_check_says_whether_updates_stream_as_the_run_will(override: tuple[s
 )
 def test_the_advised_number_of_samples_is_enough(override: tuple[str, ...], enough: int) -> None:
     def notes(*overrides: str) -> list[Any]:
-        found = [examined.finding for examined in check_unstarted(config(*overrides))]
+        found = [examined.finding for examined in examine(config(*overrides), "machine")]
         return [finding for finding in found if finding.name == "samples"]
 
     (note,) = notes(*override)
@@ -153,10 +152,10 @@ def test_the_advised_number_of_samples_is_enough(override: tuple[str, ...], enou
 
 
 def test_the_check_says_by_whose_defaults_an_update_learns() -> None:
-    (found,) = (examined.finding for examined in check_unstarted(config()) if examined.finding.name == "updates")
+    (found,) = (examined.finding for examined in examine(config(), "machine") if examined.finding.name == "updates")
     assert found.detail == "8 epochs in steps of 64 chunk steps, lr 0.001"
     small = load_config("quickstart_pi0", ["policy.size.width=64", "policy.value_detach=false"])
-    found_all = {examined.finding.name: examined.finding for examined in check_unstarted(small)}
+    found_all = {examined.finding.name: examined.finding for examined in examine(small, "machine")}
     assert "value_detach" in found_all["value loss"].detail
 
 

@@ -30,7 +30,7 @@ def trained(groups):
         assert ledger.imbalance == 0
         assert ledger.trained == config.training.versions * config.training.batch_size
         held = {sample.payload_id for sample in pipeline.loop.conductor.rollout.samples.values() if sample.payload_id}
-        assert set(pipeline.launcher.payloads.pool.finished()) == held == set()
+        assert set(pipeline.launcher.payloads.in_flight.finished()) == held == set()
     finally:
         pipeline.launcher.close()
     steps = pipeline.loop.trace

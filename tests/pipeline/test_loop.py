@@ -119,7 +119,7 @@ def test_the_lag_keeps_its_bound_and_nothing_is_left():
     assert 0 < max(lags) <= 2
     assert pipeline.loop.conductor.ledger.as_dict()["trained"] == 60
     assert pipeline.loop.conductor.ledger.imbalance == 0
-    assert pipeline.launcher.payloads.pool.finished() == ()
+    assert pipeline.launcher.payloads.in_flight.finished() == ()
 
 
 class FlakySettings(GymnasiumSettings):
@@ -161,7 +161,7 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
     ledger = pipeline.loop.conductor.ledger
     assert (ledger.imbalance, ledger.running, ledger.reissuing) == (0, 0, 0)
     assert ledger.trained == 2 * settings.training.batch_size * settings.freshness.sync_interval
-    assert pipeline.launcher.payloads.pool.describe().endswith("blocks free, 0 being written, 0 finished")
+    assert pipeline.launcher.payloads.in_flight.describe().endswith("blocks free, 0 being written, 0 finished")
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
@@ -203,8 +203,9 @@ class Silent:
 
     work_done, names = 0, ("s",)
 
-    def statistics(self, *, fresh):
+    def statistics(self, *, fresh, pending_work):
         assert fresh
+        assert pending_work
 
     def station(self, name):
         return self

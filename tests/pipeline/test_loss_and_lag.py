@@ -12,7 +12,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
-from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
+from polyrhythm.config.presets import OBJECTIVE_PRESETS
 from polyrhythm.config.recipes import examples_folder, recipe_names
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings

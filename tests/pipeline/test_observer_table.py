@@ -17,7 +17,7 @@ from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.observers.totals import RunTotals
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
@@ -155,7 +155,7 @@ def watchers(conductor):
 def test_an_observer_finds_the_same_as_if_it_were_told_everything(seed):
     """Over simulated runs with faults: `hears` leaves out nothing that matters."""
     own = arbitrary_cluster(random.Random(seed), redundant=seed % 4 == 0)
-    cluster = Cluster(own, build_conductor(own.scheduler), record=True)
+    cluster = VirtualCluster(own, build_conductor(own.scheduler), record=True)
     cluster.run()
     conductor = build_conductor(own.scheduler)
     some, others = watchers(conductor), watchers(conductor)

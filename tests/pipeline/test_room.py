@@ -11,11 +11,11 @@ from tests.pipeline.runs import config
 
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation import room
 from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import check_form, validate_run
-from polyrhythm.pipeline.validation.room import check_room, container_limit, free_memory, warn_of_room
+from polyrhythm.pipeline.validation.check import check_form, container_limit, free_memory, validate_run
+from polyrhythm.plugins.memory_estimate import room
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner
+from polyrhythm.plugins.memory_estimate.room import check_room, warn_of_room
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
@@ -91,7 +91,7 @@ def test_an_estimate_warns_and_names_settings_that_fit(
     assert warn_of_room(run, spec, form, free=lambda _: wanted) == ""
     check_room(run, spec, form, free=lambda _: wanted - 1)
 
-    monkeypatch.setattr("polyrhythm.pipeline.validation.room.psutil.virtual_memory", lambda: _Free(wanted - 1))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: _Free(wanted - 1))
     assert validate_run(run).spec == spec
     assert "by estimate" in caplog.text
     notes = [found.finding for found in examine(run) if found.finding.state == "note"]

@@ -117,7 +117,7 @@ def one_and_the_rest(env_batch, generators):
 def live(settings):
     pipeline = build_pipeline(RunContext(settings), record=True)
     pipeline.loop.train_until(settings.training.versions)
-    assert pipeline.launcher.payloads.pool.finished() == ()
+    assert pipeline.launcher.payloads.in_flight.finished() == ()
     assert not pipeline.loop.conductor.ledger.imbalance
     pipeline.close()
     return pipeline

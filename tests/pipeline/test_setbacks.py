@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.pipeline.test_language import SINGLE, run
-from tests.pipeline.test_scoring import UNJUDGED
+from tests.plugins.scoring.test_runs import UNJUDGED
 
 
 def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,11 +15,11 @@ from tests.runtime.mutations import mutations
 
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.runtime.clocks import ClockOffset
+from polyrhythm.runtime.hosts import ClockOffset
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import Spans
-from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -195,9 +195,9 @@ def test_it_marks_by_how_much_a_hosts_bars_are_shifted_and_when_that_was_not_tru
 # ---------------------------------------------------------------- what is believed
 
 
-def expected() -> ExpectedEvents:
+def expected() -> InFlight:
     """What is known of a simulator s, a generator g, and a trainer t."""
-    expected = ExpectedEvents(ArenaLayout(1, 1, 1, {}, {}, {"s.0/0": 1, "r.0/0": 1}))
+    expected = InFlight(ArenaLayout(1, 1, 1, {}, {}, {"s.0/0": 1, "r.0/0": 1}))
     slots = (records.SlotInfo("s.0/0", 0, 1),)
     expected.join(records.SimulatorJoined("s", 0, (records.EnvBatchInfo("s.0", slots),)), ["s.0.0"])
     expected.join(records.GeneratorJoined("g", 0), ["g"])

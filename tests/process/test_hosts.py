@@ -54,7 +54,7 @@ def check_complete(pipeline: Pipeline) -> None:
     ledger = pipeline.loop.conductor.ledger
     assert ledger.as_dict()["trained"] == len(lent)
     assert set(lent.values()) == {1}
-    assert (ledger.imbalance, ledger.running, pipeline.launcher.payloads.pool.finished()) == (0, 0, ())
+    assert (ledger.imbalance, ledger.running, pipeline.launcher.payloads.in_flight.finished()) == (0, 0, ())
     assert dropped_messages(pipeline.launcher.hosting) == {}
     assert pipeline.weights.read()[0] == VERSIONS == pipeline.weights.newest
 

@@ -257,7 +257,7 @@ def test_a_link_that_stays_broken_loses_the_simulator_and_it_joins_again(tmp_pat
         assert {1, 2} == set(attempts(pipeline)), "what it held ran again"
         ledger = pipeline.loop.conductor.ledger
         assert (ledger.as_dict()["trained"], ledger.imbalance) == (32, 0)
-        assert pipeline.launcher.payloads.pool.finished() == ()
+        assert pipeline.launcher.payloads.in_flight.finished() == ()
         pipeline.close()  # before the link
         assert joining.wait() == "the run is over"
 

@@ -45,7 +45,7 @@ def asynchronous(request, tmp_path_factory):
         pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
         pipeline.loop.train_until(4)
         statistics = pipeline.launcher.hosting.statistics(fresh=True)
-        finished = pipeline.launcher.payloads.pool.finished()
+        finished = pipeline.launcher.payloads.in_flight.finished()
         assert dropped_messages(pipeline.launcher.hosting) == {}, "what stations say is expected"
         version, weights = pipeline.weights.read()
     finally:

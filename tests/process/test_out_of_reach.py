@@ -28,6 +28,7 @@ from polyrhythm.runtime.hosts import Changes, Departure, HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import Event, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -137,7 +138,8 @@ class NoRoom:
     """Hosts of a run of one station, which has to leave when it is told to, for this reason; none has room for it."""
 
     def __init__(self, folder: str, leaving: Departure) -> None:
-        self._view, self._leaving = HostView("far", folder, LOOPBACK), leaving
+        memory = "polyrhythm.plugins.cluster.hosts.memory:HostMemory"
+        self._view, self._leaving = HostView("far", folder, LOOPBACK, memory=memory), leaving
         self.lost = False
 
     @property
@@ -149,6 +151,8 @@ class NoRoom:
 
     def host_of(self, station: str) -> str:
         return self._view.own
+
+    def offset_of(self, host: str) -> None: ...
 
     def seek(self, station: str, now: float) -> None: ...
 
@@ -169,7 +173,7 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(moves: 
     hosts, limits = NoRoom(str(memory.folder), Departure("a reason", moves)), config().supervision
     stations = [(ScriptedFactory("b"), Resources())]
     hosting = LocalHosting(
-        stations, LAYOUT, memory.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn, hosts=hosts, transport="ipc"
+        stations, InFlight(LAYOUT), memory.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn, hosts=hosts
     )
     with closing(hosting):
         hosting.start()

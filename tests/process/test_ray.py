@@ -40,7 +40,7 @@ from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.launcher_checks import check_launcher
+from polyrhythm.plugins.cluster.ray.reach import check_launcher
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.memory.shared_folder import remove_orphans, shared_root
 

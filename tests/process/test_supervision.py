@@ -48,7 +48,7 @@ def run(folder, versions=4, base=SINGLE, during=None, **changes):
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
-        assert pipeline.launcher.payloads.pool.finished() == ()
+        assert pipeline.launcher.payloads.in_flight.finished() == ()
         assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
     finally:
         pipeline.close()

@@ -12,9 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.oracles.arbitrary import arbitrary_cluster
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.runtime.memory.blocks import BlockPool, blocks_needed
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight, blocks_needed
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
     Command,
@@ -34,7 +35,11 @@ from polyrhythm.scheduler.records import (
 )
 
 
-def blocks_of(pool: BlockPool, command: StartRows) -> list[int]:
+def of_blocks(count: int) -> InFlight:
+    return InFlight(ArenaLayout(blocks=count, steps=1, chunk=1, obs={}, answers={}, slots={}))
+
+
+def blocks_of(pool: InFlight, command: StartRows) -> list[int]:
     """The blocks that the command's grants get, in order."""
     return [grant.block for grant in pool.assign(command).grants]
 
@@ -53,12 +58,12 @@ def failed(number: int, *, attempt: int = 1) -> SampleFailed:
 
 
 def test_a_block_goes_from_the_simulator_to_the_conductor_and_is_free_again() -> None:
-    pool = BlockPool(3)
+    pool = of_blocks(3)
     first, second = blocks_of(pool, start(0, 1))
     assert first != second
-    pool.hear(finished(1, str(second)))
+    pool.on_event(finished(1, str(second)))
     assert pool.finished() == (str(second),)
-    pool.hear(failed(0))
+    pool.on_event(failed(0))
     assert pool.describe() == "2 blocks free, 0 being written, 1 finished"
     pool.release((str(second), ""))
     assert pool.describe() == "3 blocks free, 0 being written, 0 finished"
@@ -80,9 +85,9 @@ class Reader:
 
 
 def test_a_released_block_is_given_out_only_after_its_reader_has_copied_it() -> None:
-    pool = BlockPool(3)
+    pool = of_blocks(3)
     for number, block in enumerate(blocks_of(pool, start(0, 1, 2))):
-        pool.hear(finished(number, str(block)))
+        pool.on_event(finished(number, str(block)))
     reader = Reader(0, 1, 2)
     pool.hand_over(reader)
     reader.pending.discard(0)
@@ -97,9 +102,9 @@ def test_a_released_block_is_given_out_only_after_its_reader_has_copied_it() -> 
 
 
 def test_what_an_earlier_reader_holds_is_free_when_the_next_one_comes() -> None:
-    pool = BlockPool(2)
+    pool = of_blocks(2)
     for number, block in enumerate(blocks_of(pool, start(0, 1))):
-        pool.hear(finished(number, str(block)))
+        pool.on_event(finished(number, str(block)))
     first = Reader(0)
     pool.hand_over(first)
     pool.release(("0",))
@@ -109,35 +114,35 @@ def test_what_an_earlier_reader_holds_is_free_when_the_next_one_comes() -> None:
 
 
 def test_an_evaluations_block_is_free_when_its_episode_ends() -> None:
-    pool = BlockPool(1)
+    pool = of_blocks(1)
     blocks_of(pool, start(-1))
-    pool.hear(finished(-1, ""))
+    pool.on_event(finished(-1, ""))
     assert blocks_of(pool, start(4)) == [0]
 
 
-def test_attempts_of_a_ticket_are_told_apart() -> None:
-    pool = BlockPool(2)
+def testattempts_of_a_ticket_are_told_apart() -> None:
+    pool = of_blocks(2)
     (old,) = blocks_of(pool, start(5))
     (new,) = blocks_of(pool, start(5, attempt=2))  # the first was cancelled, and its simulator has not answered yet
-    pool.hear(failed(5))
-    pool.hear(finished(5, str(new), attempt=2))
+    pool.on_event(failed(5))
+    pool.on_event(finished(5, str(new), attempt=2))
     assert pool.finished() == (str(new),)
     assert blocks_of(pool, start(6)) == [old]
 
 
 def test_what_a_lost_simulator_wrote_is_free_and_what_it_finished_is_not() -> None:
-    pool = BlockPool(4)
+    pool = of_blocks(4)
     kept, _ = blocks_of(pool, start(0, 1))
     (other,) = blocks_of(pool, start(2, simulator="t"))
-    pool.hear(finished(0, str(kept)))
+    pool.on_event(finished(0, str(kept)))
     pool.lose("s")
     assert pool.describe() == "2 blocks free, 1 being written, 1 finished"
-    pool.hear(finished(2, str(other), simulator="t"))
+    pool.on_event(finished(2, str(other), simulator="t"))
     assert set(pool.finished()) == {str(kept), str(other)}
 
 
 def test_a_resumed_run_begins_with_the_blocks_that_hold_samples() -> None:
-    pool = BlockPool(4)
+    pool = of_blocks(4)
     pool.restore(("2", "0"))
     assert pool.finished() == ("0", "2")
     assert sorted(blocks_of(pool, start(7, 8))) == [1, 3]
@@ -146,14 +151,14 @@ def test_a_resumed_run_begins_with_the_blocks_that_hold_samples() -> None:
 
 
 def test_mistakes_of_ours_are_noticed() -> None:
-    pool = BlockPool(1)
+    pool = of_blocks(1)
     (block,) = blocks_of(pool, start(0))
     with pytest.raises(AssertionError, match="no free block: 0 blocks free, 1 being written, 0 finished"):
         blocks_of(pool, start(1))
     with pytest.raises(KeyError):
         pool.release((str(block),))
     with pytest.raises(AssertionError, match=f"sample 0 should lie in {block}, not in 7"):
-        pool.hear(finished(0, "7"))
+        pool.on_event(finished(0, "7"))
 
 
 class Ownership(RuleBasedStateMachine):
@@ -164,7 +169,7 @@ class Ownership(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool, self.count, self.number = BlockPool(12), 12, 0
+        self.pool, self.count, self.number = of_blocks(12), 12, 0
         self.lost: set[int] = set()
 
     @precondition(lambda self: bool(self.pool._free))
@@ -179,17 +184,17 @@ class Ownership(RuleBasedStateMachine):
         number, simulator, block = running
         if number in self.lost:
             return ""
-        self.pool.hear(finished(number, str(block), simulator=simulator))
+        self.pool.on_event(finished(number, str(block), simulator=simulator))
         return str(block)
 
     @rule(running=consumes(running))
     def fail(self, running: tuple[int, str, int]) -> None:
         if running[0] not in self.lost:
-            self.pool.hear(failed(running[0]))
+            self.pool.on_event(failed(running[0]))
 
     @rule(simulator=st.sampled_from("st"))
     def lose(self, simulator: str) -> None:
-        self.lost |= {number for (number, _), (_, owner) in self.pool._writing.items() if owner == simulator}
+        self.lost |= {number for (number, _), one in self.pool.attempts.items() if one.station == simulator}
         self.pool.lose(simulator)
 
     @rule(sample=consumes(samples))
@@ -199,14 +204,14 @@ class Ownership(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         """The run is saved, and goes on with another pool; what ran is lost."""
-        self.lost |= {number for number, _ in self.pool._writing}
-        payload_ids, self.pool = self.pool.finished(), BlockPool(self.count)
+        self.lost |= {number for number, _ in self.pool.attempts}
+        payload_ids, self.pool = self.pool.finished(), of_blocks(self.count)
         self.pool.restore(payload_ids)
 
     @invariant()
     def every_block_has_one_owner(self) -> None:
         pool = self.pool
-        blocks = [*pool._free, *(block for block, _ in pool._writing.values()), *pool._finished]
+        blocks = [*pool._free, *(attempt.block for attempt in pool.attempts.values()), *pool._finished]
         assert sorted(blocks) == list(range(self.count))
 
 
@@ -221,7 +226,7 @@ class Listening:
     """A conductor whose events and commands pass by a pool, as they do at a launcher; `most`: blocks in use at once."""
 
     def __init__(self, conductor: AnyConductor, count: int) -> None:
-        self.conductor, self.pool, self.count, self.most = conductor, BlockPool(count), count, 0
+        self.conductor, self.pool, self.count, self.most = conductor, of_blocks(count), count, 0
         self._blocks: dict[tuple[int, int], int] = {}
         self._handles: dict[str, str] = {}
 
@@ -243,13 +248,13 @@ class Listening:
         if isinstance(event, SampleFinished):
             block = str(self._blocks.pop((event.ticket, event.attempt)))
             self._handles[event.payload_id] = block
-            self.pool.hear(replace(event, payload_id=block))
+            self.pool.on_event(replace(event, payload_id=block))
         elif isinstance(event, StationLost):
             self.pool.lose(event.station)
         elif isinstance(event, SimulatorJoined):
             self.pool.lose(event.simulator)
         else:
-            self.pool.hear(event)
+            self.pool.on_event(event)
 
     def deadline(self) -> float:
         return self.conductor.deadline()
@@ -260,13 +265,13 @@ class Listening:
         return {payload_id for payload_id, block in self._handles.items() if block in blocks}
 
 
-def listening(cluster_settings: ClusterSettings) -> tuple[Cluster, Listening]:
+def listening(cluster_settings: ClusterSettings) -> tuple[VirtualCluster, Listening]:
     scheduler = cluster_settings.scheduler
     rows = sum(group.count * group.env_batches * group.slots * group.rows for group in cluster_settings.simulators)
     spare = {"group_size": scheduler.group_size, "extra_groups": scheduler.extra_groups}
     count = blocks_needed(rows, scheduler.version_samples, scheduler.max_lag, **spare)
     decider = Listening(build_conductor(scheduler), count)
-    return Cluster(cluster_settings, decider), decider
+    return VirtualCluster(cluster_settings, decider), decider
 
 
 randoms = st.randoms(use_true_random=False)
@@ -285,7 +290,7 @@ def test_blocks_suffice_whatever_goes_wrong_and_none_is_left(rng: random.Random)
     assert decider.payload_ids() == held, "what the conductor does not hold is free"
     if all(fault.station != "trainer" for fault in cluster_settings.faults):  # a rollback leaves samples that are late
         assert held == set()
-        assert decider.pool._writing.keys() <= rollout.cancelling.keys(), "what a simulator has not answered yet"
+        assert decider.pool.attempts.keys() <= rollout.cancelling.keys(), "what a simulator has not answered yet"
 
 
 @settings(examples, max_examples=50)

@@ -182,8 +182,8 @@ def join(station: JoinedSimulator) -> None:
     reception._session = None
     reception.hear(b"a", m.pack(HELLO), station._clock())
     reception.hear(b"a", m.pack(beat(session_of(station))), station._clock())
-    station._expected.join(station.joined(), ("s.0.0",))
-    station._expected.note_version(5)
+    station._in_flight.join(station.joined(), ("s.0.0",))
+    station._in_flight.on_version(5)
     station._samples = JoinedSamples(station._arena, SPEC, StepSettings(1))
     station.handle(START)
     reception.out.clear()

@@ -17,9 +17,8 @@ from tests.stations.test_trainer import LEND
 from tests.stations.test_trainer import Stand as TrainerStand
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import Reply, Report
-from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
 from polyrhythm.runtime.transport import wire
@@ -98,7 +97,7 @@ def test_a_simulator_survives_hostile_messages() -> None:
     bench = Bench(4, blocks=8)
     names = {"simulator": ["s"], "slot": ["e/0"], "reply_to": ["s.0.0"], "ticket": [1, 2], "sequence": [0, 1, 2]}
     obeying = Obeying(bench.simulator, bench.arena.layout)
-    bench.pool.hear = lambda event: None  # type: ignore[method-assign]  # some messages are grants of nobody
+    bench.pool.on_event = lambda event: None  # type: ignore[method-assign]  # some messages are grants of nobody
     bench.start((0, ticket(0, 9)), (1, ticket(1, 9)))
     attack(obeying, 2, names, lambda number: bench.simulator.work())
     assert {type(event) for event in bench.events} >= {r.RequestArrived, r.SampleFailed}
@@ -146,16 +145,16 @@ LAYOUT = ArenaLayout(blocks=9, steps=4, chunk=1, obs={}, answers={}, slots={"e/0
 INFO = r.EnvBatchInfo("e", (r.SlotInfo("e/0", 0, 4), r.SlotInfo("e/1", 4, 2)))
 
 
-def standing() -> tuple[ExpectedEvents, BlockPool]:
+def standing() -> InFlight:
     """A station of each kind, each with something to do: tickets 0 to 3, of which 3 is an evaluation's."""
-    expected, pool = ExpectedEvents(LAYOUT), BlockPool(LAYOUT.blocks)
+    expected = InFlight(LAYOUT)
     expected.join(r.SimulatorJoined("s", 0, (INFO,)), ["s.0.0"])
     expected.join(r.GeneratorJoined("g", 0), ["g.0"])
     expected.join(r.TrainerJoined("t", 0, 4), ["t.0"])
     expected.join(r.ScorerJoined("c", 0, 2), ["c.0"])
     tickets = [ticket(number, 9, version=2, evaluation="x" if number == 3 else "") for number in range(4)]
     rows = r.StartRows("s", "e/0", tuple(r.Grant(row, ticket) for row, ticket in enumerate(tickets)))
-    expected.note(pool.assign(rows))
+    expected.on_command(expected.assign(rows))
     for command in (
         *(r.ApplyWeights("g", 2), r.ApplyWeights("g", 3, pinned=True), r.Serve("g", r.Batch(8, "g", ()))),
         *(r.StartUpdate("t", 4, 2, (7,), ("8",)), r.PublishWeights("t", 3)),
@@ -163,8 +162,8 @@ def standing() -> tuple[ExpectedEvents, BlockPool]:
         *(r.AbortStream("g", 12), r.AbortStream("g", 13), r.AbortStream("g", 14)),
         *(r.ScoreSample("c", 21, 5, "4", 0, 9), r.ScoreSample("c", 22, 6, "5", 0, 9)),
     ):
-        expected.note(command)
-    return expected, pool
+        expected.on_command(command)
+    return expected
 
 
 TRUE = [
@@ -186,11 +185,11 @@ TRUE = [
 
 
 def test_what_was_asked_for_is_accepted_once() -> None:
-    expected, pool = standing()
+    expected = standing()
     expected.check_report(Report("t", 0, "update", 4, {}))
     for event in TRUE:
         expected.accept(event)
-        pool.hear(event)  # type: ignore[arg-type]
+        expected.on_event(event)  # type: ignore[arg-type]
         if not isinstance(event, r.Checkpointed):
             with pytest.raises(UnfitMessage, match="nothing leads to"):
                 expected.accept(event)
@@ -234,7 +233,7 @@ FALSE = [
 
 @pytest.mark.parametrize("event", FALSE, ids=str)
 def test_what_nothing_leads_to_is_refused(event: object) -> None:
-    expected, _ = standing()
+    expected = standing()
     with pytest.raises(UnfitMessage):
         expected.accept(event)
 
@@ -245,7 +244,7 @@ def test_what_nothing_leads_to_is_refused(event: object) -> None:
 def test_a_report_of_no_update_under_way_is_refused(report: tuple[str, str, int]) -> None:
     station, topic, step = report
     with pytest.raises(UnfitMessage, match=r"a report of .*; (update 4 is under way|it has no update to do)"):
-        standing()[0].check_report(Report(station, 0, topic, step, {}))
+        standing().check_report(Report(station, 0, topic, step, {}))
 
 
 @pytest.mark.parametrize(
@@ -267,12 +266,12 @@ def test_a_report_of_no_update_under_way_is_refused(report: tuple[str, str, int]
 )
 def test_an_announcement_that_cannot_be_is_refused(joined: Any, inboxes: int, words: str) -> None:
     with pytest.raises(UnfitMessage, match=words):
-        standing()[0].join(joined, [str(number) for number in range(inboxes)])
+        standing().join(joined, [str(number) for number in range(inboxes)])
 
 
 def test_batches_end_in_the_order_in_which_they_were_given() -> None:
-    expected, _ = standing()
-    expected.note(r.Serve("g", r.Batch(9, "g", ())))
+    expected = standing()
+    expected.on_command(r.Serve("g", r.Batch(9, "g", ())))
     assert expected.is_due(r.Serve("g", r.Batch(9, "g", ())))
     with pytest.raises(UnfitMessage, match="nothing leads to"):
         expected.accept(r.BatchDone("g", 0, 9, 2))
@@ -287,15 +286,15 @@ def test_mutated_events_never_harm_who_believes_what_is_expected() -> None:
     names = {"simulator": ["s"], "generator": ["g"], "trainer": ["t"], "incarnation": [0], "slot": ["e/0", "e/1"]}
     names |= {"ticket": [0, 1, 2, 3], "attempt": [1], "batch": [8], "update": [4], "version": [2, 3]}  # type: ignore[dict-item]
     contents = [*CONTENTS, *map(wire.encode, TRUE)]  # type: ignore[arg-type]
-    (expected, pool), accepted = standing(), 0
+    expected, accepted = standing(), 0
     for number, content in enumerate(mutations(contents, COUNT, 5, names)):
         if number % 100 == 0:
-            expected, pool = standing()
+            expected = standing()
         try:
             event = wire.decode(content)
             expected.accept(event)
         except UnfitMessage:
             continue
-        pool.hear(event)  # type: ignore[arg-type]
+        expected.on_event(event)  # type: ignore[arg-type]
         accepted += 1
     assert accepted > 100

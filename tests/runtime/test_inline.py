@@ -161,18 +161,18 @@ def test_a_grant_comes_with_a_block_that_is_the_rows_until_its_attempt_ends():
     assert isinstance(start, StartRows)
     assert [replace(grant, block=-1) for grant in start.grants] == [*grants]
     assert len({grant.block for grant in start.grants}) == 2
-    assert launcher.payloads.pool.describe() == "2 blocks free, 2 being written, 0 finished"
+    assert launcher.payloads.in_flight.describe() == "2 blocks free, 2 being written, 0 finished"
     failed = SampleFailed("s", 0, 0, 1, DropReason.ENVIRONMENT_RAISED, "fell over")
     first.context.channels.emit(failed)
     assert launcher.receive(1.0) == failed
-    assert launcher.payloads.pool.describe() == "3 blocks free, 1 being written, 0 finished"
+    assert launcher.payloads.in_flight.describe() == "3 blocks free, 1 being written, 0 finished"
 
 
 def test_released_payloads_are_free():
     launcher, *_ = hosted(a=(0, ()))
-    launcher.payloads.pool.restore(("0", "3"))
+    launcher.payloads.in_flight.restore(("0", "3"))
     launcher.send(ReleasePayloads(("3", "")))
-    assert launcher.payloads.pool.finished() == ("0",)
+    assert launcher.payloads.in_flight.finished() == ("0",)
     with pytest.raises(KeyError):
         launcher.send(ReleasePayloads(("3",)))
 

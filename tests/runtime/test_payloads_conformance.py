@@ -16,6 +16,7 @@ from tests.training.toy import ToyPolicy, collect
 from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
 from polyrhythm.plugins.cluster.hosts.payloads import HostedPayloads
 from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
 from polyrhythm.scheduler import records as r
@@ -37,7 +38,7 @@ def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
         ends = {"main": served(tmp_path, Arena(LAYOUT, own), host="main"), "b": served(tmp_path, Arena(LAYOUT, far))}
         arena = Arena(LAYOUT, own, OtherHosts(LAYOUT, "main", {}, {"b": ends["b"]}))
         station = Arena(LAYOUT, far, OtherHosts(LAYOUT, "b", {}, {"main": ends["main"]}))
-        yield HostedPayloads(arena, "main", Hosts()), station
+        yield HostedPayloads(arena, "main", Hosts(), InFlight(arena.layout)), station
         return
     folder = SharedRunFolder({"arena": LAYOUT.nbytes}, tmp_path)
     try:
@@ -94,8 +95,8 @@ def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]
     payloads, _ = both
     first = blocks_of(payloads, start(3))
     assert len(set(first)) == 3
-    payloads.hear(finished(0, first[0]))
-    payloads.hear(r.SampleFailed("s", 0, 1, 1, r.DropReason.ENVIRONMENT_RAISED, "fell over"))
+    payloads.on_event(finished(0, first[0]))
+    payloads.on_event(r.SampleFailed("s", 0, 1, 1, r.DropReason.ENVIRONMENT_RAISED, "fell over"))
     second = blocks_of(payloads, start(2, first=10))
     assert not set(second) & {first[0], first[2]}, "finished and written blocks are not given out"
     payloads.release([str(first[0])])
@@ -107,10 +108,10 @@ def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]
 def test_blocks_of_a_lost_station_are_free_and_its_finished_samples_stay(both: tuple[Payloads, Arena]) -> None:
     payloads, _ = both
     blocks = blocks_of(payloads, start(4))
-    payloads.hear(finished(0, blocks[0]))
-    payloads.hear(r.StationLost("s", 0, "killed"))
+    payloads.on_event(finished(0, blocks[0]))
+    payloads.on_event(r.StationLost("s", 0, "killed"))
     assert set(blocks_of(payloads, start(3, first=10))) == set(blocks[1:])
-    assert payloads.pool.finished() == (str(blocks[0]),)
+    assert payloads.in_flight.finished() == (str(blocks[0]),)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,13 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import start_child
 from polyrhythm.specs import WeightsLayout
+
+LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+NO_WEIGHTS = WeightsLayout.of({})
 
 
 def test_starting_a_process_does_not_wait_until_it_reads_its_spec(tmp_path: Path) -> None:
@@ -36,7 +40,7 @@ def test_starting_a_process_does_not_wait_until_it_reads_its_spec(tmp_path: Path
         content=b"",
         resources=Resources(environment={"PYTHONPATH": str(tmp_path)}),
         layout=ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots=slots),
-        weights=WeightsLayout.of({}),
+        weights=NO_WEIGHTS,
         folder=str(tmp_path),
         main="ipc://nowhere",
         transport="ipc",
@@ -61,12 +65,12 @@ def test_a_process_that_the_system_cannot_start_ends_the_run_with_a_sentence(tmp
     def spawn(spec: ChildSpec, log: IO[bytes]) -> Any:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    layout, limits = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={}), config().supervision
+    limits = config().supervision
     stations = [(ScriptedFactory("a"), Resources())]
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o700)
     with (
-        closing(LocalHosting(stations, layout, folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)) as hosting,
+        closing(LocalHosting(stations, InFlight(LAYOUT), folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn)) as hosting,
         pytest.raises(RunHalted, match=r"a: its process cannot be started \(Resource temporarily unavailable\); "),
     ):
         hosting.start()
@@ -81,11 +85,11 @@ def test_where_the_second_rank_cannot_be_started_the_first_is_not_left(tmp_path:
         started.append(start_child(spec, log))
         return started[-1]
 
-    layout, limits = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={}), config().supervision
+    limits = config().supervision
     stations = [(ScriptedFactory("a"), Resources(), Resources())]
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o700)
-    hosting = LocalHosting(stations, layout, folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)
+    hosting = LocalHosting(stations, InFlight(LAYOUT), folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn)
     with closing(hosting):
         with pytest.raises(RunHalted, match=r"a: its process cannot be started"):
             hosting.start()

@@ -16,11 +16,15 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import start_child
 from polyrhythm.scheduler.records import Event, Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
+
+LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+NO_WEIGHTS = WeightsLayout.of({})
 
 
 class Reluctant:
@@ -57,11 +61,10 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
         handles.setdefault(spec.station, handle)
         return handle
 
-    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     limits = config(supervision={"update_s": 0.5}).supervision
     stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
-    with closing_folder(layout) as folder:
-        hosting = LocalHosting(stations, layout, folder.folder, WeightsLayout.of({}), limits, tmp_path, spawn=spawn)
+    with closing_folder(LAYOUT) as folder:
+        hosting = LocalHosting(stations, InFlight(LAYOUT), folder.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn)
         with closing(hosting):
             hosting.start()
             hosting.send("a", PublishWeights("a", 1))
@@ -86,11 +89,10 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
 
 
 def test_what_a_station_said_before_it_ended_is_heard_however_slowly_main_reads(tmp_path: Path) -> None:
-    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     limits = config().supervision
     stations = [(ScriptedFactory("a"), Resources())]
-    with closing_folder(layout) as folder:
-        hosting = LocalHosting(stations, layout, folder.folder, WeightsLayout.of({}), limits, tmp_path)
+    with closing_folder(LAYOUT) as folder:
+        hosting = LocalHosting(stations, InFlight(LAYOUT), folder.folder, NO_WEIGHTS, limits, tmp_path)
         with closing(hosting):
             hosting.start()
             for version in (*range(30), RAISES):
@@ -107,10 +109,9 @@ def test_what_a_station_said_before_it_ended_is_heard_however_slowly_main_reads(
 
 def test_a_main_that_others_keep_busy_replaces_all_the_same(tmp_path: Path) -> None:
     """Something is always in its inbox: 50 messages of b are on their way, and each takes main 5 ms."""
-    layout = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
     stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
-    with closing_folder(layout) as folder:
-        hosting = LocalHosting(stations, layout, folder.folder, WeightsLayout.of({}), config().supervision, tmp_path)
+    with closing_folder(LAYOUT) as folder:
+        hosting = LocalHosting(stations, InFlight(LAYOUT), folder.folder, NO_WEIGHTS, config().supervision, tmp_path)
         with closing(hosting):
             hosting.start()
             for version in range(50):

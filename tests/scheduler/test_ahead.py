@@ -11,16 +11,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.clustersim.test_lease import leased
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
+from tests.plugins.lease.test_simulated import leased
 from tests.scheduler.test_background import Beside
 from tests.scheduler.test_conductor import Script, slots_of
 from tests.scheduler.test_detach import cut
 
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.lease.conductor import LeasedConductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.inference.generators import GeneratorState
@@ -276,7 +276,7 @@ def loaded(rng: random.Random) -> ClusterSettings:
 def test_guarantees_hold_and_weights_wait_for_two_passes_at_most(rng: random.Random) -> None:
     cluster_settings = loaded(rng)
     conductor = build_conductor(cluster_settings.scheduler)
-    cluster = Cluster(cluster_settings, conductor, record=True)
+    cluster = VirtualCluster(cluster_settings, conductor, record=True)
     watch = GuaranteeChecker(cluster, conductor)
     check_target_reached(cluster, conductor, watch)
     passes: dict[str, int] = {}

@@ -15,7 +15,7 @@ from tests.oracles.guarantees import GuaranteeChecker
 from tests.scheduler.test_conductor import Script, train_one
 
 from polyrhythm.conductors import build_conductor, restore_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster, Member
+from polyrhythm.plugins.virtual.clustersim.cluster import Member, VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler import records as r
@@ -193,11 +193,11 @@ def stopping(conductor: AnyConductor, rng: random.Random) -> Stopping:
     return Stopping(conductor, rng.randint(1, rng.choice((10, 50, 250))), since)
 
 
-class Part(Cluster):
+class Part(VirtualCluster):
     """A part of a run: its trainer begins with what an earlier part saved, and its stations join in any order."""
 
     def __init__(
-        self, cluster_settings: ClusterSettings, decider: Stopping, before: Cluster | None, rng: random.Random
+        self, cluster_settings: ClusterSettings, decider: Stopping, before: VirtualCluster | None, rng: random.Random
     ) -> None:
         self._saved = before._checkpoint if before is not None else 0
         self._order = rng
@@ -227,7 +227,7 @@ class Part(Cluster):
         return super()._incarnation(member)
 
 
-def offered_by(before: Cluster, conductor: AnyConductor, rng: random.Random) -> int:
+def offered_by(before: VirtualCluster, conductor: AnyConductor, rng: random.Random) -> int:
     """The version that a resumed run begins with: one that is published, or was written and never heard of."""
     versions = conductor.versions
     if not versions.in_version and before._checkpoint == versions.updates:
@@ -235,7 +235,7 @@ def offered_by(before: Cluster, conductor: AnyConductor, rng: random.Random) -> 
     return max(versions.published, before.driver.bus)
 
 
-def trained(cluster: Cluster) -> list[int]:
+def trained(cluster: VirtualCluster) -> list[int]:
     """The tickets of all updates that were done."""
     lent: tuple[int, ...] = ()
     done: list[int] = []

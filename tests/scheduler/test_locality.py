@@ -15,7 +15,7 @@ from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
@@ -120,7 +120,7 @@ def on_hosts(found: ClusterSettings) -> ClusterSettings:
 def test_no_guarantee_is_broken_on_hosts(rng: random.Random) -> None:
     found = on_hosts((arbitrary_streams if rng.random() < 0.3 else arbitrary_cluster)(rng))
     conductor = build_conductor(found.scheduler)
-    cluster = Cluster(found, conductor)
+    cluster = VirtualCluster(found, conductor)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
 
@@ -147,7 +147,7 @@ def test_a_simulated_run_serves_more_rows_on_their_hosts_at_the_same_times(
     found = []
     for kind in (Blind, Conductor):
         cluster_settings = ClusterSettings.model_validate(plain)
-        cluster = Cluster(cluster_settings, kind(cluster_settings.scheduler))
+        cluster = VirtualCluster(cluster_settings, kind(cluster_settings.scheduler))
         cluster.run()
         found.append(summarise(cluster.driver, {}))
     blind, near = found

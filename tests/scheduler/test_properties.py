@@ -19,7 +19,7 @@ from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.oracles.replay import first_difference
 
 from polyrhythm.conductors import build_conductor, restore_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import FREE
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, SimulatorGroup
 from polyrhythm.scheduler.conductor import AnyConductor
@@ -45,9 +45,9 @@ examples = settings(max_examples=200, deadline=None, suppress_health_check=list(
 few_examples = settings(examples, max_examples=50)
 
 
-def watched(cluster_settings: ClusterSettings) -> tuple[Cluster, AnyConductor, GuaranteeChecker]:
+def watched(cluster_settings: ClusterSettings) -> tuple[VirtualCluster, AnyConductor, GuaranteeChecker]:
     conductor = build_conductor(cluster_settings.scheduler)
-    cluster = Cluster(cluster_settings, conductor, record=True)
+    cluster = VirtualCluster(cluster_settings, conductor, record=True)
     return cluster, conductor, GuaranteeChecker(cluster, conductor)
 
 
@@ -205,7 +205,7 @@ def test_nothing_that_can_start_waits_for_another_event(rng: random.Random) -> N
             "simulators": tuple(group.model_copy(update={"broken": broken}) for group in base.simulators),
         }
     )
-    cluster = Cluster(cluster_settings, Settled(build_conductor(cluster_settings.scheduler)), record=True)
+    cluster = VirtualCluster(cluster_settings, Settled(build_conductor(cluster_settings.scheduler)), record=True)
     asked = []
     for number in range(rng.randint(2, 6)):
         seeds = [rng.randint(0, 3) for _ in range(rng.randint(0, 4))]
@@ -238,7 +238,7 @@ class Resumed:
 
 def check_restored(cluster_settings: ClusterSettings, rng: random.Random) -> None:
     """A conductor that is saved and restored at any event of a run decides as the one that was not."""
-    cluster = Cluster(cluster_settings, record=True)
+    cluster = VirtualCluster(cluster_settings, record=True)
     cluster.run()
     before = rng.randint(1, len(cluster.driver.steps))
     resumed = Resumed(build_conductor(cluster_settings.scheduler), before)
@@ -255,7 +255,7 @@ def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Ra
 @given(randoms)
 def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_commands(rng: random.Random) -> None:
     cluster_settings = arbitrary_cluster(rng, redundant=rng.random() < 0.5)
-    first, second = Cluster(cluster_settings, record=True), Cluster(cluster_settings, record=True)
+    first, second = VirtualCluster(cluster_settings, record=True), VirtualCluster(cluster_settings, record=True)
     first.run()
     second.run()
     assert first.driver.steps == second.driver.steps

@@ -11,7 +11,7 @@ from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.scheduler.test_properties import check_restored
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 
 examples = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 randoms = st.randoms(use_true_random=False)
@@ -22,7 +22,7 @@ randoms = st.randoms(use_true_random=False)
 def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
     cluster_settings = arbitrary_streams(rng)
     conductor = build_conductor(cluster_settings.scheduler)
-    cluster = Cluster(cluster_settings, conductor, record=True)
+    cluster = VirtualCluster(cluster_settings, conductor, record=True)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.base import StepResult
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.rollout.sharding import shard
@@ -137,12 +137,12 @@ class Bench:
             answers=answers(settings.chunk),
             slots={slot.slot: slot.rows for slot in info.slots},
         )
-        self.arena, self.pool = in_memory(layout), BlockPool(layout.blocks)
+        self.arena, self.pool = in_memory(layout), InFlight(layout)
         self.simulator = Simulator("s", 0, [(info, self.env)], settings, self.arena, self._emit, "s.0.0")
 
     def _emit(self, event: records.Event) -> None:
         self.events.append(event)
-        self.pool.hear(event)
+        self.pool.on_event(event)
 
     def start(self, *grants: tuple[int, records.Ticket], slot: str = "e/0", resume: bool = False) -> None:
         command = records.StartRows("s", slot, tuple(records.Grant(row, t, resume) for row, t in grants))

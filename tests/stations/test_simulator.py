@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.stations.counting import MAX_STEPS, Bench, Counting, ticket
 
 from polyrhythm.envs.base import RowsFailed
-from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.scheduler.records import (
     CancelRow,
     DropReason,
@@ -144,17 +145,17 @@ def check(bench, event, lengths):
     bench.pool.release([event.payload_id])
 
 
-class InOrder(BlockPool):
+class InOrder(InFlight):
     """Gives out blocks in the order given, each once."""
 
     def __init__(self, blocks):
-        super().__init__(len(blocks))
+        super().__init__(ArenaLayout(len(blocks), 1, 1, {}, {}, {}))
         self._left = list(blocks)
 
     def assign(self, command):
         return replace(command, grants=tuple(replace(grant, block=self._left.pop(0)) for grant in command.grants))
 
-    def hear(self, event):
+    def on_event(self, event):
         """Blocks are not taken back."""
 
 

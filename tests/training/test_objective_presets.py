@@ -24,10 +24,11 @@ from torch import Tensor
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
-from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
+from polyrhythm.config.presets import OBJECTIVE_PRESETS
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import OptimizerSettings
 from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.traits import policy_traits
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
@@ -328,7 +329,7 @@ def plain_loop(found: Collected, policy: Policy, optimizer: torch.optim.Optimize
         given = {name: rows(data, lambda t, name=name: t.forward_inputs[name]) for name in data[0].forward_inputs}
         with torch.no_grad():
             start, frozen, last = policy.evaluate(obs, given), reference.evaluate(obs, given), policy.value(final)
-        recorded = start.value if getattr(policy, "values_late", False) else rows(data, lambda t: t.value)
+        recorded = start.value if policy_traits(policy).values_late else rows(data, lambda t: t.value)
         fixed = {
             "mask": padded(data, rows(data, lambda t: t.valid)).bool(),
             "rewards": padded(data, rows(data, lambda t: t.rewards)),

@@ -11,7 +11,7 @@ from tests.algorithms.reference import group_score
 from tests.training.toy import ToyPolicy, collect
 from torch import Tensor
 
-from polyrhythm.config.objective_presets import objective_preset
+from polyrhythm.config.presets import objective_preset
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory

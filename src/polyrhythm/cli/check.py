@@ -17,15 +17,17 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.readable import visible
 
 if TYPE_CHECKING:
+    from polyrhythm.checks import Examined
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.conformance import Finding
-    from polyrhythm.pipeline.validation.all_checks import Examined
 
 _MARKS = {"ok": "✓", "note": "!", "missing": "?", "failed": "✗"}
 _PLAIN_MARKS = {"ok": "+", "note": "!", "missing": "?", "failed": "x"}
 _COLORS = {"ok": "\033[32m", "note": "\033[33m", "missing": "\033[33m", "failed": "\033[31m"}
 _WIDTH = 110
 _INDENT = 34
+#: Exit status where something is missing and nothing is wrong.
+MISSING = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,3 +90,39 @@ def _shows_marks(encoding: str | None) -> bool:
 def _ready(found: list[Examined]) -> str:
     notes = sum(finding.state == "note" for _, finding in found)
     return f"\nall {len(found)} checks passed" + f", {notes} with a note" * bool(notes)
+
+
+# ------------------------------------------------------------ train --check
+
+
+def check_unstarted(config: RunConfig, *, as_json: bool) -> int:
+    """`polyrhythm train RECIPE --check`: print the findings and a summary. Returns 0: ready; 1: something is wrong;
+    MISSING: something is missing."""
+    from polyrhythm.pipeline.validation.all_checks import examine
+
+    found = list(examine(config, "machine"))
+    lacking, failed = ([finding for _, finding in found if finding.state == state] for state in ("missing", "failed"))
+    if as_json:
+        checks = [{"part": part, **finding._asdict()} for part, finding in found]
+        told = {
+            "ready": not (lacking or failed),
+            "missing": [finding.detail for finding in lacking],
+            "failed": [finding.detail for finding in failed],
+            "checks": checks,
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        for _, finding in found:
+            if finding.detail or finding.state != "ok":
+                print(line(finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding))
+        print(_conclusion(len(lacking), len(failed)))
+    return 1 if failed else MISSING if lacking else 0
+
+
+def _conclusion(lacking: int, failed: int) -> str:
+    if not lacking and not failed:
+        return "ready to train; nothing was started"
+    missing = f"{lacking} thing{'s' * (lacking > 1)} missing (?)" if lacking else ""
+    wrong = f"{failed} wrong (✗)" if failed else ""
+    rest = "" if failed else "; all else is in order"
+    return ", ".join(part for part in (wrong, missing) if part) + rest

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polyrhythm.pipeline.validation.doctor import Finding
+    from polyrhythm.conformance import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
             print(line(finding), flush=True)
     missing = [finding.name for finding in findings if finding.state == "missing"]
     if arguments.json:
-        print(json.dumps({"ready": not missing, "checks": [finding.as_json() for finding in findings]}, indent=2))
+        print(json.dumps({"ready": not missing, "checks": list(map(plain, findings))}, indent=2))
     else:
         print(f"missing: {', '.join(missing)}" if missing else f"ready for {arguments.env or 'the quickstart'}")
     return 1 if missing else 0
+
+
+def plain(finding: Finding) -> dict[str, str]:
+    """The fields by name. `said` and `mend` are older names of `detail` and `fix`, kept for scripts."""
+    return {**finding._asdict(), "said": finding.detail, "mend": finding.fix}
 
 
 def line(finding: Finding) -> str:

@@ -97,12 +97,12 @@ def _refuse_misspelt(word: str) -> None:
 
 
 def _show_form(arguments: argparse.Namespace) -> int:
+    from polyrhythm.checks import CheckContext, require_added
     from polyrhythm.config.catalog import adapter
     from polyrhythm.config.load import load_config
     from polyrhythm.config.registry import expand
     from polyrhythm.pipeline.build import env_settings
     from polyrhythm.pipeline.validation.check import check_form
-    from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
     section = expand(arguments.type)
     others = [text for text in arguments.overrides if not text.startswith(("policy.", "policy="))]
@@ -113,12 +113,14 @@ def _show_form(arguments: argparse.Namespace) -> int:
         config = load_config(arguments.recipe, arguments.overrides)
     spec = env_settings(config).spec()
     form = check_form(config, spec)
-    memory = memory_by_station(config, spec, form)
+    context = CheckContext(config, "machine", spec=spec, form=form)
+    require_added(context, "policies")
+    memory = context.numbers.get("memory", {})
     if arguments.json:
         one = adapters.plain(adapter("policy", section["type"]))
         print(json.dumps([one | {"form": plain_form(form), "memory": memory}], indent=2))
     else:
-        print("\n".join([*memory_lines(memory), "", *form_lines(form)]))
+        print("\n".join([*memory_lines(memory), *[""] * bool(memory), *form_lines(form)]))
     return 0
 
 
@@ -146,9 +148,9 @@ def form_lines(form: PolicyForm) -> list[str]:
 
 
 def memory_lines(memory: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, a line per station."""
-    width = max(map(len, memory))
-    lines = ["memory by station (without activations, simulators and interpreters)"]
+    """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, a line per station, if any."""
+    width = max(map(len, memory), default=0)
+    lines = ["memory by station (without activations, simulators and interpreters)"] if memory else []
     for name, parts in memory.items():
         told = ", ".join(f"{part} {size_text(size)}" for part, size in parts.items())
         lines.append(f"  {name:{width}}  {size_text(sum(parts.values())):>9}   {told}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from polyrhythm.config.recipes import recipe_names
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunDistrusted, RunFolderError
+from polyrhythm.observe.run_folder import CONFIG_FILE
 
 #: Overrides applied before the user's: a recipe without demonstrations or supervised training gets their defaults.
 IMITATION = ("demonstrations={}", "supervised={}")
@@ -36,6 +37,6 @@ def note_resume_command(folder: Path) -> Iterator[None]:
     except (RunFolderError, ConfigError, RunDistrusted):
         raise
     except (KeyboardInterrupt, PolyrhythmError, OSError) as error:
-        if (folder / "config.yaml").is_file():
+        if (folder / CONFIG_FILE).is_file():
             error.add_note(f"to resume: polyrhythm resume {shlex.quote(str(folder))}")
         raise

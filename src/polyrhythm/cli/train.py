@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, arguments.overrides)
     if arguments.check:
-        from polyrhythm.cli.train_check import check_recipe
+        from polyrhythm.cli.check import check_unstarted
 
-        return check_recipe(config, as_json=arguments.json)
+        return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that a wrong key is reported before torch is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.validation.check import validate_run
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
     """Train in the folder, which may hold a part of the run already, and print the result."""
-    from polyrhythm.observe.run_folder import REPORT_FILE
+    from polyrhythm.observe.run_folder import REPORT_FILE, SUMMARY_FILE
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.train import train
 
@@ -68,7 +68,7 @@ def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
         print(json.dumps(summary, indent=2))
     else:
         print(run_summary.lines(summary))
-        print(f"summary: {folder / 'summary.json'}")
+        print(f"summary: {folder / SUMMARY_FILE}")
         if (folder / REPORT_FILE).is_file():
             print(f"report: {folder / REPORT_FILE}")
     return 0

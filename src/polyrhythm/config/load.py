@@ -20,9 +20,8 @@ from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError
 
 from polyrhythm.config.base import InvalidSetting, Section
 from polyrhythm.config.explain import explain
-from polyrhythm.config.objective_presets import objective_preset
 from polyrhythm.config.objects import plain
-from polyrhythm.config.presets import preset
+from polyrhythm.config.presets import objective_preset, preset
 from polyrhythm.config.recipes import find_recipe
 from polyrhythm.config.registry import NestedRefusal, expand, known_types, resolve
 from polyrhythm.config.row import scale

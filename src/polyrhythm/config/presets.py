@@ -1,73 +1,132 @@
-"""Presets: named sets of settings for common training modes.
+"""Presets and objectives: named sets of settings, read from presets.yaml.
 
-`preset: NAME` in a recipe overrides what the recipe extends and is overridden by the recipe itself; `preset=NAME` on
-the command line overrides the recipe and is overridden by the other options. The resolved configuration has no preset.
+`preset: NAME`, a common training mode, in a recipe overrides what the recipe extends and is overridden by the recipe
+itself; `preset=NAME` on the command line overrides the recipe and is overridden by the other options. The resolved
+configuration has no preset. Where a preset has `batching: dynamic`, `streams` serves as well, and a recipe that has it
+keeps it.
 
-Where a preset has `batching: dynamic`, `streams` serves as well, and a recipe that has it keeps it.
+`objective: NAME`, the objective of another system, stands for a whole `algorithm` section in place of the inherited
+one, or on the command line of the recipe's; what the recipe or the other overrides say under `algorithm` lies over it.
+The resolved configuration has the settings, and the name as `objective`. What an objective needs of the other sections
+follows from the resolved `algorithm` section, as far as the objective set it: what the recipe says itself under
+`algorithm` is checked, and named, by the schema.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
+
+from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
 
 Tree = dict[str, Any]
 
-_DYNAMIC = {"type": "dynamic"}
 
-#: Name → description and settings. The last four are the modes of verl's fully asynchronous trainer.
-PRESETS: dict[str, tuple[str, Tree]] = {
-    "lockstep": (
-        "the synchronous baseline: rollout and training alternate, and the same seed gives the same bits",
-        {
-            "freshness": {"max_lag": 0.0, "sync_interval": 1, "on_update": "drain"},
-            "batching": {"type": "lockstep"},
-            "rollout": {"sharding": "whole", "routing": "fixed"},
-            "training": {"streaming": False, "order": "ticket"},
-        },
-    ),
-    "on_policy_pipeline": (
-        "every sample comes from the weights that it trains; slots do not wait for each other",
-        {"freshness": {"max_lag": 0.0, "sync_interval": 1, "on_update": "drain"}, "batching": _DYNAMIC},
-    ),
-    "stream_off_policy": (
-        "four updates per version, each as soon as its samples are ready; no sample is older than its version",
-        {
-            "freshness": {"max_lag": 0.0, "sync_interval": 4, "on_update": "drain"},
-            "batching": _DYNAMIC,
-            "training": {"streaming": True},
-        },
-    ),
-    "stale_stream": (
-        "rollout continues during training, but finishes its episodes before it loads new weights",
-        {
-            "freshness": {"max_lag": 1.0, "on_update": "drain"},
-            "batching": _DYNAMIC,
-            "training": {"streaming": True},
-        },
-    ),
-    "partial_rollout": (
-        "as stale_stream, but unfinished episodes continue under new weights",
-        {
-            "freshness": {"max_lag": 1.0, "on_update": "continue"},
-            "batching": _DYNAMIC,
-            "training": {"streaming": True},
-        },
-    ),
-}
+def _read(kind: str) -> dict[str, tuple[str, Tree]]:
+    """Name → description and settings."""
+    text = Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")
+    found: dict[str, Tree] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))[kind]  # noqa: S506 - ours
+    return {name: (section.pop("about"), section) for name, section in found.items()}
+
+
+PRESETS = _read("presets")
+#: The settings are the `algorithm` section.
+OBJECTIVE_PRESETS = _read("objectives")
 
 
 def preset(name: Any, base: Tree, origin: str = "") -> Tree:
     """The settings of a preset, to lie over `base`. Raises ConfigError if there is none of this name."""
-    if not isinstance(name, str) or name not in PRESETS:
-        names = sorted(PRESETS)
-        near = nearest(name, names) if isinstance(name, str) else ""
-        raise ConfigError(f"preset = {name}: {near}presets are {', '.join(names)}", origin=origin)
-    settings = copy.deepcopy(PRESETS[name][1])
+    settings = _named("preset", name, PRESETS, origin)
     batching = base.get("batching")
-    if isinstance(batching, dict) and batching.get("type") == "streams" and settings.get("batching") == _DYNAMIC:
+    dynamic = settings.get("batching") == {"type": "dynamic"}
+    if dynamic and isinstance(batching, dict) and batching.get("type") == "streams":
         del settings["batching"]
     return settings
+
+
+def objective_preset(name: Any, origin: str = "") -> Tree:
+    """The `algorithm` section of an objective. ConfigError: there is none of this name."""
+    return _named("objective", name, OBJECTIVE_PRESETS, origin)
+
+
+def _named(kind: str, name: Any, known: dict[str, tuple[str, Tree]], origin: str) -> Tree:
+    if not isinstance(name, str) or name not in known:
+        near = nearest(name, sorted(known)) if isinstance(name, str) else ""
+        raise ConfigError(f"{kind} = {name}: {near}{kind}s are {', '.join(sorted(known))}", origin=origin)
+    return copy.deepcopy(known[name][1])
+
+
+# ------------------------------------------------------------ what an objective needs
+
+
+class Need(NamedTuple):
+    """A need that the recipe does not meet. fix: the override that meets it."""
+
+    words: str
+    fix: str
+
+
+def check_objective(config: RunConfig) -> None:
+    """Raise InvalidSetting with all needs of `objective` that the recipe does not meet, and the overrides for them."""
+    if config.objective not in OBJECTIVE_PRESETS:
+        return
+    needs = _unmet(config, AlgorithmSettings.model_validate(OBJECTIVE_PRESETS[config.objective][1]))
+    if needs:
+        fixes = " ".join(dict.fromkeys(need.fix for need in needs))
+        why = f"it needs {', and '.join(need.words for need in needs)}; add {fixes}, or choose another objective"
+        raise InvalidSetting("objective", config.objective, why)
+
+
+def reward_level_of_objective(config: RunConfig) -> bool:
+    """Whether `algorithm.reward_level` is what the objective set."""
+    if config.objective not in OBJECTIVE_PRESETS:
+        return False
+    theirs = AlgorithmSettings.model_validate(OBJECTIVE_PRESETS[config.objective][1])
+    return theirs.reward_level == config.algorithm.reward_level
+
+
+def is_unchanged(config: RunConfig) -> bool:
+    """Whether `algorithm` equals the objective's section."""
+    return config.algorithm == AlgorithmSettings.model_validate(OBJECTIVE_PRESETS[config.objective][1])
+
+
+def describe_objective(name: str) -> str:
+    """`rlinf_libero: RLinf's PPO on LIBERO …`; "" for none."""
+    return f"{name}: {OBJECTIVE_PRESETS[name][0]}" if name in OBJECTIVE_PRESETS else name
+
+
+def _unmet(config: RunConfig, theirs: AlgorithmSettings) -> list[Need]:
+    """The unmet needs of the settings that are as the objective set them."""
+    ours, segments, training = config.algorithm, config.rollout.segment_steps, config.training
+    name, same_advantage = ours.advantage.type, ours.advantage.type == theirs.advantage.type
+    same_value = same_advantage and bool(ours.value.coef) == bool(theirs.value.coef)
+    found = []
+    if same_advantage and ours.needs_groups and config.groups.size == 1:
+        found.append(Need(f"groups of 2 or more samples, which {name} compares (groups.size is 1)", "groups.size=2"))
+    if segments:
+        why = ""
+        if same_advantage and not ours.needs_value:
+            why = f"which {name} scores as a whole"
+        elif ours.needs_value and ours.bootstrap == theirs.bootstrap == "never":
+            why = "since it sets algorithm.bootstrap to never and a segment's end is not an episode's end"
+        if why:
+            found.append(
+                Need(f"whole episodes, {why} (rollout.segment_steps is {segments})", "rollout.segment_steps=0")
+            )
+    if same_value and not (ours.needs_value and ours.value.coef):
+        if warmup := training.critic_warmup_updates:
+            words = f"no warm-up of a critic, since it has none (training.critic_warmup_updates is {warmup})"
+            found.append(Need(words, "training.critic_warmup_updates=0"))
+        if not ours.value.coef and (rate := training.optimizer.value_lr) is not None:
+            words = f"no learning rate of a critic, since it has none (training.optimizer.value_lr is {rate:g})"
+            found.append(Need(words, "training.optimizer.value_lr=null"))
+    return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from polyrhythm.config.base import LAST_PORT, Count, InvalidSetting, NotNegative, Section, Seed
-from polyrhythm.config.objective_needs import check_objective
+from polyrhythm.config.presets import check_objective
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import (

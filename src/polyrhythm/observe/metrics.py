@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
+from polyrhythm.observe.run_folder import METRICS_FILE
 
 if TYPE_CHECKING:
     from polyrhythm.observe.prometheus import PrometheusEndpoint
@@ -98,7 +99,7 @@ class MetricsWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self._tensorboard = _EventFile(folder / "tensorboard") if tensorboard else None
         self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
-        self._lines, self._endpoint = LogFile(folder / "metrics.jsonl"), endpoint
+        self._lines, self._endpoint = LogFile(folder / METRICS_FILE), endpoint
 
     def log(self, step: int, values: Mapping[str, float | None], time_s: float) -> None:
         """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null; so
@@ -119,7 +120,7 @@ class MetricsWriter:
     def rewind(self, step: int) -> None:
         """Remove the lines of updates from `step` on, which are redone after the trainer was lost."""
         self._lines.close()
-        path, failed = self._folder / "metrics.jsonl", self._lines.failed
+        path, failed = self._folder / METRICS_FILE, self._lines.failed
         try:
             rewind(self._folder, step)
         except OSError as error:
@@ -214,7 +215,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 def _lines(folder: Path) -> list[str]:
     """The lines of metrics.jsonl, if there is one; a byte that is not UTF-8 damages its own line only."""
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS_FILE
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
@@ -223,7 +224,7 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
 
     version: also remove the evaluations of later versions, whose weights are trained again.
     """
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS_FILE
     if not path.is_file():
         return
     found = _lines(folder)

@@ -21,6 +21,8 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.yaml"
 #: In a finished run's folder.
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
+#: In the folder of a run that trains: a line for each update.
+METRICS_FILE = "metrics.jsonl"
 
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:

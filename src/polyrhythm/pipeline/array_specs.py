@@ -15,7 +15,7 @@ from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.blocks import blocks_needed
+from polyrhythm.runtime.memory.in_flight import blocks_needed
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import EnvBatchInfo

@@ -91,7 +91,7 @@ class Launcher:
             return lost
         event = cast("records.Event | None", self.hosting.receive(timeout))
         if event is not None:
-            self.payloads.hear(event)
+            self.payloads.on_event(event)
         return event
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ def build_local_launcher(
         rest.callback(template.close)
         hosting = LocalHosting(
             stations,
-            layout,
+            payloads.in_flight,
             folder.folder,
             weights,
             limits,

@@ -31,10 +31,9 @@ from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationList
 from polyrhythm.runtime.hosting import StationView
 from polyrhythm.runtime.hosts import Hosts
-from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.start import Spawn, start_child
 from polyrhythm.runtime.processes.supervision import RECONNECTING, SupervisionLimits
 from polyrhythm.runtime.processes.supervisor import Supervisor
@@ -56,7 +55,8 @@ _ANSWER_S = 2.0
 
 
 class LocalHosting:
-    """Hosts `stations`, each in a process of its own. folder: of the run, with its memory and its sockets.
+    """Hosts `stations`, each in a process of its own. in_flight: what they have been told; folder: of the run,
+    with its memory and its sockets.
 
     check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
     run, where there are several; address: of this machine for them; keys: of the run, if its hosts
@@ -67,7 +67,7 @@ class LocalHosting:
     def __init__(  # noqa: PLR0913 - what every process is told
         self,
         stations: StationList,
-        layout: ArenaLayout,
+        in_flight: InFlight,
         folder: Path,
         weights: WeightsLayout,
         limits: SupervisionLimits,
@@ -84,7 +84,7 @@ class LocalHosting:
         if keys is None and transport == "tcp":
             keys = make_keys()
         self._check_report, self._hosts = check_report, hosts
-        self._drops, self._expected = DropCounter("main"), ExpectedEvents(layout)
+        self._drops, self._in_flight = DropCounter("main"), in_flight
         self._warned_drops: set[tuple[str, str]] = set()
         self._broken: set[str] = set()  # stations whose joined simulator is not heard
         self._joinable = joining.stations
@@ -99,7 +99,7 @@ class LocalHosting:
             kind="",
             content=b"",
             resources=Resources(),
-            layout=layout,
+            layout=in_flight.layout,
             weights=weights,
             folder=str(folder),
             main=self._inbox.endpoint,
@@ -152,7 +152,7 @@ class LocalHosting:
     def send(self, station: str, command: Order, slot: str = "") -> None:
         """Send a command to the station, or to its part that has the slot, if it is reachable."""
         if self._supervisor.stations[station].reachable:
-            self._expected.note(command)
+            self._in_flight.on_command(command)
             self._supervisor.send(station, command, slot)
 
     # ------------------------------------------------------------ what comes in
@@ -232,7 +232,7 @@ class LocalHosting:
         self._supervisor.check_sender(*sender)
         match message:
             case records.RequestArrived() | records.BatchDone() | records.StreamDone():  # first: the most frequent
-                self._expected.accept(message)
+                self._in_flight.accept(message)
                 self._events.append(message)
             case wire.Heartbeat():
                 self._supervisor.on_heartbeat(message, time.monotonic())
@@ -249,7 +249,7 @@ class LocalHosting:
             case Report() | Spans():
                 self._accept_numbers(message)
             case _:
-                self._expected.accept(message)
+                self._in_flight.accept(message)
                 self._supervisor.updates += isinstance(message, records.UpdateDone)
                 self._events.append(message)  # type: ignore[arg-type]
 
@@ -258,10 +258,10 @@ class LocalHosting:
         if isinstance(message, Spans):
             host = self._supervisor.stations[message.station].processes_by_rank[0].host
             spans, uncertainty_s = self._supervisor.alignment.align(message, host)
-            self._expected.check_spans(spans, time.monotonic(), uncertainty_s)
+            self._in_flight.check_spans(spans, time.monotonic(), uncertainty_s)
             self._spans.append(spans)
             return
-        self._expected.check_report(message)
+        self._in_flight.check_report(message)
         try:
             self._check_report(message.values)
         except ValueError as error:
@@ -288,7 +288,7 @@ class LocalHosting:
             raise UnfitMessage("impossible", f"{name} announces {joined}, other ranks something else")
         complete = all(other.present for other in station.incarnation.ranks if other is not rank)
         if complete:
-            self._expected.join(joined, hello.addresses)
+            self._in_flight.join(joined, hello.addresses)
         self._supervisor.on_ready(hello, joined, time.monotonic())
         if complete:
             self._events.append(self._with_host(joined))
@@ -333,7 +333,7 @@ class LocalHosting:
     def _note_refusal(self, refused: wire.Refused) -> None:
         """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""
         command = wire.decode(refused.command)
-        if not isinstance(command, ORDERS) or not self._expected.is_due(command):
+        if not isinstance(command, ORDERS) or not self._in_flight.is_due(command):
             raise UnfitMessage("impossible", f"{refused.station} refuses {command}, which nobody has sent")
         rank = self._supervisor.stations[refused.station].incarnation.rank(refused.rank)
         rank.refusal = f"refused {type(command).__name__}: {refused.why}"
@@ -354,11 +354,11 @@ class LocalHosting:
         spans, self._spans = self._spans, []
         return spans
 
-    def statistics(self, *, fresh: bool = False) -> dict[str, dict[str, float]]:
+    def statistics(self, *, fresh: bool = False, pending_work: bool = False) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks them first, and
         waits for their answers."""
         if fresh:
-            self._supervisor.ask()
+            self._supervisor.ask(pending_work=pending_work)
             until = time.monotonic() + _ANSWER_S
             while not self._supervisor.all_answered and time.monotonic() < until:
                 self._wait(_LOOK_S)

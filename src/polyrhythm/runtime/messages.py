@@ -76,7 +76,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """To a worker: a call, or the answer to what it asked, as `polyrhythm.plugins.workflow.protocol` encodes it."""
+    """To a worker: a call, or the answer to what it asked, as the plugin workflow encodes it."""
 
     station: str
     content: bytes

@@ -56,6 +56,11 @@ class ScoringRules:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
+_AT_LEAST_ONE = ("batch_size", "sync_interval", "group_size", "max_rows", "max_requests", "tasks", "max_attempts")
+_AT_LEAST_ZERO = ("training_states", "quarantine_after", "extra_groups", "extra_members")
+_FINITE = ("max_lag", "max_wait_s", "evaluation_max_wait_s")
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
@@ -131,44 +136,22 @@ class SchedulerSettings:
     scoring: ScoringRules | None = None
 
     def __post_init__(self) -> None:
-        checks = (
-            ("batch_size", self.batch_size, self.batch_size >= 1, "at least 1"),
-            ("sync_interval", self.sync_interval, self.sync_interval >= 1, "at least 1"),
-            ("max_lag", self.max_lag, 0 <= self.max_lag < math.inf, "finite and not negative"),
-            ("group_size", self.group_size, self.group_size >= 1, "at least 1"),
-            ("max_rows", self.max_rows, self.max_rows >= 1, "at least 1"),
-            ("max_requests", self.max_requests, self.max_requests >= 1, "at least 1"),
-            ("max_wait_s", self.max_wait_s, 0 <= self.max_wait_s < math.inf, "finite and not negative"),
-            (
-                "evaluation_max_wait_s",
-                self.evaluation_max_wait_s,
-                0 <= self.evaluation_max_wait_s < math.inf,
-                "finite and not negative",
-            ),
+        checks = [
+            *((name, getattr(self, name) >= 1, "at least 1") for name in _AT_LEAST_ONE),
+            *((name, getattr(self, name) >= 0, "at least 0") for name in _AT_LEAST_ZERO),
+            *((name, 0 <= getattr(self, name) < math.inf, "finite and not negative") for name in _FINITE),
             (
                 "buckets",
-                self.buckets,
                 list(self.buckets) == sorted(set(self.buckets)) and min(self.buckets, default=1) >= 1,
                 "row counts of at least 1, smallest first",
             ),
-            ("tasks", self.tasks, self.tasks >= 1, "at least 1"),
-            ("training_states", self.training_states, self.training_states >= 0, "at least 0"),
-            ("episode_deadline_s", self.episode_deadline_s, self.episode_deadline_s > 0, "positive"),
-            ("max_attempts", self.max_attempts, self.max_attempts >= 1, "at least 1"),
-            ("quarantine_after", self.quarantine_after, self.quarantine_after >= 0, "at least 0"),
-            (
-                "min_return",
-                self.min_return,
-                self.min_return <= self.max_return,
-                f"at most {self.max_return} (max_return)",
-            ),
-            ("max_filtered", self.max_filtered, self.max_filtered >= 1, "at least 1"),
-            ("extra_groups", self.extra_groups, self.extra_groups >= 0, "at least 0"),
-            ("extra_members", self.extra_members, self.extra_members >= 0, "at least 0"),
-        )
-        for name, value, good, remedy in checks:
+            ("episode_deadline_s", self.episode_deadline_s > 0, "positive"),
+            ("max_filtered", self.max_filtered >= 1, "at least 1"),
+            ("min_return", self.min_return <= self.max_return, f"at most {self.max_return} (max_return)"),
+        ]
+        for name, good, remedy in checks:
             if not good:
-                raise ValueError(f"{name} is {value}; it must be {remedy}")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {remedy}")
         if self.batch_size % self.group_size:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}; "

@@ -18,7 +18,6 @@ from polyrhythm.plugins.language.conversations import (
     write_conversations,
 )
 from polyrhythm.plugins.language.report_section import conversations
-from polyrhythm.plugins.report.read import Run
 from polyrhythm.readable import readable
 
 
@@ -30,7 +29,7 @@ def entry(evaluation: Any = "after", version: Any = 2, index: int = 0, **changes
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:
-    return conversations(Run(Path(), "run", "", [], [], {}, finished=True, conversations=entries))
+    return conversations(entries)
 
 
 def test_what_is_written_is_read_again_each_once_and_as_it_was_last(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from polyrhythm.checks import CheckContext
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+from polyrhythm.plugins.language.plugin import check_calls
 
 
 def run(rows: int = 64, launcher: str = "local", step_s: float = 60.0, env_batches: int = 1, **env: Any) -> RunConfig:
@@ -30,7 +31,7 @@ def run(rows: int = 64, launcher: str = "local", step_s: float = 60.0, env_batch
 
 
 def check(config: RunConfig) -> None:
-    check_rollout(config, env_settings(config).spec())
+    check_calls(CheckContext(config, spec=env_settings(config).spec()))
 
 
 @pytest.mark.parametrize(("rows", "env_batches"), [(64, 1), (16, 4)])

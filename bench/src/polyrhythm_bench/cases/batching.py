@@ -17,10 +17,10 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.plugins.virtual.clustersim.scenario import FOREVER, BatchingScenario, rate
 from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import BatchingChosen
 from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm_bench.workloads.batching_scenario import FOREVER, BatchingScenario, rate
 
 #: Least throughput of `auto` in every scene, as a fraction of the best fixed setting's.
 TO_REACH = 0.97

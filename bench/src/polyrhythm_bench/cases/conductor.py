@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import (
@@ -96,7 +96,7 @@ def cluster_of(slots: int) -> ClusterSettings:
 
 def _measure(slots: int) -> dict[str, Any]:
     settings = cluster_of(slots)
-    cluster = Cluster(settings, record=True)
+    cluster = VirtualCluster(settings, record=True)
     cluster.run()
     trace = cluster.driver.steps
     spent = _time(build_conductor(settings.scheduler), trace)
@@ -144,7 +144,7 @@ def _measure_drain(generators: int) -> dict[str, Any]:
     """Requests that arrived while a version waited, and the CPU of a request and its share of its batch's report: then
     (waiting_us) and otherwise (else_us)."""
     settings = drain_cluster(generators)
-    cluster = Cluster(settings, record=True)
+    cluster = VirtualCluster(settings, record=True)
     cluster.run()
     trace = cluster.driver.steps
     waiting = _waiting(build_conductor(settings.scheduler), trace)

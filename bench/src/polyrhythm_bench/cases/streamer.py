@@ -27,7 +27,7 @@ from typing import Any
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import parse_count
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.harness.version_cost import VersionCost, measure
@@ -158,7 +158,7 @@ def twin(training: str, max_lag: int, versions: int = 60) -> float:
             "trainer": {"update": "0ms+1.5ms"},
         }
     )
-    cluster = Cluster(settings)
+    cluster = VirtualCluster(settings)
     cluster.run()
     return cluster.driver.clock.now / versions
 

@@ -149,7 +149,7 @@ class _ChaosRun:
         ledger = loop.conductor.ledger
         self.audit.settle(ledger, may_roll_back=config.checkpoint.every_versions > 1)
         kept = {sample.payload_id for sample in loop.conductor.rollout.samples.values() if sample.payload_id}
-        if lost := kept - set(self._launcher.payloads.pool.finished()):
+        if lost := kept - set(self._launcher.payloads.in_flight.finished()):
             self.violations.append(f"payloads of {len(lost)} finished samples are gone")
 
     def result(self, remains: Sequence[str]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.validation.check import validate_run
-    from polyrhythm.pipeline.validation.launcher_checks import check_ray_installed
+    from polyrhythm.plugins.cluster.ray.reach import check_ray_installed
     from polyrhythm_bench.chaos.run import chaos, chaos_config
 
     faults = arguments.faults

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
-from polyrhythm.plugins.virtual.clustersim.scenario import FOREVER
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, ConductorSection, LinkSection
 from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
@@ -30,6 +29,7 @@ from polyrhythm.specs.distributions import Constant
 from polyrhythm_bench.papers import scaling
 from polyrhythm_bench.papers.model import Costs, cluster_settings, measured
 from polyrhythm_bench.papers.published import EPISODES, PaperData, PaperRow, published
+from polyrhythm_bench.workloads.batching_scenario import FOREVER
 
 GPUS = (8, 32, 128, 256, 1024)
 GPUS_PER_HOST = 8
@@ -128,7 +128,7 @@ def _figure_7(
 def _quick_steps(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[str, Any]]:
     for case, cost, serving in (("free", "0us", "main"), ("main", event, "main"), ("beside", event, "beside")):
         for count in gpus:
-            cluster = Cluster(_quick_cluster(count, cost, serving, seed))
+            cluster = VirtualCluster(_quick_cluster(count, cost, serving, seed))
             driver = cluster.driver
             driver.submit(TrainUntil(FOREVER))
             driver.run(FOREVER, WARM_UP_S)
@@ -179,7 +179,7 @@ def _quick_cluster(gpus: int, event: str, serving: str, seed: int) -> ClusterSet
     )
 
 
-def _shares(cluster: Cluster) -> dict[str, Any]:
+def _shares(cluster: VirtualCluster) -> dict[str, Any]:
     """Busy shares of stations, links and the conductor; `bound`: the one that is busiest."""
     driver, conductor = cluster.driver, cluster.conductor
     assert isinstance(conductor, Conductor)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import Command, Event, UpdateDone
@@ -59,7 +59,7 @@ class Simulated:
     """A simulated row. throughput: transitions per second; cluster: after the run, with its measures."""
 
     throughput: float
-    cluster: Cluster
+    cluster: VirtualCluster
 
 
 def cluster_settings(
@@ -131,7 +131,7 @@ def simulate(
 
 def measured(row: PaperRow, settings: ClusterSettings, chunk_steps: int) -> Simulated:
     """Simulate a cluster for the row, such as `cluster_settings` gives for episodes of `chunk_steps`."""
-    cluster = Cluster(settings)
+    cluster = VirtualCluster(settings)
     ends = [0.0]
 
     def note(now: float, event: Event, commands: list[Command]) -> None:  # noqa: ARG001 (the driver's)

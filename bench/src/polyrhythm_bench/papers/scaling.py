@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from polyrhythm.plugins.virtual.clustersim.clock import Causes
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
-from polyrhythm.plugins.virtual.clustersim.meters import Causes
 from polyrhythm_bench.papers.model import Costs, Simulated, simulate
 from polyrhythm_bench.papers.published import EPISODES, PaperData, PaperRow
 

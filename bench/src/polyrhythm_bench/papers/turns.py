@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.papers.published import Latency, PaperData
@@ -57,7 +57,7 @@ def rollout_s(latency: Latency, batch: int, turns: int, *, together: bool, rollo
             "generators": [{}],
         }
     )
-    cluster = Cluster(settings)
+    cluster = VirtualCluster(settings)
     cluster.run()
     return cluster.driver.clock.now / rollouts
 

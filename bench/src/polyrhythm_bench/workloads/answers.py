@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from polyrhythm.config.base import Count, Section, Whole
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Count as TokenCount
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
@@ -243,10 +243,10 @@ def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSetti
     )
 
 
-def run_cluster(settings: ClusterSettings, counted: int) -> tuple[Cluster, float]:
+def run_cluster(settings: ClusterSettings, counted: int) -> tuple[VirtualCluster, float]:
     """The cluster after its run, and the virtual seconds of its last `counted` versions."""
     published = Publications()
-    machine = Cluster(settings)
+    machine = VirtualCluster(settings)
     machine.driver.observer = published.note
     machine.run()
     return machine, published.at[settings.versions] - published.at[settings.versions - counted]

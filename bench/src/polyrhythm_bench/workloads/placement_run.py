@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.running import running
@@ -62,7 +62,7 @@ def choose_versions(scene: PlacementScene, seconds: float) -> Versions:
 
 def simulated(scene: PlacementScene, versions: Versions) -> CountedPart:
     """The scene on the simulated cluster."""
-    machine = Cluster(scenes.cluster(scene, versions.total))
+    machine = VirtualCluster(scenes.cluster(scene, versions.total))
     clock = UpdateClock()
     busy = [0.0]
 

@@ -18,7 +18,7 @@ from polyrhythm.config.explain import explain
 from polyrhythm.config.load import parse_override, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.records import Command, Event, Published
@@ -233,7 +233,7 @@ def simulated(
 ) -> float:
     """Transitions per second on the simulated cluster, after a warm-up."""
     published = Publications()
-    machine = Cluster(cluster(scene, mode, batching, _WARM_UP + _COUNTED, overhead))
+    machine = VirtualCluster(cluster(scene, mode, batching, _WARM_UP + _COUNTED, overhead))
     machine.driver.observer = published.note
     machine.run()
     return _COUNTED * scene.transitions / (published.at[_WARM_UP + _COUNTED] - published.at[_WARM_UP])

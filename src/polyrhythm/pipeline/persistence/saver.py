@@ -111,7 +111,7 @@ class RunCheckpointer(Observer):
         pipeline = self._pipeline
         states, launcher, counts = pipeline.states, pipeline.launcher, self._counts(statistics)
         assert states is not None
-        memory = (launcher.payloads, launcher.payloads.pool, pipeline.weights)
+        memory = (launcher.payloads, launcher.payloads.in_flight, pipeline.weights)
         try:
             snapshot = take_snapshot(self._folder, pipeline.loop.conductor, memory, states, counts)
         except OSError as error:

@@ -1,19 +1,39 @@
-"""Runs all checks of `polyrhythm check`: settings, machine, environment, policy, objective.
+"""The list of checks of a recipe, in order, for `polyrhythm check` and `polyrhythm train RECIPE --check`.
+
+`train --check` goes as far as the cost `machine`: seconds at any size, since no simulator is started, no weight read
+and no file written. What this machine lacks (a checkpoint's folder, a package, a device, memory) is missing rather than
+failed, and the rest is checked as far as it can be without it. Left to `check`, which builds the policy and runs the
+environment: whether that has an expert, and, for policies beyond `_SMALL`, whether the tensors of `init_from` fit; the
+settings of its run are compared at once.
 
 A failed check does not stop the others, unless they need its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyrhythm.config.objective_needs import describe_objective
+from polyrhythm.checks import (
+    Check,
+    CheckContext,
+    Cost,
+    Examined,
+    Result,
+    errors_of,
+    examine_all,
+    examine_one,
+    failed_finding,
+    note_of,
+    size_of,
+    with_added,
+)
+from polyrhythm.config.catalog import check_installed, declared, need
+from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
-from polyrhythm.envs.checked_env import Arrays
-from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
+from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.placed import list_seat_warnings
@@ -21,169 +41,321 @@ from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
     check_devices,
+    check_env_installed,
+    check_form,
     check_form_first,
     check_memory,
     check_processes,
     check_server,
     check_start,
     installed_env,
+    refuse_swapping,
+    shared_sizes,
 )
-from polyrhythm.pipeline.validation.custom_objective import as_shown
+from polyrhythm.pipeline.validation.custom_objective import as_shown, dry_run_objective
 from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
 from polyrhythm.pipeline.validation.learning_checks import (
     check_learning,
+    check_tokens,
+    check_trainable,
+    check_value,
     scale_findings,
     update_findings,
 )
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout, settings_findings
-from polyrhythm.pipeline.validation.room import check_room, warn_of_room
-from polyrhythm.policies.base import Policy
+from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, settings_findings
+from polyrhythm.pipeline.warm_start.demos import check_expert
+from polyrhythm.pipeline.warm_start.init_from import check_init_settings
+from polyrhythm.policies.base import Policy, extended_settings
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import settings_traits
+from polyrhythm.runtime.memory.shared_folder import refuse_shortage
 from polyrhythm.specs import EnvSpec
+from polyrhythm.training.optim import check_patterns
+
+#: Bytes of the largest policy that `train --check` builds.
+_SMALL = 64 * 2**20
 
 
-class Examined(NamedTuple):
-    """A finding and its part: recipe, environment, policy or training."""
-
-    part: str
-    finding: Finding
+def examine(config: RunConfig, depth: Cost = "trial") -> Iterator[Examined]:
+    """Run all checks of a configuration that cost at most that; yield each finding as soon as it is known."""
+    yield from examine_all(with_added(CHECKS, depth), CheckContext(config, depth))
 
 
-def examine(config: RunConfig) -> Iterator[Examined]:
-    """Run all checks of a configuration; yield each result as soon as it is known."""
-    results: dict[str, Any] = {}
-
-    def keep(name: str, make: Callable[[], Any]) -> None:
-        results[name] = make()
-
-    yield from _machine(config)
-    yield from run_findings(
-        "recipe", {"environment's spec": lambda: keep("spec", lambda: try_spec(config, installed_env(config)))}
-    )
-    if "spec" not in results:
-        return
-    spec: EnvSpec = results["spec"]
-    yield from run_findings("recipe", {"rows and batches": lambda: check_rollout(config, spec)})
-    yield from run_findings("recipe", {"policy's form": lambda: keep("form", lambda: check_form_first(config, spec))})
-    if "form" in results:
-        yield from run_findings(
-            "recipe", {"memory": lambda: keep("room", lambda: check_room(config, spec, results["form"]))}
-        )
-    if "room" in results:
-        yield from run_findings("recipe", {"policy's build": lambda: keep("policy", lambda: check_build(config, spec))})
-    rows: Arrays = {}
-    yield from _environment(config, rows)
-    if "policy" not in results:
-        return
-    if not rows:
-        detail = "not checked: the check needs observations of the environment, and there are none"
-        yield Examined("policy", Finding("contract", "note", detail))
-        return
-    passed = True
-    for examined in _policy(config, spec, rows):
-        passed &= examined.finding.state != "failed"
-        yield examined
-    if passed:
-        yield from _training(config, spec, results["policy"], results["form"])
-        yield from (Examined("training", finding) for finding in scale_findings(config, rows))
+# ------------------------------------------------------------ settings and rows
 
 
-def _machine(config: RunConfig) -> Iterator[Examined]:
-    """Check devices, seats, the port for Prometheus, and whether the loss fits the lag."""
-    yield from run_findings("recipe", {"devices": lambda: group_seats(check_devices(config))})
-    if config.prometheus.port is not None:
-        yield from run_findings("recipe", {"prometheus": lambda: check_endpoint(config.prometheus)})
-    for sentence in list_seat_warnings(config):
-        problem, _, fix = sentence.rpartition("; ")
-        yield Examined("recipe", Finding("placement", "note", problem, fix))
-    yield from (Examined("recipe", found) for found in settings_findings(config))
+def _devices(context: CheckContext) -> str:
+    return group_seats(check_devices(context.config))
 
 
-def _environment(config: RunConfig, rows: Arrays) -> Iterator[Examined]:
-    """Check the environment's contract; a crash or a hang is a finding too. rows: receives the first rows."""
+def _prometheus(context: CheckContext) -> Result:
+    if context.config.prometheus.port is None:
+        return ()
+    check_endpoint(context.config.prometheus)
+    return ""
+
+
+def _seat_notes(context: CheckContext) -> Result:
+    return (note_of("placement", sentence) for sentence in list_seat_warnings(context.config))
+
+
+def _rows(context: CheckContext) -> str:
+    config, spec = context.config, context.spec
+    check_rollout(config, spec)
+    check_weights_change(config)
+    return f"{config.all_rows} rows; an update has {config.training.batch_size} samples"
+
+
+# ------------------------------------------------------------ environment
+
+
+def _declared_environment(context: CheckContext) -> Iterator[Examined]:
+    """Packages, the environment's own check, and its spec; what fails in both is told once. An environment whose
+    package is missing may not tell its own spec."""
+    config = context.config
+    lacking = [package for package in declared(config.env).needs if not need(package).found]
+    installed = Check("environment's packages", "environment", "machine", lambda _: check_env_installed(config))
+    packages = list(examine_one(installed, context))
+    told = [one.finding.detail for one in packages if one.finding.state != "ok"]
+    for one in packages:
+        own = one.finding._replace(name="environment") if told and not lacking else one.finding
+        yield one._replace(finding=own)
+    is_missing = any(one.finding.state == "missing" for one in packages)
+
+    specs: list[EnvSpec] = []
+
+    def spec(_: CheckContext) -> str:
+        specs.append(try_spec(config, env_settings(config)))
+        context.spec = specs[0]
+        return _described(context.spec)
+
+    for examined in examine_one(Check("environment", "environment", "machine", spec), context):
+        if lacking and is_missing and examined.finding.state != "ok":
+            detail = f"not checked without {lacking[0]}, and neither is the policy"
+            yield Examined("environment", Finding("environment", "note", detail))
+        elif told and not specs and (is_missing or examined.finding.detail in told):
+            yield Examined("policy", Finding("policy", "note", "not checked without the environment"))
+        elif lacking or not told or examined.finding.state != "ok":
+            yield examined
+
+
+def _described(spec: EnvSpec) -> str:
+    arrays = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in spec.observation.items())
+    tasks = f"{len(spec.tasks)} task{'s' * (len(spec.tasks) > 1)}"
+    return f"{tasks} of {spec.max_steps} steps; {arrays}; actions of {spec.action.dim}"
+
+
+def _spec(context: CheckContext) -> None:
+    context.spec = try_spec(context.config, installed_env(context.config))
+
+
+def _contract_of_environment(context: CheckContext) -> Iterator[Finding]:
+    """Check the contract; a crash or a hang is a finding too."""
     failed = False
     try:
-        for seen in try_contract(config, env_settings(config)):
+        for seen in try_contract(context.config, env_settings(context.config)):
             if isinstance(seen, Finding):
                 failed |= seen.state == "failed"
-                yield Examined("environment", seen)
+                yield seen
             else:
-                rows.update(seen)
+                context.rows.update(seen)
     except PolyrhythmError as error:
         if not failed:  # else it is reported already
-            yield Examined("environment", failed_finding("calls", error))
+            yield failed_finding("calls", error)
 
 
-def _policy(config: RunConfig, spec: EnvSpec, rows: Arrays) -> Iterator[Examined]:
-    """Check the policy's contract on the environment's first observations."""
-    settings = policy_settings(config)
+# ------------------------------------------------------------ policy
+
+
+def _declared_policy(context: CheckContext) -> Iterator[Examined]:
+    """Packages, and the form, which compares policy, environment and checkpoint. Where the checkpoint's folder or its
+    tokenizer is missing, the form is that of the released network of this type."""
+    config, spec = context.config, context.spec
+    installed = Check("policy's packages", "policy", "machine", lambda _: check_installed("policy", config.policy))
+    yield from examine_one(installed, context)
+    settings, told = policy_settings(config), set[str]()
+    stand_ins: list[Any] = [settings]  # settings that need less and less of this machine
+    if settings_traits(settings).has_miniature:
+        stand_ins += extended_settings(settings).stand_ins()
+    for stand_in in stand_ins:
+        try:
+            context.form = check_form(config, spec, stand_in)
+        except MissingError as error:
+            if str(error) not in told:
+                yield Examined("policy", failed_finding("policy's files", error, context.depth))
+            told.add(str(error))
+        except PolyrhythmError as error:
+            yield Examined("policy", failed_finding("policy", error, context.depth))
+            return
+        else:
+            context.settings = stand_in
+            context.sized = getattr(stand_in, "checkpoint", "") == getattr(settings, "checkpoint", "")
+            yield Examined("policy", Finding("policy", "ok", _summary(context.form, sized=context.sized)))
+            return
+
+
+def _summary(form: PolicyForm, *, sized: bool) -> str:
+    actions = f"chunk of {form.chunk} actions of {form.action_dim} entries"
+    return f"{actions}; {form.parameters:,} parameters, {form.trainable:,} of them trained" if sized else actions
+
+
+def _form(context: CheckContext) -> None:
+    context.form = check_form_first(context.config, context.spec)
+
+
+def _build(context: CheckContext) -> Result:
+    if "memory" in context.failed:
+        return ()
+    context.policy = check_build(context.config, context.spec)
+    return ""
+
+
+def _contract_of_policy(context: CheckContext) -> Iterator[Finding]:
+    """Check the contract on the environment's first observations."""
+    config, spec = context.config, context.spec
+    if not context.rows:
+        detail = "not checked: the check needs observations of the environment, and there are none"
+        yield Finding("contract", "note", detail)
+        return
     try:
         checks = policy_checks(
-            settings,
-            as_shown(rows, spec),
+            policy_settings(config),
+            as_shown(context.rows, spec),
             spec,
             learns=config.training.versions > 0,
             imitates=config.supervised is not None,
         )
     except ContractViolation as violation:
-        yield Examined("policy", Finding("build", "failed", violation.problem, violation.fix))
+        yield Finding("build", "failed", violation.problem, violation.fix)
         return
+    failed = False
     for finding in run_checks(checks):
-        yield Examined("policy", finding)
+        failed |= finding.state == "failed"
+        yield finding
+    context.tried = None if failed else True
 
 
-def _training(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> Iterator[Examined]:
-    """Run the checks that need a policy that keeps its contract."""
-    yield from run_findings(
-        "training",
-        {
-            "objective": lambda: _objective(config, spec, policy, form),
-            "files and threads": lambda: check_processes(config, spec),
-            "shared memory": lambda: check_memory(config, spec, form),
-            "first weights": lambda: check_start(config, spec, policy),
-            "the engine's server": lambda: check_server(config, policy),
-        },
-    )
-    yield from (Examined("training", finding) for finding in update_findings(config, spec, form))
-    yield from note_shortage("training", config, spec, form)
+# ------------------------------------------------------------ training
 
 
-def note_shortage(part: str, config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Iterator[Examined]:
-    """A note if the run is estimated to take more memory than there is. What is wrong is reported elsewhere."""
-    with suppress(PolyrhythmError):
-        if shortage := warn_of_room(config, spec, form):
-            problem, _, fix = shortage.partition("; ")
-            yield Examined(part, Finding("memory while it works", "note", problem, fix))
+class _Built(NamedTuple):
+    """A policy that can be tried. whole: it is the run's own; otherwise a miniature of it."""
+
+    policy: Policy
+    whole: bool
 
 
-def _objective(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> str:
-    """The name of the objective of another system, if any, after it was tried."""
-    check_learning(config, spec, policy, form, trainer=True)
+def _tried(context: CheckContext) -> _Built | None:
+    """The policy if it is small, else its miniature; None where a policy of its own is too large to be built here."""
+    settings, spec, form = context.settings, context.spec, context.form
+    if context.sized and form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
+        return _Built(check_build(context.config, spec, settings), whole=True)
+    if settings is not None and settings_traits(settings).has_miniature:
+        return _Built(check_build(context.config, spec, extended_settings(settings).miniature()), whole=False)
+    return None
+
+
+def _objective(context: CheckContext) -> str:
+    """The name of the objective of another system, if any, after all that can be tried of it."""
+    config, spec, form = context.config, context.spec, context.form
+    built = _Built(context.policy, whole=True) if context.tried else _tried(context)
+    if built is not None and built.whole:
+        check_learning(config, spec, built.policy, form, trainer=True)
+        return describe_objective(config.objective)
+    check_value(config, form)
+    check_tokens(config, form)
+    if config.training.versions:
+        optimizer, names = config.training.optimizer, list(form.published)
+        critic = any(name.startswith("critic.") for name in names)
+        with errors_of("training.optimizer"):
+            check_patterns(names, optimizer.groups, optimizer.value_lr, has_critic=critic)
+        dry_run_objective(config.algorithm, form)
+        if built is not None:
+            check_trainable(config, spec, built.policy)
     return describe_objective(config.objective)
 
 
-def run_findings(
-    part: str, checks: Mapping[str, Callable[[], object]], *, tells_missing: bool = False
-) -> Iterator[Examined]:
-    """Run checks that raise a PolyrhythmError on failure; yield their findings.
-
-    tells_missing: what this machine lacks (MissingError, StartError) is missing, not failed.
-    """
-    for name, check in checks.items():
-        try:
-            detail = check()
-        except ConfigError as error:
-            for problem in error.problems:
-                yield Examined(part, failed_finding(name, type(error)(problem, origin=error.origin), tells_missing))
-        except PolyrhythmError as error:
-            yield Examined(part, failed_finding(name, error, tells_missing))
-        else:
-            yield Examined(part, Finding(name, "ok", detail if isinstance(detail, str) else ""))
+def _updates(context: CheckContext) -> Iterable[Finding]:
+    return update_findings(context.config, context.spec, context.form)
 
 
-def failed_finding(name: str, error: PolyrhythmError, tells_missing: bool = False) -> Finding:
-    """Finding of an error of the form `setting = value: problem; fix`. tells_missing: as in `run_findings`."""
-    problem, _, fix = " ".join(str(error).split()).rpartition("; ")
-    missing = tells_missing and isinstance(error, MissingError | StartError)
-    return Finding(name, "missing" if missing else "failed", problem or fix, fix if problem else "")
+def _declared_weights(context: CheckContext) -> str:
+    """Where the first weights come from, where a run names them."""
+    config, spec = context.config, context.spec
+    if config.evaluation.swapped:
+        refuse_swapping(spec)
+    if config.resume != "never":
+        return ""
+    if not config.init_from:
+        if config.demonstrations is not None and config.demonstrations.dataset is None:
+            check_expert(env_settings(config), config.demonstrations)  # that of a text environment writes its messages
+        return ""
+    if not Path(config.init_from).exists():
+        raise MissingError(
+            f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"
+        )
+    built = _tried(context)
+    if built is not None and built.whole:
+        check_start(config, spec, built.policy)
+    else:
+        check_init_settings(config)
+    return f"init_from = {config.init_from}"
+
+
+def _weights(context: CheckContext) -> None:
+    check_start(context.config, context.spec, context.policy)
+
+
+def _server(context: CheckContext) -> None:
+    check_server(context.config, context.policy)
+
+
+# ------------------------------------------------------------ machine
+
+
+def _processes(context: CheckContext) -> None:
+    check_processes(context.config, context.spec)
+
+
+def _declared_memory(context: CheckContext) -> Result:
+    """The sizes of shared memory; none where the policy's is unknown."""
+    if not context.sized:
+        return ()
+    sizes = shared_sizes(context.config, context.spec, context.form)
+    if context.config.launcher == "local":
+        refuse_shortage(sizes)
+    return ", ".join(f"{name} {size_of(size)}" for name, size in sizes.items())
+
+
+def _memory(context: CheckContext) -> None:
+    check_memory(context.config, context.spec, context.form)
+
+
+#: The core's checks. Rows of the cost `machine` until `trial` are what can be checked before anything is built.
+CHECKS = (
+    Check("devices", "recipe", "settings", _devices),
+    Check("prometheus", "recipe", "trial", _prometheus),
+    Check("placement", "recipe", "settings", _seat_notes),
+    Check("notes", "recipe", "settings", lambda context: settings_findings(context.config)),
+    Check("environment", "environment", "machine", _declared_environment, until="trial"),
+    Check("environment's spec", "recipe", "trial", _spec),
+    Check("rows and batches", "recipe", "machine", _rows, needs=("spec",)),
+    Check("policy", "policy", "machine", _declared_policy, needs=("spec",), until="trial"),
+    Check("policy's form", "recipe", "trial", _form, needs=("spec",)),
+    Check("policy's build", "recipe", "trial", _build, needs=("form",)),
+    Check("environment's contract", "environment", "trial", _contract_of_environment, needs=("spec",)),
+    Check("policy's contract", "policy", "trial", _contract_of_policy, needs=("policy",)),
+    Check("objective", "training", "machine", _objective, needs=("form",), until="trial"),
+    Check("updates", "training", "machine", _updates, needs=("form",), until="trial"),
+    Check("first weights", "training", "machine", _declared_weights, needs=("form",), until="trial"),
+    Check("files and threads", "machine", "machine", _processes, needs=("form",), until="trial"),
+    Check("shared memory", "machine", "machine", _declared_memory, needs=("form",), until="trial"),
+    Check("objective", "training", "trial", _objective, needs=("tried",)),
+    Check("files and threads", "training", "trial", _processes, needs=("tried",)),
+    Check("shared memory", "training", "trial", _memory, needs=("tried",)),
+    Check("first weights", "training", "trial", _weights, needs=("tried",)),
+    Check("the engine's server", "training", "trial", _server, needs=("tried",)),
+    Check("updates", "training", "trial", _updates, needs=("tried",)),
+    Check("observations", "training", "trial", lambda one: scale_findings(one.config, one.rows), needs=("tried",)),
+)

@@ -10,6 +10,10 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+import torch
+
+from polyrhythm.checks import CheckContext, errors_of, log_note, require_added, type_of
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
@@ -24,24 +28,17 @@ from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import try_on
 from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec
-from polyrhythm.pipeline.validation.launcher_checks import check_launcher
 from polyrhythm.pipeline.validation.learning_checks import check_learning
-from polyrhythm.pipeline.validation.rank_checks import check_ranks
 from polyrhythm.pipeline.validation.rollout_checks import (
+    check_ranks,
     check_rollout,
     check_weights_change,
-    load_reward_function,
     settings_findings,
 )
-from polyrhythm.pipeline.validation.room import check_room, free_memory, warn_of_room
 from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
-from polyrhythm.plugins.cluster.ray.reach import LOCAL
-from polyrhythm.plugins.lerobot.checking import check_dataset
-from polyrhythm.plugins.memory_estimate.needs import HOST
 from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.engine import streaming
@@ -80,43 +77,78 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     forget_warnings()
     if config.init_from and (run := find_run(Path(config.init_from))) != Path(config.init_from):
         config = config.model_copy(update={"init_from": str(run)})  # the new run may lie in that folder, too
+    here = _simulates_here(config)
+    context = CheckContext(config, trainer=trainer, simulates=here)
+    require_added(context, "")
     check_devices(config, trainer=trainer)
     if trainer:
         check_endpoint(config.prometheus)
         for finding in settings_findings(config):
-            log.warning("%s; %s", finding.detail, finding.fix)
+            log_note(finding)
     free = free_memory()  # before the policy is built here, which is gone when the stations work
+    context.free = lambda device: free if device == "cpu" else free_memory(device)
     env = installed_env(config)
-    declared, form = None, None
+    declared = None
     if getattr(config.policy, "checkpoint", ""):
-        declared = try_spec(config, env)
-        form = _form_with_room(config, declared, trainer=trainer)
-    if _simulates_here(config):
-        spec, rows = try_env(config, env, play=not begun)
-    else:
-        spec, rows = declared_rows(try_spec(config, env))
-        load_reward_function(config)
+        declared = context.spec = try_spec(config, env)
+        _take_form(context)
+    trial = try_env(config, env, play=not begun) if here else declared_rows(try_spec(config, env))
+    spec = context.spec = trial.spec
     check_rollout(config, spec)
+    require_added(context, "rows and batches")
     if trainer:
         check_weights_change(config)
-    if form is None or spec != declared:
-        form = _form_with_room(config, spec, trainer=trainer)
-    policy = check_build(config, spec)
+    if spec != declared:
+        _take_form(context)
+    form = context.form
+    policy = context.policy = check_build(config, spec)
     if trainer:
         check_server(config, policy)
     tried, its_form = policy_to_try(config, spec, policy, form)
     learns = trainer and config.training.versions > 0
-    try_on(rows, type_of(config.policy), tried, its_form, spec, learns=learns)
+    try_on(trial.rows, type_of(config.policy), tried, its_form, spec, learns=learns)
     check_learning(config, spec, policy, form, trainer=trainer, tried=tried)
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
-    shortage = warn_of_room(
-        config, spec, form, trainer=trainer, free=lambda device: free if device == HOST else free_memory(device)
-    )
-    if shortage:
-        log.warning(shortage)
+    require_added(context, "first weights")
+    require_added(context, "updates")
     return ValidatedRun(config, spec, policy)
+
+
+def _take_form(context: CheckContext) -> None:
+    """The declared form, for which there is memory."""
+    context.form = check_form_first(context.config, context.spec)
+    require_added(context, "policy's form")
+
+
+def free_memory(device: str = "cpu", *, now: bool = False) -> int:
+    """Bytes that this process may still use of the host's memory, or all bytes of a CUDA device.
+
+    now: those of a CUDA device that nobody uses at present; to ask takes a part of them for this process.
+    """
+    if device != "cpu" and now:
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device != "cpu":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    free, limit = psutil.virtual_memory().available, container_limit()
+    return min(free, limit) if limit is not None else free
+
+
+def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes left within the control group's limit, files that are only cached not counted; None if it has no limit."""
+    for folder, most, used, cached in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit = (folder / most).read_text(encoding="ascii").strip()
+            if limit.isdecimal() and int(limit) < 1 << 60:
+                parts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+                return int(limit) - int((folder / used).read_text(encoding="ascii")) + int(parts.get(cached, 0))
+        except OSError:
+            continue
+    return None
 
 
 def _simulates_here(config: RunConfig) -> bool:
@@ -202,20 +234,13 @@ def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
         raise
 
 
-def _form_with_room(config: RunConfig, spec: EnvSpec, *, trainer: bool) -> PolicyForm:
-    """The declared form, for which there is memory."""
-    form = check_form_first(config, spec)
-    check_room(config, spec, form, trainer=trainer)
-    return form
-
-
 def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
     """Raise StartError unless this machine's limits allow the run's files and threads. Of a cluster's other nodes they
     are not known."""
     if config.launcher == "inline":
         return
     on_ray = config.launcher == "ray"
-    if on_ray and config.ray.address != LOCAL:
+    if on_ray and config.ray.address != "local":
         check_limits([], agents=1)
         return
     infos = env_batch_infos(config, spec, trainer=trainer)
@@ -236,10 +261,16 @@ def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer:
 
 def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
     """Check the source of the first weights, and whether instructions can be swapped."""
-    if trainer and config.init_from:
-        _check_init_from(config, policy)
-    elif trainer and config.demonstrations is not None:
-        _check_demonstrations(config, spec)
+    demonstrations = config.demonstrations if trainer and not config.init_from else None
+    if trainer and config.init_from and config.resume == "never":  # a resumed run has its own weights
+        load_init_weights(config, policy)
+    elif demonstrations is not None and demonstrations.dataset is None:
+        if not has_expert(env_settings(config)):
+            raise ConfigError(
+                "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to "
+                "null"
+            )
+        check_expert(env_settings(config), demonstrations)
     if config.evaluation.swapped:
         refuse_swapping(spec)
 
@@ -262,30 +293,8 @@ def refuse_swapping(spec: EnvSpec) -> None:
 
 def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
     """The seats of all stations. ConfigError: one has none on this machine, or updates do not fit the trainer's
-    ranks, or the launcher cannot have what is asked of it."""
-    check_launcher(config)
+    ranks."""
     placed = place(config, trainer=trainer)
     if trainer and config.training.versions:
         check_ranks(config, len(placed.names["trainer"]))
     return placed.seats
-
-
-def _check_demonstrations(config: RunConfig, spec: EnvSpec) -> None:
-    """Check that the dataset fits or, without one, that there is an expert; a resumed run may have its own copy."""
-    dataset = config.demonstrations.dataset if config.demonstrations else None
-    if dataset is not None:
-        if config.resume == "never":
-            check_dataset(dataset, spec, config.rollout.action_repeat)
-        return
-    if not has_expert(env_settings(config)):
-        raise ConfigError(
-            "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"
-        )
-    assert config.demonstrations is not None
-    check_expert(env_settings(config), config.demonstrations)
-
-
-def _check_init_from(config: RunConfig, policy: Policy) -> None:
-    """Check the weights of `init_from`; a resumed run has its own, and the originals may be gone."""
-    if config.resume == "never":
-        load_init_weights(config, policy)

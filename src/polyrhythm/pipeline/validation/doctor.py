@@ -6,70 +6,41 @@ packages that they need may be missing.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
-from typing import Literal, NamedTuple
 
-from polyrhythm.errors import PolyrhythmError, install_command
-from polyrhythm.imports import same_imports
+from polyrhythm.checks import Check, added
+from polyrhythm.conformance import Finding, last_line
+from polyrhythm.errors import PolyrhythmError, as_root, install_command
 
 RECIPE, _EXTRA = "quickstart", "metaworld"
 #: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.
 MEMORY_BYTES = 1_500_000_000
-#: Debian packages for rendering without a screen; tools/render_libs.sh installs the same.
-RENDER_PACKAGES = "libosmesa6 libgl1 libegl1"
 
 _PYTHON = (3, 11)
-_TASK = "door-close-v3"
-_RENDER_S, _START_S, _MESSAGE_S = 120.0, 60.0, 5.0
-
-
-class Finding(NamedTuple):
-    """The result of one check. missing: the quickstart cannot run; note: it can. fix: a command, "" for none."""
-
-    name: str
-    state: Literal["ok", "note", "missing"]
-    detail: str
-    fix: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        """The fields by name. `said` and `mend` are older names of `detail` and `fix`, kept for scripts."""
-        return {**self._asdict(), "said": self.detail, "mend": self.fix}
+_START_S, _MESSAGE_S = 60.0, 5.0
 
 
 def examine() -> Iterator[Finding]:
-    """Run all checks; yield each result as soon as it is known. Rendering, which takes seconds, comes last."""
-    checks: dict[str, Callable[[], Finding]] = {
-        "python": _python,
-        "packages": _packages,
-        "torch": _torch,
-        "cores": _cores,
-        "memory": _memory,
-        "leftovers": _leftovers,
-        "shared memory": _shared_memory,
-        "processes": _processes,
-        "messages": _messages,
-    }
-    for backend, needed in _backends().items():
-        checks[f"rendering {backend}"] = lambda b=backend, n=needed: _rendering(b, needed=n)  # type: ignore[misc]
+    """Run all checks; yield each result as soon as it is known. missing: the quickstart cannot run; note: it can."""
     told: dict[str, str] = {}  # message → the first check that raised it
-    for name, check in checks.items():
+    for check in (*CHECKS, *added("machine", "doctor")):
         try:
-            yield check()._replace(name=name)
+            for examined in check.findings(None):
+                yield examined.finding if examined.finding.name else examined.finding._replace(name=check.name)
         except (PolyrhythmError, ImportError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-            first = told.setdefault(str(error), name) if isinstance(error, PolyrhythmError) else name
-            if first != name:
-                yield Finding(name, "missing", f"could not be checked, for the same reason as {first}")
+            first = told.setdefault(str(error), check.name) if isinstance(error, PolyrhythmError) else check.name
+            if first != check.name:
+                yield Finding(check.name, "missing", f"could not be checked, for the same reason as {first}")
                 continue
             fix = install_command(_EXTRA) if isinstance(error, ImportError) else ""
-            yield Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
+            yield Finding(check.name, "missing", f"{type(error).__name__}: {error}", fix)
 
 
 def examine_env(name: str) -> Iterator[Finding]:
@@ -78,7 +49,7 @@ def examine_env(name: str) -> Iterator[Finding]:
     That class may have a class method `findings()`, which yields `conformance.Finding`s, the slow ones last.
     Raises ConfigError if there is no such environment.
     """
-    from polyrhythm.config.catalog import adapter
+    from polyrhythm.config.catalog import adapter, declared
     from polyrhythm.config.registry import settings_class
 
     found = adapter("env", name)
@@ -89,16 +60,15 @@ def examine_env(name: str) -> Iterator[Finding]:
         yield Finding("packages", "missing", f"missing: {', '.join(missing)}{clash}", found.install)
         return
     yield Finding("packages", "ok", ", ".join(versions) or "none needed")
-    own = getattr(settings_class("env", name), "findings", None)
+    own = declared(settings_class("env", name)).findings
     if own is None:
         yield Finding("other checks", "note", f"{name} declares none; polyrhythm check RECIPE tries it")
         return
     for seen in own():
-        state: Literal["ok", "note", "missing"] = "missing" if seen.state == "failed" else seen.state
-        yield Finding(seen.name, state, seen.detail, seen.fix)
+        yield seen._replace(state="missing") if seen.state == "failed" else seen
 
 
-def _python() -> Finding:
+def _python(_: object = None) -> Finding:
     wanted = ".".join(map(str, _PYTHON))
     detail = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info >= _PYTHON:
@@ -107,7 +77,7 @@ def _python() -> Finding:
     return Finding("", "missing", f"{detail}; {wanted} or newer is needed", fix)
 
 
-def _packages() -> Finding:
+def _packages(_: object = None) -> Finding:
     try:
         requirements = metadata.requires("polyrhythm") or []
     except metadata.PackageNotFoundError:
@@ -139,7 +109,7 @@ def _satisfies(requirement: str, version: str) -> bool:
     return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
-def _torch() -> Finding:
+def _torch(_: object = None) -> Finding:
     import torch
 
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -147,7 +117,7 @@ def _torch() -> Finding:
     return Finding("", "ok", f"{torch.__version__}, {seen}")
 
 
-def _cores() -> Finding:
+def _cores(_: object = None) -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
     detail = f"{cores} available, OMP_NUM_THREADS {threads or 'not set'}"
@@ -159,8 +129,8 @@ def _cores() -> Finding:
     return Finding("", "ok", detail)
 
 
-def _memory() -> Finding:
-    from polyrhythm.pipeline.validation.room import free_memory
+def _memory(_: object = None) -> Finding:
+    from polyrhythm.pipeline.validation.check import free_memory
 
     free = free_memory()
     detail = f"{_gigabytes(free)} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"
@@ -169,7 +139,7 @@ def _memory() -> Finding:
     return Finding("", "ok", detail)
 
 
-def _leftovers() -> Finding:
+def _leftovers(_: object = None) -> Finding:
     from polyrhythm.runtime.memory.shared_folder import remove_orphans
 
     removed = remove_orphans()
@@ -178,7 +148,7 @@ def _leftovers() -> Finding:
     return Finding("", "ok", "no shared memory of dead runs")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory(_: object = None) -> Finding:
     from polyrhythm.config.load import load_config
     from polyrhythm.pipeline.build import env_settings, policy_settings
     from polyrhythm.pipeline.validation.check import shared_sizes
@@ -193,10 +163,10 @@ def _shared_memory() -> Finding:
     if free >= wanted:
         return Finding("", "ok", detail)
     remount = f"mount -o remount,size={-(-wanted // 10**9) * 2}G {root}"
-    return Finding("", "missing", f"{detail}; in a container: --shm-size", f"{_as_root()}{remount}")
+    return Finding("", "missing", f"{detail}; in a container: --shm-size", f"{as_root()}{remount}")
 
 
-def _processes() -> Finding:
+def _processes(_: object = None) -> Finding:
     done = subprocess.run(
         [sys.executable, "-c", "print(6 * 7)"],
         capture_output=True,
@@ -207,10 +177,10 @@ def _processes() -> Finding:
     )
     if done.stdout.strip() == "42":
         return Finding("", "ok", "another process can be started")
-    return Finding("", "missing", f"a process that was started ended with {done.returncode}: {_last(done.stderr)}")
+    return Finding("", "missing", f"a process that was started ended with {done.returncode}: {last_line(done.stderr)}")
 
 
-def _messages() -> Finding:
+def _messages(_: object = None) -> Finding:
     import zmq
 
     from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root
@@ -232,60 +202,19 @@ def _messages() -> Finding:
     return Finding("", "missing", f"no message came through {inbox.endpoint}; set data_plane.transport=tcp")
 
 
-def _backends() -> dict[str, bool]:
-    """GL backend to try → whether the quickstart would use it: MUJOCO_GL, else as `choose_gl_backend` chooses."""
-    chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
-    try:
-        from polyrhythm.envs.mujoco import BACKENDS, is_loadable, preferred
-    except ImportError:
-        return {chosen or "osmesa": True}
-    chosen = chosen or preferred(tuple(filter(is_loadable, BACKENDS)) or BACKENDS[:1])
-    return {chosen: True} | {name: False for name in BACKENDS if name != chosen}
-
-
-def _rendering(backend: str, *, needed: bool) -> Finding:
-    bad: Literal["note", "missing"] = "missing" if needed else "note"
-    try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            [sys.executable, "-m", "polyrhythm.plugins.simulators.metaworld.render_probe", _TASK],
-            capture_output=True,
-            text=True,
-            timeout=_RENDER_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **same_imports(), "MUJOCO_GL": backend},
-        )
-    except subprocess.TimeoutExpired:
-        return Finding("", bad, f"no frame of {_TASK} within {_RENDER_S:.0f} s", _render_fix(backend))
-    if done.returncode:
-        why = _last(done.stderr).partition("; run:")[0]
-        fix = install_command(_EXTRA) if "No module named" in why else _render_fix(backend)
-        return Finding("", bad, f"no frame of {_TASK}: {why}", fix)
-    drawn = json.loads(done.stdout.splitlines()[-1])
-    if drawn["shades"] < 2:
-        return Finding("", bad, f"a frame of {_TASK} is blank", _render_fix(backend))
-    used = "" if needed else "; not used here"
-    return Finding("", "ok", f"a frame of {_TASK} in {drawn['frame_ms']:.0f} ms{used}")
-
-
-def _render_fix(backend: str) -> str:
-    """Command that enables rendering without a screen."""
-    if backend not in ("osmesa", "egl"):
-        return "unset MUJOCO_GL"
-    if not shutil.which("apt-get"):
-        return f"(with your system's package manager) install OSMesa and EGL, on Debian {RENDER_PACKAGES}"
-    return f"{_as_root()}apt-get install -y {RENDER_PACKAGES}"
-
-
-def _as_root() -> str:
-    return "" if os.getuid() == 0 else "sudo "
-
-
-def _last(text: str) -> str:
-    """The last line that is not empty, before Python's messages at exit."""
-    lines = [line.strip() for line in text.partition("Exception ignored")[0].splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"
-
-
 def _gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
+
+
+#: The core's checks; that of rendering, which takes seconds, comes behind them.
+CHECKS = (
+    Check("python", "machine", "settings", _python),
+    Check("packages", "machine", "settings", _packages),
+    Check("torch", "machine", "machine", _torch),
+    Check("cores", "machine", "machine", _cores),
+    Check("memory", "machine", "machine", _memory),
+    Check("leftovers", "machine", "machine", _leftovers),
+    Check("shared memory", "machine", "machine", _shared_memory),
+    Check("processes", "machine", "machine", _processes),
+    Check("messages", "machine", "machine", _messages),
+)

@@ -33,8 +33,7 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
 from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.validation.env_trial_process import decode_event, run_trial
-from polyrhythm.plugins.scoring.reward_trial import WAY_OUT, EpisodeTrial
+from polyrhythm.pipeline.validation.env_trial_process import WAY_OUT, EpisodeTrial, decode_event, run_trial
 from polyrhythm.specs import EnvSpec
 
 #: Call → the setting of its time limit.

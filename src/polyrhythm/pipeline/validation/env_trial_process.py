@@ -11,12 +11,14 @@ import faulthandler
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyrhythm.checks import added
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation, Finding
@@ -24,14 +26,47 @@ from polyrhythm.env_warnings import EnvWarnings, forget_warnings
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv, ask_spec
 from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
+from polyrhythm.envs.trial_episode import TrialEpisode, is_text, play_episode
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.scoring.reward_trial import EpisodeTrial, try_episode
 from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),
 #: ("warning", setting or "", sentence), ("spec", EnvSpec), ("arrays", name -> array); last ("over",),
 #: ("violation", problem, fix) or ("error", sentence).
 Send = Callable[..., None]
+
+
+#: How a valid reward function is let through that the episode is not for.
+WAY_OUT = "or set scoring.try_first=false"
+
+
+class EpisodeTrial(NamedTuple):
+    """What is tried after the reset. play: whether an episode is played, of a text environment; expert: whether its
+    expert is asked; function, options: those of `scoring`, "" for none; score: whether it is called on the episode."""
+
+    play: bool = True
+    expert: bool = False
+    function: str = ""
+    options: Mapping[str, Any] = {}
+    score: bool = False
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode of the environment that is tried, for checks of plugins behind "episode". settings: the environment's;
+    about_to: called before each call into user code."""
+
+    trial: EpisodeTrial
+    settings: EnvSettings
+    env: CheckedEnv
+    about_to: Callable[[str], None]
+    _played: TrialEpisode | None = None
+
+    def play(self) -> TrialEpisode | None:
+        """The sample, played at the first call; None where no episode is played. Raises ContractViolation."""
+        if self._played is None and self.trial.play and is_text(self.env.spec):
+            self._played = play_episode(self.env, expert=self.trial.expert)
+        return self._played
 
 
 def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: EpisodeTrial) -> None:
@@ -46,7 +81,10 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
         send("call", call)
 
     def then(env: CheckedEnv, first: Arrays) -> None:
-        try_episode(episode, settings, env, about_to)
+        played = Episode(episode, settings, env, about_to)
+        for check in added("trial", "episode"):
+            check.run(played)
+        played.play()
         whose, problem = find_memory(settings, env, first, about_to) if job == "observe" else ("", "")
         if problem:
             send("warning", whose, problem)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from polyrhythm.checks import errors_of, type_of
 from polyrhythm.config.load import training_defaults
-from polyrhythm.config.objective_needs import is_unchanged, reward_level_of_objective
-from polyrhythm.config.objective_presets import OBJECTIVE_PRESETS
+from polyrhythm.config.presets import OBJECTIVE_PRESETS, is_unchanged, reward_level_of_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
 from polyrhythm.config.streaming import why_whole_updates
@@ -20,7 +20,6 @@ from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.placed import trainer_ranks
-from polyrhythm.pipeline.validation.config_errors import errors_of, type_of
 from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm

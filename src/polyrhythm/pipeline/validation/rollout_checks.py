@@ -1,10 +1,12 @@
-"""Checks that rows, slots, batches and the user's functions of the rollout fit the environment."""
+"""Checks that rows, slots, batches and the user's functions of the rollout fit the environment, and updates the
+trainer's ranks."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 
+from polyrhythm.checks import errors_of
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.conformance import Finding, raised
@@ -12,10 +14,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import bucket_sizes
 from polyrhythm.pipeline.build import scheduler_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.validation.config_errors import errors_of
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings
-from polyrhythm.pipeline.validation.tool_checks import check_calls
-from polyrhythm.plugins.scoring.reward_function import load_reward
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.settings import load_function
@@ -33,7 +32,6 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     infos = env_batch_infos(config, spec)
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
-    check_calls(config, infos)
     with errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
         refuse_segments(spec, config.rollout.segment_steps)
     if spec.chunk and config.rollout.action_repeat > 1:
@@ -50,13 +48,6 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
             "too narrow; set it to %d",
             *(episodes, states, states),
         )
-
-
-def load_reward_function(config: RunConfig) -> None:
-    """Raise ConfigError if there is no such reward function, where none can be tried (`reward_trial`): no environment
-    is built here."""
-    if config.scoring is not None:
-        load_reward(config.scoring.function, config.scoring.options)
 
 
 def check_engine(config: RunConfig) -> None:
@@ -142,3 +133,47 @@ def _try_key(path: str) -> None:
 def _is_plain(key: object) -> bool:
     """Whether the key can be ordered and saved in a checkpoint."""
     return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
+
+
+def check_ranks(config: RunConfig, ranks: int) -> None:
+    """Raise ConfigError, with a problem for each setting, unless the mini-batches of this run fit so many ranks: groups
+    are dealt to ranks whole, and each takes the steps of its own; with fewer groups or steps some would only wait.
+    ranks: of this machine (`pipeline.placed.trainer_ranks`)."""
+    if ranks == 1:
+        return
+    what, training = _named(config, ranks), config.training
+    problems = []
+    if config.launcher == "inline":
+        problems.append(
+            f"{what}: with launcher = inline there is one process, and so one rank; set launcher to local, or "
+            "placement.trainer.ranks to 1"
+        )
+    size, samples = config.groups.size, training.mini_batch_samples
+    if samples // size < ranks:
+        those = f"{samples // size} groups of {size} samples" if size > 1 else f"{samples} samples"
+        problems.append(
+            f"{what}: training.mini_batch_samples = {samples} are {those}, and a rank "
+            f"trains whole {'groups' if size > 1 else 'samples'}; use at most {_counted(samples // size)}, or "
+            f"a training.mini_batch_samples of {ranks * size} or more"
+        )
+    if 0 < training.minibatch_steps < ranks:
+        problems.append(
+            f"{what}: training.minibatch_steps = {training.minibatch_steps} is fewer than one chunk step for each "
+            f"rank; use at most {_counted(training.minibatch_steps)}, or a minibatch_steps of {ranks} or more (0: all)"
+        )
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _counted(ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)}"
+
+
+def _named(config: RunConfig, ranks: int) -> str:
+    """The setting that the number of ranks comes from, with its value."""
+    placement = config.placement
+    if placement.trainer.ranks is not None:
+        return f"placement.trainer.ranks = {ranks}"
+    if placement.trainer.devices is not None:
+        return f"placement.trainer.devices = {placement.trainer.devices} ({ranks} ranks)"
+    return f"placement.preset = {placement.preset} ({ranks} ranks of the trainer)"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyrhythm.observe.activity import by_kind
 from polyrhythm.plugins.report.figures import Figure, line_key, look, share_bars, share_curves
+from polyrhythm.plugins.report.page import Section, figure_section, named, section
 from polyrhythm.plugins.report.read import Run
 from polyrhythm.plugins.report.tables import table
 
 _UTILISATION, _FAULTS = "hosts/utilisation/", "hosts/faults/"
 #: More hosts than this are drawn together.
 _HOSTS = 8
+
+
+def draw(runs: Sequence[Run]) -> str:
+    """Of one run a figure and a table, of several the tables."""
+    figure = hosts(runs[0]) if len(runs) == 1 else None
+    if figure is not None:
+        return figure_section(figure, host_table(runs[0]))
+    return section("Hosts", *(named(run, host_table(run), runs) for run in runs))
 
 
 def hosts(run: Run) -> Figure | None:
@@ -63,3 +72,6 @@ def _so_far(run: Run, host: str) -> dict[str, Any]:
     faults = [count for line in run.updates if (count := line.get(_FAULTS + host)) is not None]
     mean = sum(shares) / len(shares) if shares else 0.0
     return {"utilisation": mean, "faults": int(faults[-1]) if faults else 0, "stations": []}
+
+
+SECTION = Section("Utilisation", draw)

@@ -5,7 +5,7 @@
     finished samples      come with what requests have not brought; then the block is whole
 
 Whoever joins knows the run's blocks by number and has a memory of its own; what it says is checked before anything is
-written (`ExpectedEvents`, `JoinedSamples`). Imports neither torch nor transformers.
+written (`InFlight`, `JoinedSamples`). Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from polyrhythm.plugins.join.reception import Heard, Reception
 from polyrhythm.plugins.join.terms import Terms
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import (
     Order,
     Reply,
@@ -29,14 +30,12 @@ from polyrhythm.runtime.messages import (
     part_address,
     process_address,
 )
-from polyrhythm.runtime.processes.expected import ExpectedEvents
 from polyrhythm.runtime.processes.supervision import AWAITING
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.exchange import AnsweringEnd
-from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.runtime.transport.sockets import AnsweringEnd, Sockets
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.guard import MOST_BYTES
@@ -92,8 +91,8 @@ class JoinedSimulator:
         self.name, self.incarnation = plan.name, incarnation
         self._plan, self._address, self._arena, self._emit, self._clock = plan, address, arena, emit, clock
         self._drops = DropCounter(plan.name)
-        self._expected = ExpectedEvents(arena.layout)
-        self._expected.join(self.joined(), (address,))
+        self._in_flight = InFlight(arena.layout)
+        self._in_flight.join(self.joined(), (address,))
         self._samples = JoinedSamples(arena, plan.spec, plan.step)
         self._reception = Reception(
             Terms(plan.polyrhythm, plan.spec),
@@ -172,7 +171,7 @@ class JoinedSimulator:
             event = wire.decode(heard.event)
             if isinstance(event, wire.Refused):
                 raise UnfitMessage("impossible", f"it refuses a command: {event.why[:200]}")
-            self._expected.accept(event)
+            self._in_flight.accept(event)
             self._write(event, heard.pieces)
         except (UnfitMessage, ValueError) as error:
             self._drops.drop("impossible", str(error))
@@ -203,7 +202,7 @@ class JoinedSimulator:
     def handle(self, command: Order) -> None:
         match command:
             case records.StartRows():
-                self._expected.note(command)
+                self._in_flight.on_command(command)
                 self._samples.start(command)
             case records.RefuseRequest(slot=slot, sequence=sequence):
                 self._samples.refuse(slot, sequence)
@@ -219,7 +218,7 @@ class JoinedSimulator:
         if reply.reply_to != self._address:
             return
         if len(reply.answers):
-            self._expected.note_version(newest_version(reply.answers))
+            self._in_flight.on_version(newest_version(reply.answers))
         self._samples.answer(reply)
         self._reception.tell(wire.encode_reply(reply))
         self._flush()

@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from polyrhythm.observe.intervals import counted
-from polyrhythm.plugins.language.conversations import Entry, fits_line, outcome, outline
+from polyrhythm.plugins.language.conversations import Entry, fits_line, outcome, outline, read_conversations
+from polyrhythm.plugins.report.page import Section, section
 from polyrhythm.plugins.report.read import Run
 from polyrhythm.plugins.report.tables import RESULTS
 from polyrhythm.readable import readable
@@ -20,10 +21,15 @@ _CAPTION = (
 )
 
 
-def conversations(run: Run) -> str:
-    """Prompt by prompt, what was said in each way of acting; "" if no texts were kept."""
+def draw(runs: Sequence[Run]) -> str:
+    """Of one run the conversations that it kept."""
+    return section("Prompts and answers", conversations(read_conversations(runs[0].folder)) if len(runs) == 1 else "")
+
+
+def conversations(entries: Sequence[Entry]) -> str:
+    """Prompt by prompt, what was said in each way of acting; "" if there are none. entries: in the order of writing."""
     by_prompt: dict[tuple[int, str], list[Entry]] = {}
-    for entry in _first_and_last(run.conversations):
+    for entry in _first_and_last(entries):
         by_prompt.setdefault((entry["index"], entry["prompt"]), []).append(entry)
     if not by_prompt:
         return ""
@@ -81,3 +87,6 @@ def _turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _text(text: str) -> str:
     return escape(readable(text, _CHARS))
+
+
+SECTION = Section("Results", draw)

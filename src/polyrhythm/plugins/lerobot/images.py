@@ -56,6 +56,4 @@ def as_array(images: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.ui
 def require_video(path: Path) -> None:
     """Raise MissingError if this machine cannot read videos."""
     if importlib.util.find_spec("av") is None:
-        raise MissingError(
-            f"{path} holds videos, and the package av is not installed; run: {install_command('video')}"
-        )
+        raise MissingError(f"{path} holds videos, and the package av is not installed; run: {install_command('video')}")

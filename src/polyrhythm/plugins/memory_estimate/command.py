@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _machine(arguments: argparse.Namespace) -> Machine:
     """This machine, or the one that the options describe."""
     from polyrhythm.errors import ConfigError
-    from polyrhythm.pipeline.validation.room import free_memory
+    from polyrhythm.pipeline.validation.check import free_memory
     from polyrhythm.plugins.memory_estimate.plan import Machine
     from polyrhythm.runtime.memory.tensors import count_devices
 

@@ -16,7 +16,7 @@ from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import trainer_ranks
-from polyrhythm.pipeline.validation.rank_checks import check_ranks
+from polyrhythm.pipeline.validation.rollout_checks import check_ranks
 from polyrhythm.plugins.memory_estimate.needs import HOST
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, MemoryPlan, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.rows import (

@@ -17,12 +17,14 @@ from polyrhythm.plugins.report.read import (
     Run,
     change_places,
     fault_times,
+    group_label,
     lag_points,
+    over_seeds,
     pace_points,
+    seed_groups,
     split_at_pauses,
     training_points,
 )
-from polyrhythm.plugins.report.seeds import group_label, over_seeds, seed_groups
 from polyrhythm.plugins.report.svg import Plot, percent
 
 _WAYS = ("greedy", "sampled", "swapped")

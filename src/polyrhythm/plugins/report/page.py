@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import NamedTuple
 
-from polyrhythm.plugins.cluster import report_section as hosts
-from polyrhythm.plugins.language.report_section import conversations
+from polyrhythm.plugin import load_all
 from polyrhythm.plugins.report import bars, figures, tables, updates
-from polyrhythm.plugins.report.env_metrics import env_metrics
 from polyrhythm.plugins.report.figures import Figure
 from polyrhythm.plugins.report.read import Run
 
@@ -72,35 +71,43 @@ _SERIES = "".join(
 )
 
 
+class Section(NamedTuple):
+    """A section that a plugin adds. after: heading of the section behind which it stands, Results or Utilisation; draw:
+    runs → its HTML, "" for none."""
+
+    after: str
+    draw: Callable[[Sequence[Run]], str]
+
+
 def page(runs: Sequence[Run]) -> str:
     """The report on one run, or the comparison of several."""
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
-    parts.append(_section("Settings that differ", tables.settings(runs)))
-    parts.append(_section("Warnings", *(_named(run, tables.setbacks(run), runs) for run in runs)))
+    parts.append(section("Settings that differ", tables.settings(runs)))
+    parts.append(section("Warnings", *(named(run, tables.setbacks(run), runs) for run in runs)))
     parts_of_one = (tables.by_task, tables.by_samples, tables.by_metric)
     details = "" if several else "".join(part(runs[0]) for part in parts_of_one)
-    parts.append(_section("Results", tables.results(runs), details))
-    if not several:
-        parts.append(_section("Prompts and answers", conversations(runs[0])))
+    parts.append(section("Results", tables.results(runs), details))
+    added: Sequence[Section] = load_all("report")
+    parts += [one.draw(runs) for one in added if one.after == "Results"]
     draw = (
-        *(figures.success, figures.returns, env_metrics, updates.updates),
+        *(figures.success, figures.returns, updates.env_metrics, updates.updates),
         *(figures.throughput, figures.utilisation),
     )
-    parts += [_figure(figure) for drawn in draw if (figure := drawn(runs)) is not None]
-    parts.append(_hosts(runs))
+    parts += [figure_section(figure) for drawn in draw if (figure := drawn(runs)) is not None]
+    parts += [one.draw(runs) for one in added if one.after == "Utilisation"]
     if (lag := figures.lag(runs)) is not None:
-        parts.append(_figure(lag))
+        parts.append(figure_section(lag))
     parts += _timelines(runs)
     wall = bars.wall_time(runs)
     if wall is not None:
-        parts.append(_figure(wall))
-    parts.append(_section("Ledger", tables.ledger(runs)))
-    parts.append(_section("Faults", *(_named(run, tables.faults(run) + tables.set_aside(run), runs) for run in runs)))
-    parts.append(_section("Weights", *(_named(run, tables.weights(run), runs) for run in runs)))
-    parts.append(_section("Settings that were changed", *(_named(run, tables.changes(run), runs) for run in runs)))
-    parts.append(_section("Configuration", *(_config(run) for run in runs)))
+        parts.append(figure_section(wall))
+    parts.append(section("Ledger", tables.ledger(runs)))
+    parts.append(section("Faults", *(named(run, tables.faults(run) + tables.set_aside(run), runs) for run in runs)))
+    parts.append(section("Weights", *(named(run, tables.weights(run), runs) for run in runs)))
+    parts.append(section("Settings that were changed", *(named(run, tables.changes(run), runs) for run in runs)))
+    parts.append(section("Configuration", *(_config(run) for run in runs)))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -118,11 +125,11 @@ def _heads(runs: Sequence[Run]) -> list[str]:
             if run.finished
             else '<p class="notice">This run is not finished: here is what it has come to so far.</p>'
         )
-        parts.append(_named(run, notice + tables.tiles(run), runs))
+        parts.append(named(run, notice + tables.tiles(run), runs))
     return parts
 
 
-def _named(run: Run, content: str, runs: Sequence[Run]) -> str:
+def named(run: Run, content: str, runs: Sequence[Run]) -> str:
     """The content, with the run's name as heading if there are several runs."""
     return f"<h3>{escape(run.label)}</h3>{content}" if content and len(runs) > 1 else content
 
@@ -131,28 +138,22 @@ def _timelines(runs: Sequence[Run]) -> list[str]:
     drawn = [(run, bars.timeline(run)) for run in runs]
     found = [(run, figure) for run, figure in drawn if figure is not None]
     if len(runs) == 1:
-        return [_figure(figure) for _, figure in found]
-    return [_figure(figure._replace(heading=f"{figure.heading}: {run.label}")) for run, figure in found]
+        return [figure_section(figure) for _, figure in found]
+    return [figure_section(figure._replace(heading=f"{figure.heading}: {run.label}")) for run, figure in found]
 
 
-def _hosts(runs: Sequence[Run]) -> str:
-    """Of one run a figure and a table, of several the tables."""
-    figure = hosts.hosts(runs[0]) if len(runs) == 1 else None
-    if figure is not None:
-        return _figure(figure, hosts.host_table(runs[0]))
-    return _section("Hosts", *(_named(run, hosts.host_table(run), runs) for run in runs))
-
-
-def _figure(figure: Figure, *more: str) -> str:
+def figure_section(figure: Figure, *more: str) -> str:
+    """A section with a figure, and what stands below it."""
     keys = "".join(f"<li>{key}{escape(text)}</li>" for key, text in figure.legend)
     legend = f'<ul class="legend">{keys}</ul>' if keys else ""
     kind = "pair" if len(figure.pictures) > 1 else "pair one"
     caption = f"<figcaption>{escape(figure.sentence)}</figcaption>"
     drawn = f'<div class="{kind}">{"".join(figure.pictures)}</div>'
-    return _section(figure.heading, f"<figure>{caption}{legend}{drawn}</figure>", *more)
+    return section(figure.heading, f"<figure>{caption}{legend}{drawn}</figure>", *more)
 
 
-def _section(heading: str, *content: str) -> str:
+def section(heading: str, *content: str) -> str:
+    """A section of the page; "" if it has no content."""
     inside = "".join(content)
     return f"<section><h2>{escape(heading)}</h2>{inside}</section>" if inside else ""
 

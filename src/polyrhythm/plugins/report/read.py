@@ -13,13 +13,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from polyrhythm.config.yaml_text import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.run_folder import CONFIG_FILE, SUMMARY_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 from polyrhythm.observe.setbacks import setbacks
 from polyrhythm.observe.settings_changes import Change, read_changes
-from polyrhythm.plugins.language.conversations import Entry, read_conversations
 
 Line = Mapping[str, Any]
 
@@ -27,6 +28,10 @@ Line = Mapping[str, Any]
 _EPISODES, _POINTS = 32, 60
 #: An interval between updates that is so many times the median is a pause.
 _PAUSE = 10.0
+#: Settings in which runs of one group may differ: the seed, and where the run is.
+_FREE = ("seed", "name", "out_dir", "resume")
+#: Points of a mean curve over seeds.
+_SEED_POINTS = 60
 
 
 class Success(NamedTuple):
@@ -59,8 +64,7 @@ class Point(NamedTuple):
 @dataclass(frozen=True)
 class Run:
     """One run. updates: metrics of each update; summary: as in summary.json, with the finished phases only if the run
-    is unfinished; changes: of settings, on resume; conversations: of evaluations, in the order of writing; setbacks:
-    sentences about what went wrong."""
+    is unfinished; changes: of settings, on resume; setbacks: sentences about what went wrong."""
 
     folder: Path
     label: str
@@ -70,7 +74,6 @@ class Run:
     summary: Mapping[str, Any]
     finished: bool
     changes: Sequence[Change] = ()
-    conversations: Sequence[Entry] = ()
     setbacks: Sequence[str] = ()
 
     @property
@@ -83,7 +86,7 @@ class Run:
     def settings(self) -> dict[str, str]:
         """All settings as text, by dotted path."""
         try:
-            return dict(_flat(parse(self.config, "config.yaml")))
+            return dict(_flat(parse(self.config, CONFIG_FILE)))
         except ConfigError:
             return {}
 
@@ -108,7 +111,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read(folder: Path) -> Run:
-    lines = _lines(folder / "metrics.jsonl")
+    lines = _lines(folder / METRICS_FILE)
     finished = (folder / SUMMARY_FILE).is_file()
     summary = _json(folder / SUMMARY_FILE) if finished else _so_far(_json(folder / "progress.json"))
     with _naming(folder / CONFIG_FILE, "name another run"):
@@ -118,10 +121,9 @@ def _read(folder: Path) -> Run:
     label = f"{place.parent.name}/{place.name}"
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings.get("freshness.sync_interval", 1))
-    said = read_conversations(folder)
     measured = _evaluations(lines, per_version)
     warned = summary["warnings"] if "warnings" in summary else setbacks(lines)
-    return replace(run, evaluations=measured, conversations=said, setbacks=warned)
+    return replace(run, evaluations=measured, setbacks=warned)
 
 
 def _so_far(progress: Line) -> dict[str, Any]:
@@ -278,3 +280,36 @@ def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
         return
     for key, value in tree.items():
         yield from _flat(value, f"{path}.{key}" if path else str(key))
+
+
+# ------------------------------------------------------------ runs that differ only in their seed
+
+
+def seed_groups(runs: Sequence[Run]) -> dict[int, list[Run]] | None:
+    """Place of its first run, whose colour a group has -> runs with equal settings; None if no two of them differ only
+    in the seed."""
+    places: dict[tuple[tuple[str, str], ...], int] = {}
+    groups: dict[int, list[Run]] = {}
+    for place, run in enumerate(runs):
+        settings = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
+        groups.setdefault(places.setdefault(settings, place), []).append(run)
+    return groups if len(groups) < len(runs) else None
+
+
+def group_label(group: Sequence[Run]) -> str:
+    """`runs/a, seeds 0, 1, 2`; of one run its label."""
+    if len(group) == 1:
+        return group[0].label
+    return f"{group[0].label}, seeds {', '.join(run.settings.get('seed', '?') for run in group)}"
+
+
+def over_seeds(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
+    """Points (x, mean, lowest, highest) over curves of ascending x, linearly interpolated where all of them are."""
+    if not curves:
+        return []
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if last < first:
+        return []
+    places = np.linspace(first, last, _SEED_POINTS)
+    values = np.array([np.interp(places, *np.transpose(curve)) for curve in curves])
+    return list(zip(*(a.tolist() for a in (places, values.mean(0), values.min(0), values.max(0))), strict=True))

@@ -1,4 +1,4 @@
-"""Draws the figure of the updates: a small chart for each training metric."""
+"""Draws a small chart for each training metric, and for each of the environment's own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Chart(NamedTuple):
     floor: float = -math.inf
 
 
+_ENV_GROUP = "env/metrics/"
 _CHARTS = {
     "train/actor/proximal_approx_kl": Chart("KL from proximal, 10⁻³ nats", factor=1000.0),
     "train/actor/behav_approx_kl": Chart("KL from behaviour, 10⁻³ nats", factor=1000.0),
@@ -44,6 +45,19 @@ def updates(runs: Sequence[Run]) -> Figure | None:
         "since the point before."
     )
     return Figure("Updates", sentence, (run_keys(runs) if len(runs) > 1 else []) + change_keys(runs), pictures)
+
+
+def env_metrics(runs: Sequence[Run]) -> Figure | None:
+    """The metrics of training episodes over transitions; None if the runs have none."""
+    names = sorted({name for run in runs for line in run.updates for name in line if name.startswith(_ENV_GROUP)})
+    pictures = [picture for name in names if (picture := draw(runs, name, Chart(name.removeprefix(_ENV_GROUP))))]
+    if not pictures:
+        return None
+    sentence = (
+        "Metrics that the environment declares, of training episodes, with noise; each point is a mean over the "
+        "updates since the point before."
+    )
+    return Figure("The environment's own metrics", sentence, run_keys(runs) if len(runs) > 1 else [], pictures)
 
 
 def draw(runs: Sequence[Run], name: str, chart: Chart) -> str:

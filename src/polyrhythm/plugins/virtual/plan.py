@@ -86,11 +86,11 @@ def _check_options(arguments: argparse.Namespace) -> None:
 def _limit_of(arguments: argparse.Namespace) -> str:
     """The sentence on what limited the run. RunFolderError: there is none."""
     from polyrhythm.errors import ConfigError, RunFolderError
-    from polyrhythm.observe.run_folder import find_run
+    from polyrhythm.observe.run_folder import SUMMARY_FILE, find_run
 
     if arguments.run is None or arguments.overrides:
         raise ConfigError("plan: name the folder of one finished run, or add --theory or --memory (see plan --help)")
-    file = find_run(Path(arguments.run)) / "summary.json"
+    file = find_run(Path(arguments.run)) / SUMMARY_FILE
     if not file.is_file():
         raise RunFolderError(f"folder {str(file.parent)!r} has no summary.json; name the folder of a finished run")
     try:
@@ -230,14 +230,14 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
     """The stage times of a finished run, and its own max_lag."""
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import RunFolderError
-    from polyrhythm.observe.run_folder import find_run
+    from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run
     from polyrhythm.plugins.virtual.planning.profile import Layout, profile
 
     folder = find_run(folder)
-    for name in ("config.yaml", "summary.json", "metrics.jsonl"):
+    for name in (CONFIG_FILE, SUMMARY_FILE, METRICS_FILE):
         if not (folder / name).is_file():
             raise RunFolderError(f"folder {str(folder)!r} has no {name}; name the folder of a finished run")
-    config = load_config(folder / "config.yaml")
+    config = load_config(folder / CONFIG_FILE)
     rollout, training = config.rollout, config.training
     layout = Layout(
         version_samples=training.batch_size * config.freshness.sync_interval,
@@ -250,9 +250,9 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
         segment_steps=rollout.segment_steps,
         max_steps=getattr(config.env, "max_steps", 0),
     )
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
         return profile(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
     except json.JSONDecodeError as error:
         problem = f"summary.json or metrics.jsonl is truncated ({error})"

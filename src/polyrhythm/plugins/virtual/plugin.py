@@ -4,6 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "virtual",
+    needs=("memory_estimate",),
     adds={
         "command": {
             "simulate": "polyrhythm.plugins.virtual.simulate",

@@ -22,6 +22,7 @@ from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Transport
 from polyrhythm.specs import WeightsLayout
@@ -72,7 +73,7 @@ def open_local(stations: StationList, limits: Limits, logs: Path, transport: Tra
     with ExitStack() as undo:
         folder = SharedRunFolder({"arena": LAYOUT.nbytes})
         undo.callback(folder.remove)
-        hosting = LocalHosting(stations, LAYOUT, folder.folder, NO_WEIGHTS, limits, logs, transport=transport)
+        hosting = LocalHosting(stations, InFlight(LAYOUT), folder.folder, NO_WEIGHTS, limits, logs, transport=transport)
         return Opened(hosting, SharedParcels(folder.folder, "driver"), hosting.waker, undo.pop_all())
 
 

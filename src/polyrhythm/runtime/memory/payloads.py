@@ -12,28 +12,28 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
-from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory
 
 
 class Payloads(Protocol):
-    """The samples of one run, as the main process sees them. arena: the memory that they lie in; pool: who owns which
-    block.
+    """The samples of one run, as the main process sees them. arena: the memory that they lie in; in_flight: who
+    owns which block.
 
     Invariant: a block that was assigned or that holds a finished sample is not assigned again before it is free.
     """
 
     layout: ArenaLayout
     arena: Arena
-    pool: BlockPool
+    in_flight: InFlight
 
     def assign(self, command: records.StartRows) -> records.StartRows:
         """The command with a block in each grant."""
         ...
 
-    def hear(self, event: records.Event) -> None:
-        """Note what an event says of blocks: a sample is finished or failed, or a station that wrote is gone."""
+    def on_event(self, event: records.Event) -> None:
+        """An event is passed on to the conductor: a sample is finished or failed, or a station that wrote is gone."""
         ...
 
     def take_lost(self) -> records.PayloadsLost | None:
@@ -62,19 +62,14 @@ class ArenaPayloads:
     """Payloads in the blocks of one arena in `memory`, which every station of this host shares."""
 
     def __init__(self, layout: ArenaLayout, memory: memoryview | bytearray) -> None:
-        self.layout, self.arena, self.pool = layout, Arena(layout, memory), BlockPool(layout.blocks)
-        self.assign, self.release = self.pool.assign, self.pool.release
+        self.layout, self.arena, self.in_flight = layout, Arena(layout, memory), InFlight(layout)
+        self.assign, self.release = self.in_flight.assign, self.in_flight.release
+        self.on_event = self.in_flight.on_event
 
     @classmethod
     def in_memory(cls, layout: ArenaLayout) -> ArenaPayloads:
         """In this process's own memory."""
         return cls(layout, bytearray(layout.nbytes))
-
-    def hear(self, event: records.Event) -> None:
-        if isinstance(event, records.StationLost):
-            self.pool.lose(event.station)
-        else:
-            self.pool.hear(event)
 
     def take_lost(self) -> None:
         return None

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from polyrhythm.plugins.cluster.hosts.agent import Found
-from polyrhythm.plugins.cluster.hosts.cleaner import start_cleaner
 from polyrhythm.plugins.cluster.hosts.client import client_of
 from polyrhythm.plugins.cluster.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
-from polyrhythm.plugins.cluster.hosts.identity import write_identity
+from polyrhythm.plugins.cluster.hosts.identity import start_cleaner, write_identity
 from polyrhythm.plugins.cluster.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.opening import Connect, HostOpener, in_rounds, next_number
@@ -30,6 +29,7 @@ from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.local import LocalHosting
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.supervision import SupervisionLimits
 from polyrhythm.runtime.transport import wire
@@ -63,6 +63,7 @@ class HostedStations:
     folder: SharedRunFolder
     directory: HostDirectory
     hosting: LocalHosting
+    in_flight: InFlight
     memory: HostMemory
     undo: ExitStack
 
@@ -94,9 +95,10 @@ def open_hosts(
         opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))
         connect = partial(client_of, sockets)
         directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
+        in_flight = InFlight(layout)
         hosting = LocalHosting(
             stations,
-            layout,
+            in_flight,
             folder.folder,
             weights,
             limits,
@@ -118,7 +120,7 @@ def open_hosts(
         directory.watch_hosts(lambda host, endpoint: HostWatch(memory.client(host, endpoint, answer_s)))
         agents.callback(directory.close)
         undo.pop_all()
-    return HostedStations(folder, directory, hosting, memory, agents)
+    return HostedStations(folder, directory, hosting, in_flight, memory, agents)
 
 
 def build_hosts_launcher(hosts: HostedStations) -> Launcher:
@@ -127,7 +129,7 @@ def build_hosts_launcher(hosts: HostedStations) -> Launcher:
         undo.callback(hosts.folder.remove)
         undo.callback(hosts.undo.close)
         undo.callback(hosts.hosting.close)
-        payloads = HostedPayloads(hosts.memory.arena(), MAIN, hosts.directory)
+        payloads = HostedPayloads(hosts.memory.arena(), MAIN, hosts.directory, hosts.in_flight)
         channel = hosts.memory.weights("cpu", None)
         undo.pop_all()
     return Launcher(hosts.hosting, payloads, channel, shared=hosts.folder, undo=hosts.undo)

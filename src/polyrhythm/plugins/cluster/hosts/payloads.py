@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.blocks import BlockPool
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory
 
@@ -27,41 +27,40 @@ class Hosts(Protocol):
 
 
 class HostedPayloads:
-    """arena: of main's host `own`, which fetches what lies on others; hosts: of the simulators, and which are lost."""
+    """arena: of main's host `own`, which fetches what lies on others; hosts: of the simulators, and which are lost;
+    in_flight: the table that the hosting checks events by."""
 
-    def __init__(self, arena: Arena, own: str, hosts: Hosts) -> None:
-        self.layout, self.arena, self.pool = arena.layout, arena, BlockPool(arena.layout.blocks)
+    def __init__(self, arena: Arena, own: str, hosts: Hosts, in_flight: InFlight) -> None:
+        self.layout, self.arena, self.in_flight = arena.layout, arena, in_flight
         self._own, self._hosts = own, hosts
         self._where: dict[int, str] = {}
         self._told: set[str] = set()  # lost payloads that the conductor has been told of
         self._seen_lost = 0  # hosts that were lost when it was last told
 
     def assign(self, command: records.StartRows) -> records.StartRows:
-        command = self.pool.assign(command)
+        command = self.in_flight.assign(command)
         host = self._hosts.host_of(command.simulator)
         self._where |= {grant.block: host for grant in command.grants}
         return command
 
-    def hear(self, event: records.Event) -> None:
+    def on_event(self, event: records.Event) -> None:
+        self.in_flight.on_event(event)
         if isinstance(event, records.StationLost):
-            self.pool.lose(event.station)
             self._told.clear()  # a trainer may have had some of them
             self._seen_lost = 0
-        else:
-            self.pool.hear(event)
-            if isinstance(event, records.SampleFinished):
-                self._seen_lost = 0
+        elif isinstance(event, records.SampleFinished):
+            self._seen_lost = 0
 
     def release(self, payload_ids: Iterable[str]) -> None:
         payload_ids = tuple(payload_ids)
-        self.pool.release(payload_ids)
+        self.in_flight.release(payload_ids)
         self._told.difference_update(payload_ids)
 
     def take_lost(self) -> records.PayloadsLost | None:
         if len(self._hosts.lost) == self._seen_lost:
             return None
         lost: dict[str, list[str]] = {}
-        for payload_id in self.pool.finished():
+        for payload_id in self.in_flight.finished():
             host = self._where.get(int(payload_id), self._own)
             if host in self._hosts.lost and payload_id not in self._told:
                 lost.setdefault(host, []).append(payload_id)

@@ -1,8 +1,9 @@
-"""Whether a Ray cluster answers at an address and takes the token here, in seconds and without Ray, whose own attempts
-may wait for minutes."""
+"""Whether a run can have a Ray cluster: what its settings ask, and whether one answers at the address and takes the
+token here, in seconds and without Ray, whose own attempts may wait for minutes."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import socket
@@ -10,8 +11,12 @@ import struct
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from polyrhythm.errors import StartError
+from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
+
+if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
 
 #: Seconds until a cluster's port must be open, and from then on until it must have answered.
 _REACH_S = 5.0
@@ -26,6 +31,44 @@ _QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuth
 _STATUS, _NO_ERROR, _PIECE, _MOST, _REST_S = b"grpc-status", b"grpc-status\x010", 4096, 1 << 16, 0.5
 #: Kinds of HTTP/2's frames, and the flags of the last one of each.
 _HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
+_KINDS = ("simulators", "generators", "trainer", "scorers")
+
+
+def check_launcher(config: RunConfig) -> None:
+    """ConfigError, with a problem for each setting, for what a run on a Ray cluster cannot have; MissingError if Ray is
+    not installed, or no cluster answers at the address."""
+    if config.launcher != "ray":
+        return
+    placement = config.placement
+    problems = [
+        f"placement.{kind}.devices = {devices}: with launcher = ray stations work on CPUs; set it to cpu, or launcher "
+        "to local"
+        for kind in _KINDS
+        if (devices := getattr(placement, kind).devices) not in (None, "cpu")
+    ]
+    if placement.preset is not None:
+        problems.append(
+            f"placement.preset = {placement.preset}: with launcher = ray stations work on CPUs; write placement=null, "
+            "or set launcher to local"
+        )
+    if placement.sharing == "lease":
+        problems.append(
+            "placement.sharing = lease: with launcher = ray stations work on CPUs, which are shared; set it to share"
+        )
+    if problems:
+        raise ConfigError(*problems)
+    check_ray_installed()
+    try:
+        check_reachable(config.ray.address)
+    except StartError as error:
+        raise MissingError(str(error)) from error
+
+
+def check_ray_installed() -> None:
+    """MissingError: it is not."""
+    if importlib.util.find_spec("ray") is None:
+        command = install_command("ray")
+        raise MissingError(f"launcher = ray: the package ray is not installed; install it: {command}")
 
 
 def check_reachable(address: str) -> None:

@@ -1,4 +1,9 @@
-"""Implements the virtual clock: a heap of scheduled calls, earliest first; equal times in scheduling order."""
+"""Virtual time: a clock that makes scheduled calls, earliest first, and integrals of levels and states over it.
+
+Calls at equal times are made in scheduling order. For utilisation see `observe`.
+
+Invariant: every change of a level is recorded when it happens; nothing is inferred from counts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from math import inf
 from typing import Any
 
 
-class Clock:
+class VirtualClock:
     """A virtual clock that jumps from one scheduled call to the next."""
 
     __slots__ = ("_count", "_heap", "now")
@@ -38,3 +43,53 @@ class Clock:
         time, _, call, argument = heappop(self._heap)
         self.now = max(self.now, time)
         call(argument)
+
+
+class Level:
+    """A time integral ∫ level dt of a number that changes at known times."""
+
+    __slots__ = ("level", "since", "total")
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.since = 0.0
+        self.total = 0.0
+
+    def add(self, now: float, delta: int) -> None:
+        """Change the level by `delta` from `now` on."""
+        self.total += self.level * (now - self.since)
+        self.since = now
+        self.level += delta
+
+    def integral(self, now: float) -> float:
+        """∫ level dt up to `now`."""
+        return self.total + self.level * (now - self.since)
+
+
+class Presence:
+    """A time integral ∫ [level > 0] dt: how long there was at least one."""
+
+    __slots__ = ("_count", "_some")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._some = Level()
+
+    def add(self, now: float, delta: int) -> None:
+        before, self._count = self._count, self._count + delta
+        self._some.add(now, (self._count > 0) - (before > 0))
+
+    def integral(self, now: float) -> float:
+        return self._some.integral(now)
+
+
+class Causes:
+    """Seconds per state, summed over items of which each is in one state at a time."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, *states: str) -> None:
+        self.seconds = dict.fromkeys(states, 0.0)
+
+    def add(self, state: str, seconds: float) -> None:
+        self.seconds[state] += seconds

@@ -12,7 +12,7 @@ from math import inf
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.devices import Device
-from polyrhythm.plugins.virtual.clustersim.driver import Decider, Driver
+from polyrhythm.plugins.virtual.clustersim.driver import Decider, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.network import Network
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
@@ -56,7 +56,7 @@ class Member:
     failed_at: float = 0.0
 
 
-class Cluster:
+class VirtualCluster:
     """The stations, faults and driver of one simulation.
 
     conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in
@@ -66,9 +66,9 @@ class Cluster:
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings
         self.conductor = build_conductor(settings.scheduler) if conductor is None else conductor
-        self.driver = Driver(self.conductor, settings.seed, settings.message_delay, record)
+        self.driver = VirtualDriver(self.conductor, settings.seed, settings.message_delay, record)
         self._connect()
-        self.driver.delivered = self._note
+        self.driver.delivered = self._on_event
         self.driver.scored = bool(settings.scorers)
         self.stations: dict[str, VirtualStation] = {}
         self.members = {name: Member(name, group, devices) for name, group, devices in settings.seats()}
@@ -197,11 +197,11 @@ class Cluster:
 
     def _count_down(self, member: Member) -> None:
         now = self.driver.clock.now
-        down, kind = self.driver.measures.down, _kind(member.group)
+        down, kind = self.driver.measures.down, member.group.kind
         down[kind] = down.get(kind, 0.0) + now - member.failed_at
         member.failed_at = now
 
-    def _note(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
         trainer restarts."""
         if type(event) in JOINED:
@@ -210,11 +210,3 @@ class Cluster:
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
             self._checkpoint = event.updates
-
-
-def _kind(group: StationGroup) -> str:
-    if isinstance(group, SimulatorGroup):
-        return "simulator"
-    if isinstance(group, ScorerGroup):
-        return "scorer"
-    return "generator" if isinstance(group, GeneratorGroup) else "trainer"

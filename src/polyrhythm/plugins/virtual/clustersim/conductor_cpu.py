@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.costs import Cost
 from polyrhythm.scheduler.records import BatchDone, Command, Event, RequestArrived, StreamDone, Wake
 
@@ -25,7 +25,7 @@ SERVING: frozenset[type] = frozenset({RequestArrived, BatchDone, StreamDone})
 
 
 @dataclass(slots=True)
-class Thread:
+class CpuThread:
     """A thread that decides. waiting: events with the times when they came."""
 
     waiting: deque[tuple[float, Event]] = field(default_factory=deque)
@@ -40,7 +40,7 @@ class ConductorCpu:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         cost: Cost,
         seed: int,
         decide: Callable[[Event], list[Command]],
@@ -49,25 +49,25 @@ class ConductorCpu:
         *,
         beside: bool,
     ) -> None:
-        self.threads: dict[str, Thread] = {"": Thread()}
+        self.threads: dict[str, CpuThread] = {"": CpuThread()}
         self.waited = 0.0
         self._clock, self._cost, self._decide, self._send, self._beside = clock, cost, decide, send, beside
         self._address, self._due = address, dict[str, float]()
         self._rng = random.Random(f"{seed}/conductor")
 
     @property
-    def main(self) -> Thread:
+    def main(self) -> CpuThread:
         """The thread of tickets, samples and weights; of everything, unless serving is beside the generators."""
         return self.threads[""]
 
-    def hear(self, event: Event, host: str) -> None:
+    def receive(self, event: Event, host: str) -> None:
         """Take an event of a station on this host. A batch clock that ends costs a serving half nothing."""
         if self._beside and type(event) is Wake:
             for command in self._decide(event):
                 self._send(command)
             return
         name = host or "main" if self._beside and type(event) in SERVING else ""
-        thread = self.threads.setdefault(name, Thread())
+        thread = self.threads.setdefault(name, CpuThread())
         thread.waiting.append((self._clock.now, event))
         if not thread.at_work:
             self._begin(thread)
@@ -77,7 +77,7 @@ class ConductorCpu:
         """Whether the main thread has events to hear, which go before a deadline that has passed."""
         return self.main.at_work
 
-    def _begin(self, thread: Thread) -> None:
+    def _begin(self, thread: CpuThread) -> None:
         came, event = thread.waiting.popleft()
         thread.at_work = True
         self.waited += self._clock.now - came
@@ -92,7 +92,7 @@ class ConductorCpu:
             self._clock.at(due, self._send, command)
         self._clock.at(end, self._end, thread)
 
-    def _end(self, thread: Thread) -> None:
+    def _end(self, thread: CpuThread) -> None:
         thread.at_work = False
         if thread.waiting:
             self._begin(thread)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 
 if TYPE_CHECKING:
     from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
@@ -46,7 +46,7 @@ class Device:
 
     __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy", "resident")
 
-    def __init__(self, clock: Clock, *, exclusive: bool = False) -> None:
+    def __init__(self, clock: VirtualClock, *, exclusive: bool = False) -> None:
         self._clock = clock
         self._exclusive = exclusive
         self._jobs: list[Job] = []

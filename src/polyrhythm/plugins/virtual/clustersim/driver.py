@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.conductor_cpu import SERVING, ConductorCpu
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
@@ -105,7 +105,7 @@ class Asker(Protocol):
         """Accept the reply, computed by weights `version`."""
 
 
-class Driver:
+class VirtualDriver:
     """The event loop of a simulation: a conductor, a clock, and the stations by name.
 
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
@@ -117,7 +117,7 @@ class Driver:
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
         self.conductor = conductor
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.measures = Measures()
         self.stations: dict[str, VirtualStation] = {}
         self.simulators: dict[str, Asker] = {}
@@ -249,7 +249,7 @@ class Driver:
         if self.cpu is not None:
             while self._inbox:
                 event = self._inbox.popleft()
-                self.cpu.hear(event, self._host_of(event))
+                self.cpu.receive(event, self._host_of(event))
             return
         inbox, conductor, clock = self._inbox, self.conductor, self.clock
         now, count = clock.now, self.events

@@ -14,7 +14,7 @@ from polyrhythm.conductors import build_conductor
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError
 from polyrhythm.observe.trace import TraceWriter
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.measures import Span
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
@@ -43,7 +43,7 @@ def load_cluster(path: str | Path) -> ClusterSettings:
 def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, Any]:
     """Run the cluster to its end and return the summary. span: called with every bar of the timeline."""
     conductor = build_conductor(settings.scheduler)
-    cluster = Cluster(settings, conductor)
+    cluster = VirtualCluster(settings, conductor)
     cluster.driver.measures.span = span
     cluster.run()
     return summarise(cluster.driver, conductor.ledger.as_dict(), settings.gpus, conductor.rollout.summary())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from polyrhythm.observe.utilisation import Utilisation
-from polyrhythm.plugins.virtual.clustersim.meters import Causes, Level, Presence
+from polyrhythm.plugins.virtual.clustersim.clock import Causes, Level, Presence
 
 #: States of a slot: waits for tickets, resets, waits for a generator, is in a batch, waits for its thread, steps.
 TICKETS, RESET, QUEUED, IN_BATCH, THREAD, STEP = "tickets", "resetting", "generator", "in_batch", "thread", "stepping"

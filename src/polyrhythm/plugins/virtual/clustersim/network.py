@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Network:
     waited: seconds that stations waited for what they fetched: generators for observations and weights, the trainer for
     samples."""
 
-    clock: Clock
+    clock: VirtualClock
     latency: float
     bytes_per_s: float
     observation: int = 0

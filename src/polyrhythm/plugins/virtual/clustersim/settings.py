@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
@@ -55,7 +55,7 @@ class ClusterSection(BaseModel):
 
 
 class StationGroup(ClusterSection):
-    """A group of equal stations: its size, devices and failures.
+    """A group of equal stations: its size, devices and failures. kind: what they are called.
 
     count: stations of the group; host: where they are, in words; requests are served on their hosts where that costs no
     waiting. hosts: with 2 or more, so many hosts, HOST-0 and so on, among which the stations are dealt evenly in order
@@ -69,6 +69,8 @@ class StationGroup(ClusterSection):
     mean_life: mean time to a random failure, exponential; 0s means never.
     detected: time from a failure to its detection; restart: from there to the new incarnation.
     """
+
+    kind: ClassVar[str]
 
     count: int = Field(default=1, ge=1)
     host: str = ""
@@ -106,6 +108,8 @@ class SimulatorGroup(StationGroup):
     solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
     succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
     """
+
+    kind = "simulator"
 
     env_batches: int = Field(default=1, ge=1)
     slots: int = Field(default=1, ge=1)
@@ -153,6 +157,8 @@ class GeneratorGroup(StationGroup):
     `scheduler.evaluator_only` reserves it for them.
     """
 
+    kind = "generator"
+
     depth: int = Field(default=1, ge=1, le=2)
     gather: CostText = FREE
     serve: CostText = FREE
@@ -171,6 +177,8 @@ class TrainerSettings(StationGroup):
     publish: time until generators can fetch a version, per generator; overlaps with the next update.
     checkpoint_every: updates between checkpoints; 0 for none. A restarted trainer resumes from the last one.
     """
+
+    kind = "trainer"
 
     update: CostText = FREE
     streamed: float = Field(default=1.0, ge=0, le=1)
@@ -199,6 +207,8 @@ class ScorerGroup(StationGroup):
     score: cost of one sample. raises: probability that a try fails; hangs: that it never ends, so that its scorer is
     lost `deadline` later and starts again.
     """
+
+    kind = "scorer"
 
     places: int = Field(default=1, ge=1)
     score: CostText = FREE
@@ -232,7 +242,7 @@ class EvaluationPlan(ClusterSection):
     background: bool = True
 
 
-class LeaseSection(ClusterSection):
+class LeaseCosts(ClusterSection):
     """How stations take turns on a device (`sharing: lease`).
 
     devices: numbers of those on which they do; on the others their passes slow each other down. If empty, no other.
@@ -296,7 +306,7 @@ class ClusterSettings(ClusterSection):
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
     sharing: Literal["shared", "exclusive", "lease"] = "shared"
-    lease: LeaseSection = LeaseSection()
+    lease: LeaseCosts = LeaseCosts()
     message_delay: CostText = FREE
     links: LinkSection | None = None
     conductor: ConductorSection | None = None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyrhythm.plugins.virtual.clustersim.driver import Driver
+from polyrhythm.plugins.virtual.clustersim.clock import Causes
+from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
-from polyrhythm.plugins.virtual.clustersim.meters import Causes
 
 
 def summarise(
-    driver: Driver, ledger: dict[str, Any], gpus: float = 0.0, groups: dict[str, Any] | None = None
+    driver: VirtualDriver, ledger: dict[str, Any], gpus: float = 0.0, groups: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Summary of the run until now. ledger: the conductor's; groups: its `RolloutScheduler.summary`."""
     now, measures = driver.clock.now, driver.measures

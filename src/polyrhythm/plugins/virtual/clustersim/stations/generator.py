@@ -6,7 +6,7 @@ import random
 from collections import Counter, deque
 
 from polyrhythm.plugins.virtual.clustersim.costs import FREE
-from polyrhythm.plugins.virtual.clustersim.driver import Driver, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import APPLY, BATCH_CLOCK, NO_REQUESTS, SERVE
 from polyrhythm.plugins.virtual.clustersim.settings import GeneratorGroup
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
@@ -21,7 +21,7 @@ class VirtualGenerator(VirtualStation):
     Slots get their replies before the conductor gets `BatchDone`.
     """
 
-    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup) -> None:
+    def __init__(self, name: str, incarnation: int, driver: VirtualDriver, seed: int, group: GeneratorGroup) -> None:
         super().__init__(name, incarnation, driver, seed)
         self._group, self.host = group, group.host
         self._todo: deque[Serve | ApplyWeights] = deque()

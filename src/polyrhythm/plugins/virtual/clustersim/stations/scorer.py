@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polyrhythm.plugins.virtual.clustersim.driver import Driver, Payload, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.driver import Payload, ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.settings import ScorerGroup
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import Command, SampleScored, ScorerJoined, ScoreSample, ScoringFailed
@@ -14,7 +14,13 @@ class VirtualScorer(VirtualStation):
     """One incarnation of a scorer. give_up: called when a try has lasted as long as the group's deadline."""
 
     def __init__(
-        self, name: str, incarnation: int, driver: Driver, seed: int, group: ScorerGroup, give_up: Callable[[], None]
+        self,
+        name: str,
+        incarnation: int,
+        driver: VirtualDriver,
+        seed: int,
+        group: ScorerGroup,
+        give_up: Callable[[], None],
     ) -> None:
         super().__init__(name, incarnation, driver, seed)
         self._group, self._give_up = group, give_up

@@ -11,11 +11,11 @@ meanwhile reset while the reply is computed and join the next request. A row who
 
 from __future__ import annotations
 
-from polyrhythm.plugins.virtual.clustersim.driver import Driver, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
 from polyrhythm.plugins.virtual.clustersim.settings import SimulatorGroup
 from polyrhythm.plugins.virtual.clustersim.stations.episodes import VirtualEpisodes
-from polyrhythm.plugins.virtual.clustersim.stations.slots import Thread, VirtualSlot
+from polyrhythm.plugins.virtual.clustersim.stations.slots import StepThread, VirtualSlot
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     CancelRow,
@@ -39,7 +39,7 @@ _AT_HAND = 2
 class VirtualSimulator(VirtualStation):
     """One incarnation of a simulator station."""
 
-    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int, group: SimulatorGroup) -> None:
+    def __init__(self, name: str, incarnation: int, driver: VirtualDriver, seed: int, group: SimulatorGroup) -> None:
         super().__init__(name, incarnation, driver, seed)
         self._group, self.host = group, group.host
         self._episodes = VirtualEpisodes(self, group, seed)
@@ -52,9 +52,9 @@ class VirtualSimulator(VirtualStation):
     def _env_batch(self, index: int) -> EnvBatchInfo:
         group, name = self._group, f"{self.name}/{index}"
         infos = tuple(SlotInfo(f"{name}/{i}", i * group.rows, group.rows) for i in range(group.slots))
-        shared = Thread()
+        shared = StepThread()
         for info in infos:
-            self._slots[info.slot] = VirtualSlot(info, shared if group.shared_thread else Thread())
+            self._slots[info.slot] = VirtualSlot(info, shared if group.shared_thread else StepThread())
         self._threads += 1 if group.shared_thread else group.slots
         return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
 
@@ -121,7 +121,7 @@ class VirtualSimulator(VirtualStation):
             slot.cancelled.add((number, attempt))
         else:
             slot.drop(row)
-            slot.note_tickets()
+            slot.on_tickets()
             if not slot.active:
                 slot.answer = -1
             self._episodes.fail(row, DropReason.CANCELLED)
@@ -129,7 +129,7 @@ class VirtualSimulator(VirtualStation):
 
     def _refused(self, slot: VirtualSlot, sequence: int) -> None:
         if slot.outstanding and slot.sequence == sequence:
-            self._settle(slot)
+            self._advance(slot)
             self._go_on(slot)
 
     # ------------------------------------------------------------ calls from generators
@@ -164,12 +164,12 @@ class VirtualSimulator(VirtualStation):
         slot = self._slots.get(request.slot)
         if not self.alive or slot is None or slot.outstanding != request.reply_to:
             return
-        self._settle(slot)
+        self._advance(slot)
         if slot.active:
             slot.answer = version
         self._go_on(slot)
 
-    def _settle(self, slot: VirtualSlot) -> None:
+    def _advance(self, slot: VirtualSlot) -> None:
         """Clear the outstanding request."""
         if not slot.in_batch:
             self._queue(-1)
@@ -190,7 +190,7 @@ class VirtualSimulator(VirtualStation):
                 slot.queued = True
                 thread.queue.append(slot)
         if slot.running == "":
-            self._ask(slot)
+            self._request(slot)
             self._rest(slot)
 
     def _rest(self, slot: VirtualSlot) -> None:
@@ -232,7 +232,7 @@ class VirtualSimulator(VirtualStation):
             slot.resetting = []
         if slot.cancelled:
             self._give_up(slot)
-        self._ask(slot)
+        self._request(slot)
         while thread.queue and not thread.busy:
             waiting = thread.queue.popleft()
             waiting.queued = False
@@ -272,16 +272,16 @@ class VirtualSimulator(VirtualStation):
                 slot.drop(row)
                 self._episodes.fail(row, DropReason.CANCELLED)
         slot.cancelled.clear()
-        slot.note_tickets()
+        slot.on_tickets()
 
-    def _ask(self, slot: VirtualSlot) -> None:
+    def _request(self, slot: VirtualSlot) -> None:
         """Send the next request, unless one is outstanding or an answer waits for its step."""
         if slot.outstanding or slot.answer >= 0:
             return
         if slot.ready:
             slot.active.extend(slot.ready)
             slot.ready.clear()
-            slot.note_tickets()
+            slot.on_tickets()
         if not slot.active:
             return
         slot.sequence += 1

@@ -90,7 +90,7 @@ class VirtualSlot:
         "version",
     )
 
-    def __init__(self, info: SlotInfo, thread: Thread) -> None:
+    def __init__(self, info: SlotInfo, thread: StepThread) -> None:
         self.name = info.slot
         self.first = info.first
         self.rows = [VirtualRow(info.first + index) for index in range(info.rows)]
@@ -111,7 +111,7 @@ class VirtualSlot:
         self.state = TICKETS
         self.since = 0.0
 
-    def note_tickets(self) -> None:
+    def on_tickets(self) -> None:
         """Update `version` (highest among the active rows' tickets) and `evaluation` after `active` changed."""
         tickets = [row.ticket for row in self.active if row.ticket is not None]
         self.version = max((ticket.version for ticket in tickets), default=0)
@@ -131,7 +131,7 @@ class VirtualSlot:
                 rows.remove(row)
 
 
-class Thread:
+class StepThread:
     """A thread that steps and resets slots one at a time, in the order in which they became ready."""
 
     __slots__ = ("busy", "queue")

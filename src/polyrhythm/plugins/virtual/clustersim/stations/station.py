@@ -11,7 +11,7 @@ from polyrhythm.plugins.virtual.clustersim.devices import Device
 from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event, TakeDevice, YieldDevice
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.virtual.clustersim.driver import Driver
+    from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
 
 
 class LeaseError(RuntimeError):
@@ -38,7 +38,7 @@ class VirtualStation:
     cut: messages sent after this time were in transit when the station died, and are lost.
     """
 
-    def __init__(self, name: str, incarnation: int, driver: Driver, seed: int) -> None:
+    def __init__(self, name: str, incarnation: int, driver: VirtualDriver, seed: int) -> None:
         self.name = name
         self.incarnation = incarnation
         self.driver = driver

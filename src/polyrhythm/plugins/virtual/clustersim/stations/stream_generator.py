@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polyrhythm.plugins.virtual.clustersim.driver import Driver, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import APPLY, NO_REQUESTS, SERVE
 from polyrhythm.plugins.virtual.clustersim.settings import GeneratorGroup
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
@@ -61,7 +61,7 @@ class VirtualStreamGenerator(VirtualStation):
     gets `StreamDone`. resumes: weights interrupt what runs, whose prompts and tokens are read again (`abort`)."""
 
     def __init__(
-        self, name: str, incarnation: int, driver: Driver, seed: int, group: GeneratorGroup, *, resumes: bool
+        self, name: str, incarnation: int, driver: VirtualDriver, seed: int, group: GeneratorGroup, *, resumes: bool
     ) -> None:
         super().__init__(name, incarnation, driver, seed)
         self._group, self._resumes, self.host = group, resumes, group.host

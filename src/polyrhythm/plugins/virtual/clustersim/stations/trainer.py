@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polyrhythm.plugins.virtual.clustersim.driver import Driver, Payload, ProtocolError
+from polyrhythm.plugins.virtual.clustersim.driver import Payload, ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
 from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings, host_names
 from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
@@ -45,7 +45,7 @@ class VirtualTrainer(VirtualStation):
         self,
         name: str,
         incarnation: int,
-        driver: Driver,
+        driver: VirtualDriver,
         seed: int,
         settings: TrainerSettings,
         updates: int = 0,

@@ -10,18 +10,18 @@ from tests.oracles.replay import first_difference
 
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.autobatch.tuning import BatchTuner
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
-from polyrhythm.plugins.virtual.clustersim.scenario import BatchingScenario, cluster_of
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import BatchingChosen, Request, Serve, TrainUntil
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
+from polyrhythm_bench.workloads.batching_scenario import BatchingScenario, cluster_of
 
 AUTO = SchedulerSettings(64, max_lag=1e6, bound="mean", batching="auto", max_rows=64)
 
 
 def told(
     scene: BatchingScenario, scheduler: SchedulerSettings = AUTO, seconds: float = 10.0
-) -> tuple[Cluster, list[BatchingChosen]]:
+) -> tuple[VirtualCluster, list[BatchingChosen]]:
     cluster = cluster_of(scene, scheduler, seed=0, record=True)
     cluster.driver.submit(TrainUntil(10**9))
     cluster.driver.run(10**9, seconds)

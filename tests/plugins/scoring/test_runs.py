@@ -82,7 +82,7 @@ def test_samples_that_were_not_scored_when_a_run_was_saved_are_scored_when_it_go
     for update in updates:
         starts = [conductor.rollout.admission.start_of(ticket) for ticket in update.tickets]
         assert update.scores == tuple(float(seed % 7) for _, seed in starts)
-    assert set(second.launcher.payloads.pool.finished()) == waiting(conductor)
+    assert set(second.launcher.payloads.in_flight.finished()) == waiting(conductor)
     second.close()
 
 

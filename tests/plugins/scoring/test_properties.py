@@ -11,7 +11,7 @@ from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.scheduler.test_properties import check_restored
 
 from polyrhythm.conductors import build_conductor, restore_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.scheduler.records import PayloadsLost
 from polyrhythm.scheduler.samples.ledger import SampleState
 
@@ -24,7 +24,7 @@ randoms = st.randoms(use_true_random=False)
 def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: random.Random) -> None:
     cluster_settings = arbitrary_scored(rng)
     conductor = build_conductor(cluster_settings.scheduler)
-    cluster = Cluster(cluster_settings, conductor, record=True)
+    cluster = VirtualCluster(cluster_settings, conductor, record=True)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
 
@@ -33,7 +33,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
 def test_samples_of_lost_hosts_run_again_scored_or_not(rng: random.Random) -> None:
     cluster_settings = arbitrary_scored(rng)
     conductor = build_conductor(cluster_settings.scheduler)
-    cluster = Cluster(cluster_settings, conductor, record=True)
+    cluster = VirtualCluster(cluster_settings, conductor, record=True)
 
     def lose(_: object) -> None:
         states = (SampleState.BUFFERED, SampleState.SCORING)
@@ -56,7 +56,7 @@ def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Ra
 def test_a_run_that_goes_on_without_its_stations_scores_what_was_not(rng: random.Random) -> None:
     """Detached at any event, with other stations: nothing is lost or trained twice."""
     cluster_settings = arbitrary_scored(rng).model_copy(update={"evaluations": ()})
-    first = Cluster(cluster_settings, record=True)
+    first = VirtualCluster(cluster_settings, record=True)
     first.run()
     conductor = build_conductor(cluster_settings.scheduler)
     for step in first.driver.steps[: rng.randint(1, len(first.driver.steps))]:

@@ -194,7 +194,7 @@ class Judge:
         return self.low
 
 
-HERE = "tests.stations.test_scorer"
+HERE = "tests.plugins.scoring.test_scorer"
 
 
 def test_functions_coroutines_and_classes_are_reward_functions():

@@ -10,8 +10,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from polyrhythm.plugins.virtual.clustersim.clock import Clock
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost, parse_cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.inference.batching import powers
@@ -65,7 +65,7 @@ class BatchingScenario:
 class ClockReference:
     """A holder of the clock, which exists later than the costs that read it."""
 
-    clock: Clock | None = None
+    clock: VirtualClock | None = None
 
     @property
     def now(self) -> float:
@@ -130,7 +130,9 @@ def _cycle(scene: BatchingScenario) -> float:
     return parse_cost(step).mean(0) + parse_cost(serve).mean(math.ceil(rows))
 
 
-def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int, *, record: bool = False) -> Cluster:
+def cluster_of(
+    scene: BatchingScenario, scheduler: SchedulerSettings, seed: int, *, record: bool = False
+) -> VirtualCluster:
     """The scene on the virtual clock. record: keep the decisions in `driver.steps`."""
     reference = ClockReference()
     simulators = {
@@ -152,7 +154,7 @@ def cluster_of(scene: BatchingScenario, scheduler: SchedulerSettings, seed: int,
             "generators": [generators],
         }
     )
-    cluster = Cluster(settings, record=record)
+    cluster = VirtualCluster(settings, record=record)
     reference.clock = cluster.driver.clock
     return cluster
 

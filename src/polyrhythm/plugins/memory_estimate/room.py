@@ -5,41 +5,25 @@ What follows from shapes refuses a run; with what is estimated, it is warned of.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-import psutil
-import torch
-
+from polyrhythm.checks import CheckContext, size_of
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import StartError
-from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED
+from polyrhythm.conformance import Finding
+from polyrhythm.errors import MissingError, PolyrhythmError, StartError
+from polyrhythm.pipeline.validation.check import free_memory
+from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_station
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.specs import EnvSpec
 
-log = logging.getLogger(__name__)
-
 #: Share of a device's memory below which what is certain says that its passes fit as well.
 _NEGLIGIBLE = 0.02
 #: Most remedies in a sentence.
 _TOLD = 3
-
-
-def free_memory(device: str = "cpu", *, now: bool = False) -> int:
-    """Bytes that this process may still use of the host's memory, or all bytes of a CUDA device.
-
-    now: those of a CUDA device that nobody uses at present; to ask takes a part of them for this process.
-    """
-    if device != "cpu" and now:
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device != "cpu":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    free, limit = psutil.virtual_memory().available, container_limit()
-    return min(free, limit) if limit is not None else free
 
 
 def check_room(
@@ -82,6 +66,36 @@ def warn_of_room(
     return ""
 
 
+def memory_found(context: CheckContext) -> Iterator[Finding]:
+    """What each station takes, without activations, simulators and interpreters; equal stations together."""
+    config, spec, form = context.config, context.spec, context.form
+    if not context.sized:
+        detail = "not checked: without the checkpoint's folder its size is unknown"
+        yield Finding("memory by station", "note", detail)
+        return
+    memory = memory_by_station(config, spec, form)
+    with suppress(MissingError):  # a device, which is reported already
+        check_room(config, spec, form)
+    groups: dict[str, list[str]] = {}
+    for name, parts in memory.items():
+        if name != SHARED and "arena blocks" not in parts:  # simulators write into shared memory
+            groups.setdefault(size_of(sum(parts.values())), []).append(name)
+    more = {size: f" and {len(names) - 1} more, each" * (len(names) > 1) for size, names in groups.items()}
+    stations = ", ".join(f"{names[0]}{more[size]} {size}" for size, names in groups.items())
+    yield Finding("memory by station", "ok", f"{stations}; without activations and simulators")
+
+
+def shortage_found(context: CheckContext) -> Iterator[Finding]:
+    """A note if the run is estimated to take more memory than there is. What is wrong is reported elsewhere."""
+    if not context.sized:
+        return
+    config, spec, form, free = context.config, context.spec, context.form, context.free or free_memory
+    with suppress(PolyrhythmError):
+        if shortage := warn_of_room(config, spec, form, trainer=context.trainer, free=free):
+            problem, _, fix = shortage.partition("; ")
+            yield Finding("memory while it works", "note", problem, fix)
+
+
 def _planner(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool, free: Callable[[str], int]
 ) -> Planner:
@@ -112,22 +126,6 @@ def _advice(planner: Planner, config: RunConfig, *, certain: bool = False) -> st
         "train less of it (policy.train of the published policies), choose a smaller policy, or place its stations "
         "elsewhere (placement)"
     )
-
-
-def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left within the control group's limit, files that are only cached not counted; None if it has no limit."""
-    for folder, most, used, cached in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (folder / most).read_text(encoding="ascii").strip()
-            if limit.isdecimal() and int(limit) < 1 << 60:
-                parts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-                return int(limit) - int((folder / used).read_text(encoding="ascii")) + int(parts.get(cached, 0))
-        except OSError:
-            continue
-    return None
 
 
 def _gigabytes(size: int) -> str:

@@ -17,9 +17,9 @@ from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.lease.conductor import LeasedConductor
 from polyrhythm.plugins.lease.lease import DeviceLeases
-from polyrhythm.plugins.virtual.clustersim.cluster import Cluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
-from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, LeaseSection
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, LeaseCosts
 from polyrhythm.plugins.virtual.clustersim.stations.station import LeaseError
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event, UpdateDone
@@ -44,7 +44,7 @@ def leased(rng: random.Random, base: ClusterSettings) -> ClusterSettings:
     found = base.model_copy(
         update={
             "sharing": "lease",
-            "lease": LeaseSection.model_validate(rules),
+            "lease": LeaseCosts.model_validate(rules),
             "simulators": tuple(map(placed, base.simulators)),
             "generators": tuple(map(placed, base.generators)),
             "trainer": placed(base.trainer).model_copy(update={"gradient_steps": rng.choice((1, 3))}),
@@ -79,7 +79,7 @@ def test_in_lock_step_generator_and_trainer_take_turns() -> None:
 
 def test_the_trace_shows_every_switch() -> None:
     cluster_settings = settings(**LEASED, versions=1)
-    cluster = Cluster(cluster_settings)
+    cluster = VirtualCluster(cluster_settings)
     spans: list[tuple[str, str, float, float]] = []
     cluster.driver.measures.span = lambda *span: spans.append(span)
     cluster.run()
@@ -143,7 +143,7 @@ def test_leases_that_outlive_their_holder_end_in_deadlock() -> None:
     assert isinstance(conductor, LeasedConductor)
     conductor.delivery.leases = Forgetful(conductor.delivery.rules)
     with pytest.raises((Deadlock, KeyError)):
-        Cluster(cluster_settings, conductor).run()
+        VirtualCluster(cluster_settings, conductor).run()
 
 
 def test_work_for_a_station_off_its_device_is_seen() -> None:
@@ -157,7 +157,7 @@ def test_work_for_a_station_off_its_device_is_seen() -> None:
 
     cluster_settings = settings(**LEASED, versions=1)
     with pytest.raises(LeaseError, match="trainer works, but is not on all of its devices"):
-        Cluster(cluster_settings, Hurried(Conductor(cluster_settings.scheduler))).run()
+        VirtualCluster(cluster_settings, Hurried(Conductor(cluster_settings.scheduler))).run()
 
 
 @examples(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -165,5 +165,5 @@ def test_work_for_a_station_off_its_device_is_seen() -> None:
 def test_random_placements_reach_their_target_with_every_guarantee(rng: random.Random) -> None:
     cluster_settings = leased(rng, arbitrary_cluster(rng, redundant=rng.random() < 0.2))
     conductor = build_conductor(cluster_settings.scheduler)
-    cluster = Cluster(cluster_settings, conductor)
+    cluster = VirtualCluster(cluster_settings, conductor)
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))

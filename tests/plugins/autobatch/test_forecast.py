@@ -7,9 +7,9 @@ import random
 import pytest
 
 from polyrhythm.plugins.autobatch.forecast import ClosedLoop, Forecast
-from polyrhythm.plugins.virtual.clustersim.scenario import BatchingScenario, rate
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 from polyrhythm.specs.distributions import parse_distribution
+from polyrhythm_bench.workloads.batching_scenario import BatchingScenario, rate
 
 
 def loop(

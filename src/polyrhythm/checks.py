@@ -1,0 +1,194 @@
+"""What a check is, and how `check`, `train --check`, `doctor` and the start of a run go through a list of them.
+
+The core's list is `all_checks.CHECKS`; a plugin adds rows under the kind "check" (docs/extending.md). This module
+imports nothing that may be missing, so that `doctor` can say what is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from polyrhythm.conformance import Finding, own_place, raised, remedy
+from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
+from polyrhythm.plugin import load_all
+
+if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
+    from polyrhythm.envs.checked_env import Arrays
+    from polyrhythm.policies.base import Policy, PolicySettings
+    from polyrhythm.policies.form import PolicyForm
+    from polyrhythm.specs import EnvSpec
+
+log = logging.getLogger(__name__)
+
+#: What a check costs: it reads settings; looks at this machine; builds the parts and runs them.
+Cost = Literal["settings", "machine", "trial"]
+_COSTS: tuple[Cost, ...] = ("settings", "machine", "trial")
+
+
+class Examined(NamedTuple):
+    """A finding and its part: recipe, environment, policy, training or machine."""
+
+    part: str
+    finding: Finding
+
+
+@dataclass(slots=True)
+class CheckContext:
+    """A configuration that is checked, and what its checks found so far.
+
+    depth: checks up to this cost run. free: gives the free bytes of a device's memory; None: they are measured.
+    settings: the policy's, or stand-ins where its files are missing; sized: the form has the run's own size. rows: the
+    environment's first observations. tried: the policy keeps its contract on them. failed: names of checks that failed.
+    simulates: environments are built here, not by simulators that join. numbers: what checks measured, by name, for
+    JSON. What is not known yet is None: a check that uses it names it in `needs`.
+    """
+
+    config: RunConfig
+    depth: Cost = "trial"
+    trainer: bool = True
+    simulates: bool = True
+    free: Callable[[str], int] | None = None
+    spec: EnvSpec = None  # type: ignore[assignment]
+    form: PolicyForm = None  # type: ignore[assignment]
+    policy: Policy = None  # type: ignore[assignment]
+    settings: PolicySettings | None = None
+    sized: bool = True
+    rows: Arrays = field(default_factory=dict)
+    tried: Literal[True] | None = None
+    failed: set[str] = field(default_factory=set)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+#: A detail, "" or None for none; or findings, of the check's own name and part unless they have others.
+Result = str | None | Finding | Iterable[Finding | Examined]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A row of the list. name, part: as shown.
+
+    cost: the least depth that runs it. until: the depth from which other rows replace it. run: takes the context; what
+    it raises of PolyrhythmError is a failure. needs: fields of the context without which it is left out.
+    after: of a plugin's row, the row of the core behind which it runs; "": before all; "policies": of
+    `policies TYPE --recipe`; "episode": with an `Episode` of a text environment (`env_trial_process`) in place of the
+    context; "doctor": the last of `doctor`, with None.
+    """
+
+    name: str
+    part: str
+    cost: Cost
+    run: Callable[[Any], Result]
+    needs: tuple[str, ...] = ()
+    until: Cost | None = None
+    after: str = ""
+
+    def runs_at(self, depth: Cost) -> bool:
+        """Whether it runs at this depth."""
+        reached = _COSTS.index(depth)
+        return _COSTS.index(self.cost) <= reached and (self.until is None or reached < _COSTS.index(self.until))
+
+    def findings(self, context: Any) -> Iterator[Examined]:
+        """Run it; yield what it found."""
+        result = self.run(context)
+        if result is None or isinstance(result, str):
+            result = Finding(self.name, "ok", result or "")
+        for found in [result] if isinstance(result, Finding) else result:
+            yield found if isinstance(found, Examined) else Examined(self.part, found)
+
+
+def added(depth: Cost, after: str) -> list[Check]:
+    """The rows of plugins behind this row of the core."""
+    return [one for own in load_all("check") for one in own if one.after == after and one.runs_at(depth)]
+
+
+def with_added(checks: Sequence[Check], depth: Cost) -> list[Check]:
+    """The rows of this depth in order, those of plugins among them."""
+    rows = added(depth, "")
+    for check in checks:
+        if check.runs_at(depth):
+            rows += [check, *added(depth, check.name)]
+    return rows
+
+
+def examine_all(checks: Iterable[Check], context: CheckContext) -> Iterator[Examined]:
+    """Run checks in order, also after a failure; yield each finding as soon as it is known."""
+    for check in checks:
+        if any(getattr(context, name) is None for name in check.needs):
+            continue
+        for examined in examine_one(check, context):
+            if examined.finding.state == "failed":
+                context.failed.add(check.name)
+            yield examined
+
+
+def examine_one(check: Check, context: CheckContext) -> Iterator[Examined]:
+    """Run one check; yield its findings. Where nothing is built, what this machine lacks (MissingError, StartError) is
+    missing; else it failed."""
+    try:
+        yield from check.findings(context)
+    except ConfigError as error:
+        for problem in error.problems:
+            one = type(error)(problem, origin=error.origin)
+            yield Examined(check.part, failed_finding(check.name, one, context.depth))
+    except PolyrhythmError as error:
+        yield Examined(check.part, failed_finding(check.name, error, context.depth))
+
+
+def failed_finding(name: str, error: PolyrhythmError, depth: Cost = "trial") -> Finding:
+    """Finding of an error of the form `setting = value: problem; fix`."""
+    problem, _, fix = " ".join(str(error).split()).rpartition("; ")
+    missing = depth != "trial" and isinstance(error, MissingError | StartError)
+    return Finding(name, "missing" if missing else "failed", problem or fix, fix if problem else "")
+
+
+def require_added(context: CheckContext, after: str) -> None:
+    """Run the rows of plugins behind this row of the core, for a run that starts: raise the first failure as it is, and
+    log what is noted."""
+    for check in added(context.depth, after):
+        for found in check.findings(context):
+            log_note(found.finding)
+
+
+def log_note(finding: Finding) -> None:
+    """Warn of what a check noted."""
+    if finding.state == "note":
+        log.warning("%s; %s", finding.detail, finding.fix)
+
+
+def note_of(name: str, sentence: str) -> Finding:
+    """A note of a sentence `problem; fix`."""
+    problem, _, fix = sentence.rpartition("; ")
+    return Finding(name, "note", problem, fix)
+
+
+def size_of(size: int) -> str:
+    """Bytes in words."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+
+
+@contextmanager
+def errors_of(what: str, call: str = "") -> Iterator[None]:
+    """Turn a ValueError of this block into a ConfigError; prefix it with `what` unless its text begins so.
+
+    call: of the user's code, if any; then every other exception becomes a ConfigError with the user's line.
+    """
+    try:
+        yield
+    except PolyrhythmError:
+        raise
+    except ValueError as error:
+        text = str(error) + own_place(error) * bool(call)
+        raise ConfigError(text if text.startswith(what.partition(" ")[0]) else f"{what}: {text}") from error
+    except (Exception, SystemExit) as error:
+        if not call:
+            raise
+        raise ConfigError(f"{what}: {call} {raised(error)}; {remedy(error)}") from error
+
+
+def type_of(section: object) -> str:
+    return getattr(section, "type", "")

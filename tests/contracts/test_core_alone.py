@@ -1,0 +1,59 @@
+"""The core stands alone: without the folder of plugins a run trains, and what needs one says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.contracts.test_imports import PACKAGE, _imports
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the package, without plugins."""
+    crossing = [
+        f"{path.relative_to(PACKAGE)} -> {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "plugins" not in path.relative_to(PACKAGE).parts
+        for name in _imports(path)
+        if name.startswith("polyrhythm.plugins.")
+    ]
+    if crossing:
+        pytest.xfail(f"{len(crossing)} imports of plugins are left in the core: {crossing[0]}")
+    folder = tmp_path_factory.mktemp("core")
+    shutil.copytree(PACKAGE, folder / "polyrhythm", ignore=shutil.ignore_patterns("plugins", "__pycache__"))
+    return folder
+
+
+def polyrhythm(core: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(core), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", "polyrhythm", *words]
+    return subprocess.run(program, capture_output=True, text=True, timeout=150, check=False, cwd=core, env=environment)
+
+
+@pytest.mark.parametrize("launcher", ["inline", "local"])
+def test_a_run_trains_without_plugins(core: Path, launcher: str) -> None:
+    words = [f"launcher={launcher}", "training.versions=2", "evaluation.episodes=4"]
+    done = polyrhythm(core, "train", "cartpole", *words, "--json", "--out", f"run-{launcher}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ledger"]["trained"] > 0
+    assert json.loads(done.stdout) == json.loads((core / f"run-{launcher}" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("launcher=ray", "launcher = 'ray'"),
+        ("policy=pi0", "policy.type = pi0"),
+        ("env=metaworld", "env.type = metaworld"),
+    ],
+)
+def test_what_a_plugin_would_add_is_unknown_without_it(core: Path, word: str, says: str) -> None:
+    done = polyrhythm(core, "train", "cartpole", word)
+    assert done.returncode == 2
+    assert says in done.stderr
