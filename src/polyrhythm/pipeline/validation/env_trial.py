@@ -26,7 +26,6 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
-from polyrhythm.checks import type_of
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
 from polyrhythm.env_warnings import warn_once
@@ -96,7 +95,7 @@ def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding |
 
 def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield the trial's results as (kind, content). Raises ConfigError if the job fails."""
-    what = f"env.type = {type_of(config.env)}"
+    what = f"env.type = {config.env_type}"
     trial = _in_thread if config.launcher == "inline" else _in_process
     for event in trial(what, job, config, settings, _episode(config, play=play)):
         match event:

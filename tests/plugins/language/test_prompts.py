@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.envs.chat_families import write_family
+from tests.plugins.language.chat_families import write_family
 
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError

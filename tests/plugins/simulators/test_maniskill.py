@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from tests.envs.bridge_assets import BACKGROUND as BRIDGE
-from tests.envs.bridge_assets import make_assets
+from tests.plugins.simulators.bridge_assets import BACKGROUND as BRIDGE
+from tests.plugins.simulators.bridge_assets import make_assets
 
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.base import EnvBatch, RowsFailed, batch_traits
@@ -31,7 +31,7 @@ from polyrhythm.specs import ActionSpec, ArraySpec, Task
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
 #: Tasks that need no assets besides those in ManiSkill's package.
 SHIPPED = (PICK, PUSH, "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1", "PegInsertionSide-v1")
-TWIN = "tests.envs.twin_task:PutOne-v1"
+TWIN = "tests.plugins.simulators.twin_task:PutOne-v1"
 Build = Callable[..., EnvBatch]
 
 
@@ -383,7 +383,7 @@ def test_a_digital_twin_has_a_task_for_each_of_its_sentences(build):
 def test_the_picture_of_a_digital_twin_is_its_own_resized_and_asks_for_no_second_evaluation(build):
     import torch
     from PIL import Image
-    from tests.envs.twin_task import BACKGROUNDS
+    from tests.plugins.simulators.twin_task import BACKGROUNDS
 
     batch = twin(build, 1, reward_flags={"asked": 0.5})
     batch.reset([0], [1], [3])

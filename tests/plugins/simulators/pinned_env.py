@@ -20,7 +20,9 @@ from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 class PinnedSettings(BaseModel):
     """Counts in steps of the package's version. defect: what goes wrong."""
 
-    type: Literal["tests.envs.pinned_env:PinnedSettings"] = "tests.envs.pinned_env:PinnedSettings"
+    type: Literal["tests.plugins.simulators.pinned_env:PinnedSettings"] = (
+        "tests.plugins.simulators.pinned_env:PinnedSettings"
+    )
     defect: str = ""
 
     def check(self) -> None:

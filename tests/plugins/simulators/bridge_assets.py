@@ -1,7 +1,7 @@
 """Stands in for the downloads of ManiSkill's bridge tasks: an arm of boxes with the WidowX's joints, a table, a carrot
 and a plate of boxes, and a photograph of one colour. Needs trimesh, which ManiSkill brings.
 
-`python -m tests.envs.bridge_assets FOLDER` makes them for MS_ASSET_DIR=FOLDER.
+`python -m tests.plugins.simulators.bridge_assets FOLDER` makes them for MS_ASSET_DIR=FOLDER.
 """
 
 from __future__ import annotations

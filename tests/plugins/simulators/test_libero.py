@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from tests.envs.libero_assets import make_assets
+from tests.plugins.simulators.libero_assets import make_assets
 
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.conformance import check_contract

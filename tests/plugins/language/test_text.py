@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from tests.envs.chat_families import write_family
+from tests.plugins.language.chat_families import write_family
 from tests.policies.small_tokenizer import write_tokenizer
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed, batch_traits

@@ -1,6 +1,6 @@
 """Small tokenizers and chat templates of our own in the formats of six families of models.
 
-`python -m tests.envs.chat_families` writes golden/chat_families.json: the tokens that transformers gives.
+`python -m tests.plugins.language.chat_families` writes golden/chat_families.json: the tokens that transformers gives.
 """
 
 from __future__ import annotations

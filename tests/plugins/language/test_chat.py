@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.envs.chat_families import FAMILIES, GOLDEN, SAID, by_transformers, turns_of, write_family
+from tests.plugins.language.chat_families import FAMILIES, GOLDEN, SAID, by_transformers, turns_of, write_family
 
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.envs.other_pythons import other_python
+from tests.plugins.simulators.other_pythons import other_python
 from tests.process.runs import LOCKSTEP, PATIENCE_S, children, config
 from tests.process.test_supervision import balanced, lost, run
 
@@ -18,7 +18,7 @@ from polyrhythm.config.load import merge
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 
-PINNED = "tests.envs.pinned_env:PinnedSettings"
+PINNED = "tests.plugins.simulators.pinned_env:PinnedSettings"
 POLICY = {"type": "gaussian", "hidden": 8}
 
 

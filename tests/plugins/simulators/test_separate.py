@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.envs.other_pythons import other_python
-from tests.envs.pinned_env import PinnedSettings
+from tests.plugins.simulators.other_pythons import other_python
+from tests.plugins.simulators.pinned_env import PinnedSettings
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.env_warnings import forget_warnings
@@ -29,7 +29,7 @@ from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.plugins.simulators.separate.batch import environment, keep_sources
 from polyrhythm.plugins.simulators.separate.settings import SeparateSettings, find_python
 
-PINNED = "tests.envs.pinned_env:PinnedSettings"
+PINNED = "tests.plugins.simulators.pinned_env:PinnedSettings"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_it_warns_of_a_misspelt_key_here(pythons: dict[int, Path], caplog: pytes
     assert said.startswith("env.success = sovled: the environment's info has no such key, so success rates are null;")
 
 
-@pytest.mark.parametrize("kind", ["gymnasium", "tests.envs.pinned_env:PinnedSettings"])
+@pytest.mark.parametrize("kind", ["gymnasium", "tests.plugins.simulators.pinned_env:PinnedSettings"])
 def test_its_pictures_are_those_of_the_environment(kind: str, pythons: dict[int, Path]) -> None:
     """A Gymnasium environment needs other keyword arguments for them; one that cannot render stays as it is."""
     name = {"id": "tests.envs.vector_envs:Ageing-v0"} if kind == "gymnasium" else {}
@@ -240,7 +240,7 @@ def test_nothing_is_asked_on_the_terminal(pythons: dict[int, Path]) -> None:
 def test_what_only_the_other_python_can_validate_is_refused_there_in_one_sentence(pythons: dict[int, Path]) -> None:
     for section, said in (
         ({"type": "no_such_module:Settings"}, r"no_such_module:Settings cannot be imported"),
-        ({"type": "tests.envs.pinned_env:Nothing"}, "has no Nothing"),
+        ({"type": "tests.plugins.simulators.pinned_env:Nothing"}, "has no Nothing"),
     ):
         settings = resolve("env", {**section, "python": str(pythons[1])})
         assert isinstance(settings, SeparateSettings)
@@ -253,7 +253,7 @@ def test_modules_of_the_users_paths_are_found_there(
     pythons: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_env.py").write_text(
-        "from tests.envs.pinned_env import PinnedSettings\n\n\n"
+        "from tests.plugins.simulators.pinned_env import PinnedSettings\n\n\n"
         "class Own(PinnedSettings):\n    type: str = 'own_env:Own'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
