@@ -26,13 +26,13 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.causal_lm.policy import MESSAGE
 from polyrhythm.plugins.lease.offload import FileStore
+from polyrhythm.plugins.ranks.shards import is_sharded
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.ranks import Ranks
-from polyrhythm.training.shards import is_sharded, part_of
 from polyrhythm.training.steps import finish
 
 
@@ -242,7 +242,7 @@ def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
         "gradient": {name: x / ranks.size for name, x in gradients_of(learner).items()},
         "whole": max(whole) / sum(p.nbytes for p in policy.parameters()),
         "peak": peak / sum(p.nbytes for p in policy.parameters()),
-        "devices": {str(part_of(p).device) for p in policy.parameters()},
+        "devices": {str(ranks.part(p).device) for p in policy.parameters()},
     }
 
 

@@ -126,8 +126,7 @@ def test_micro_batches_do_not_change_it() -> None:
 def test_two_ranks_take_the_steps_of_one(pool: RankPool, strategy: str) -> None:
     """A mini-batch of one group has nothing for one of them; the others are dealt each by itself."""
     cases = [
-        plain_case({"advantage": "grpo"}, [samples()], mini_batch_samples=m, require_batches=16 // m)
-        for m in (8, 4, 2)
+        plain_case({"advantage": "grpo"}, [samples()], mini_batch_samples=m, require_batches=16 // m) for m in (8, 4, 2)
     ]
     answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
     for case, *found in zip(cases, *answers, strict=True):
