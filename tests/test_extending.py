@@ -65,7 +65,7 @@ def test_the_recipe_passes_check(package: Path) -> None:
 
 
 def test_two_versions_are_trained(package: Path) -> None:
-    loss = "algorithm.loss={type: acme.loss:squared, uses_proximal: true}"
+    loss = "algorithm.loss={type: acme_squared, uses_proximal: true}"
     polyrhythm(package, "train", "line.yaml", "--out", "run", loss)
     lines = [json.loads(line) for line in (package / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len([line for line in lines if "train/actor/distance" in line]) == 2

@@ -87,11 +87,6 @@ def save_file(state: Mapping[str, Any], path: Path, *, background: bool = False)
     return Saved()
 
 
-def save(state: Mapping[str, Any], path: Path, ranks: Any, *, background: bool = False) -> Saving:
-    saving: Saving = ranks.save(state, path, background=background)
-    return saving
-
-
 def _copied(state: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
     """The state with copies of its tensors in host memory; known: of tensors, so that one that is tied stays one."""
     if isinstance(state, Mapping):

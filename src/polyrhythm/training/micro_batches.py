@@ -75,10 +75,6 @@ class Share:
     counts: tuple[int, ...]
 
     @property
-    def spare(self) -> int | None:
-        return 0 if self.is_empty else None
-
-    @property
     def is_empty(self) -> bool:
         """Whether no trajectory is this rank's, so that what it packs is another's and counts nothing."""
         return False

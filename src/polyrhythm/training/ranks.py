@@ -35,7 +35,6 @@ class Ranks(Protocol):
 
     rank: int
     size: int
-    strategy: Strategy
     divides: bool
     """Whether no rank has the weights whole, so that publishing and saving them need all ranks."""
 
@@ -129,7 +128,6 @@ class OneRank:
     """A trainer of one process: nothing is sent, nothing is sharded."""
 
     rank, size, divides, device = 0, 1, False, None
-    strategy: Strategy = "replicate"
 
     def total(self, x: Tensor) -> Tensor:
         return x
@@ -213,7 +211,3 @@ def take_share(trajectories: Sequence[Trajectory], ranks: Ranks, samples: int = 
         collate(trajectories)  # refuses them
     share = ranks.share([t.group for t in trajectories], steps, samples)
     return share, share.collate(trajectories)
-
-
-def whole_from(ranks: Ranks, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
-    return ranks.whole(rows, places, count)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, 
 
 from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Number, Positive, Section, type_or
 from polyrhythm.config.registry import import_object
+from polyrhythm.plugin import table
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
@@ -349,6 +350,13 @@ def _named(value: Any) -> Any:
     return value
 
 
+def _with_address(value: Any) -> Any:
+    """The section, in which the name of a loss that a plugin adds has become its address."""
+    section = _named(value)
+    address = table("loss").get(section.get("type", "")) if isinstance(section, dict) else None
+    return section if address is None else {**section, "type": address}
+
+
 def _type_of(default: str) -> Discriminator:
     type_of = type_or(default)
 
@@ -385,5 +393,5 @@ Loss = Annotated[
     | Annotated[ToprLoss, Tag("topr")]
     | Annotated[OwnFunction, Tag(_OWN)],
     _type_of("ppo"),
-    BeforeValidator(_named),
+    BeforeValidator(_with_address),
 ]

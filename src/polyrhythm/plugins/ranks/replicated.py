@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
 from polyrhythm.training.checkpoint import Saved, Saving, save_file
-from polyrhythm.training.ranks import Strategy
 
 #: What tells DDP to leave buffers alone: torch 2.13 has renamed it.
 _SYNCS_BUFFERS = "forward_sync_buffers"
@@ -34,7 +33,6 @@ if _SYNCS_BUFFERS not in signature(DistributedDataParallel).parameters:
 class ReplicatedRanks(ProcessRanks):
     """See `training.ranks.Ranks`; what is not sharded is its own part."""
 
-    strategy: Strategy = "replicate"
     divides = False
     _step: ReplicatedStep | None = None
 

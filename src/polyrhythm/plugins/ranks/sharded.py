@@ -36,7 +36,6 @@ from polyrhythm.policies.base import extended
 from polyrhythm.policies.plain_tensors import FIX, plain_tensors
 from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.checkpoint import Saving
-from polyrhythm.training.ranks import Strategy
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
 POLICY_METHODS = ("evaluate", "value", "late_values", "precompute", "act", "sft_loss")
@@ -47,7 +46,6 @@ _COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
 class ShardedRanks(ProcessRanks):
     """See `training.ranks.Ranks`."""
 
-    strategy: Strategy = "shard"
     divides = True
 
     def wrap(self, step: nn.Module) -> nn.Module:
