@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.stations.sharded import save_as_folder
+from tests.plugins.ranks.folders import save_as_folder
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.stations.trainer_states import TrainerStates

@@ -3,8 +3,8 @@
 Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch
 size; an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's
 index alone; masked entries have no effect; a gradient that is not finite changes neither weights nor optimizer.
-The number of ranks changes nothing but rounding (tests/training/test_ranks.py), nor do the parts in which samples come
-(tests/training/test_streamed_updates.py).
+The number of ranks changes nothing but rounding (tests/plugins/ranks/test_ranks.py), nor do the parts in which samples
+come (tests/training/test_streamed_updates.py).
 """
 
 from __future__ import annotations

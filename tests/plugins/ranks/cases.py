@@ -18,6 +18,7 @@ from tests.policies.test_causal_lm import built as built_lm
 from tests.policies.test_causal_lm import observations as lm_observations
 from tests.training.adapted_run import plain, small
 from tests.training.test_micro_batches import CountingPolicy
+from tests.training.test_moments import learner_of
 from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -386,3 +387,11 @@ def flow_trajectories(lengths: tuple[int, ...] = (3, 1, 4, 2)) -> list[Trajector
             )
         )
     return found
+
+
+def rank_statistics(ranks: Ranks, trajectories: list[list[Trajectory]]) -> dict[str, Any]:
+    """Statistics after updates on these, as they are published, and the metrics of the last one."""
+    _, learner = learner_of(ranks=ranks)
+    metrics = [finish(learner.update(data, index)) for index, data in enumerate(trajectories)][-1]
+    published = {name.removeprefix("flat.normalizer."): x.clone() for name, x in learner.publishable()}
+    return published | metrics
