@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "observe": "PIL av numpy prometheus_client tensorboard yaml .config.yaml_text .errors .files .readable",
     "envs": "numpy pydantic gymnasium mujoco .config .conformance .env_warnings .errors .imports .specs",
     "policies": "numpy pydantic torch .conformance .errors .files .specs",
-    "training": "numpy torch .algorithms .config .errors .files .policies .specs",
+    "training": "numpy torch .algorithms .config .errors .files .plugin .policies .specs",
     "runtime": (
         "msgspec numpy torch zmq .conformance .env_warnings .errors .imports .plugin .readable .scheduler .specs"
     ),
@@ -121,6 +121,12 @@ def test_the_core_names_no_plugins_module() -> None:
         if not file.startswith("plugins/") and file not in named:
             words = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if _is_text(node))
             assert not any("polyrhythm.plugins." in word for word in words), file
+
+
+def test_ranks_alone_know_torchs_distributed() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not path.is_relative_to(PACKAGE / "plugins" / "ranks"):
+            assert not any(name.startswith(("torch.distributed", "torch._C")) for name in _imports(path)), path
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
