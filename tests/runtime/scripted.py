@@ -88,3 +88,6 @@ class ScriptedFactory:
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         return [(f"{self.name}.{incarnation}.0", lambda: Scripted(self.name, incarnation, context))]
+
+    def announcements(self, incarnation: int) -> Sequence[Any]:
+        return []

@@ -13,9 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.layers.attention import KeysValues, Rotary, attend, rotary, rotate, split_heads
-from polyrhythm.plugins.vla.layers.norms import AdaRMSNorm, RMSNorm
-from polyrhythm.plugins.vla.layers.recompute import run_layer
+from polyrhythm.plugins.vla.layers.attention import (
+    AdaRMSNorm,
+    KeysValues,
+    RMSNorm,
+    Rotary,
+    attend,
+    rotary,
+    rotate,
+    run_layer,
+    split_heads,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ class GatedMlp(nn.Module):
 class DecoderLayer(nn.Module):
     """One layer. With adaptive norms each branch is multiplied by its norm's gate before it is added.
 
-    forward_methods: what is called of a layer other than `forward` (`training.sharding`).
+    forward_methods: what is called of a layer other than `forward` (`plugins.ranks.sharded`).
     """
 
     forward_methods = ("keys_values",)
