@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, 
 
 from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Number, Positive, Section, type_or
 from polyrhythm.config.registry import import_object
+from polyrhythm.plugin import table
 
 Clip = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Bound = Annotated[float, Field(gt=1, strict=True)]
@@ -20,6 +21,8 @@ _OWN = "module:function"
 
 
 def _address(text: str) -> str:
+    if text in table("loss"):
+        return text
     module, _, name = text.partition(":")
     if not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise InvalidSetting("", text, "write module:function, such as mine.losses:asymmetric")
@@ -27,13 +30,13 @@ def _address(text: str) -> str:
 
 
 class OwnFunction(Section):
-    """A function of your own, of (entries, *, keywords) or (samples, *, keywords).
+    """A function of your own, or a plugin's of kind `loss`: of (entries, *, keywords) or (samples, *, keywords).
 
     See algorithms/losses.py and algorithms/advantages.py; an advantage is given gamma and gae_lambda if it takes them.
     """
 
     type: Annotated[str, AfterValidator(_address)]
-    """module:function."""
+    """module:function, or the name that a plugin gave it."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Its keywords."""
     uses_proximal: Flag = False
@@ -42,7 +45,7 @@ class OwnFunction(Section):
     def function(self) -> Callable[..., Any]:
         """The function that `type` names. Raises InvalidSetting if there is none, it is not a function, or it does not
         accept its settings."""
-        found = import_object(self.type, self.type, "a function")
+        found = import_object(table("loss").get(self.type, self.type), self.type, "a function")
         if not callable(found):
             raise InvalidSetting("type", self.type, f"it is {type(found).__name__}; name a function")
         try:
@@ -354,7 +357,7 @@ def _type_of(default: str) -> Discriminator:
 
     def choose(value: Any) -> Any:
         name = type_of(value)
-        return _OWN if isinstance(name, str) and ":" in name else name
+        return _OWN if isinstance(name, str) and (":" in name or name in table("loss")) else name
 
     return Discriminator(choose)
 
