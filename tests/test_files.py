@@ -11,7 +11,7 @@ import torch
 
 from polyrhythm.files import atomic_write, link_or_copy
 from polyrhythm.training.checkpoint import save_state
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import Demonstrations
 
 FULL = Path("/dev/full")
 

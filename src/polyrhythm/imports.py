@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+
+#: The folder in which this package is found.
+SOURCE = str(Path(__file__).parents[1])
 
 
 def same_imports() -> dict[str, str]:

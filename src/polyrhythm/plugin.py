@@ -20,8 +20,8 @@ from typing import Any, Literal
 #: What can be added; the contract of each kind is in docs/extending.md. An env_key is a key that the section env of
 #: any type may have: its class makes the settings, by `of(section)`. A command `envs NAME` is one of `polyrhythm envs`.
 Kind = Literal[
-    "env", "env_key", "policy", "engine", "loss", "launcher", "station", "scheduler", "placement",
-    "demonstrations", "observer", "check", "command", "report",
+    "env", "env_key", "policy", "engine", "loss", "launcher", "station", "scheduler", "placement", "demonstrations",
+    "observer", "check", "command", "report",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.

@@ -28,7 +28,7 @@ from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import EnvSpec
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import Demonstrations
 
 EXPERT = "tests.cli.test_warm_start:CountedSettings"
 

@@ -25,7 +25,7 @@ from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
 from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.plugins.simulators.maniskill.probe import probe
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
-from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
+from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
@@ -180,10 +180,10 @@ class Line:
         self.calls.append((row, seed, sentence))
         self.at[row] = seed / 10
 
-    def step(self, actions: np.ndarray) -> Outcome:
+    def step(self, actions: np.ndarray) -> StepOutcome:
         self.at = self.at + actions
         done = self.at[:, 0] >= 3
-        return Outcome(self.at[:, 0].copy(), done, done, {})
+        return StepOutcome(self.at[:, 0].copy(), done, done, {})
 
     def observe(self) -> dict[str, Any]:
         self.drawn += 1

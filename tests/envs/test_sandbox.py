@@ -16,10 +16,10 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.sandbox.kernel import Lacking
 from polyrhythm.plugins.language.sandbox.seccomp import filter_program
 from polyrhythm.plugins.language.sandbox.tool import (
-    Outcome,
     PythonTool,
     SandboxLost,
     SandboxSettings,
+    ToolOutcome,
     _ended,
     _packages_within,
     _readable,
@@ -70,7 +70,7 @@ def outcome(output: str, ended: str = "done") -> object:
 
     class Same:
         def __eq__(self, other: object) -> bool:
-            return isinstance(other, Outcome) and (other.output, other.ended) == (output, ended)
+            return isinstance(other, ToolOutcome) and (other.output, other.ended) == (output, ended)
 
         __hash__ = None  # type: ignore[assignment]
 

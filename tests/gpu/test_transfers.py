@@ -14,7 +14,7 @@ from polyrhythm.runtime.memory.staging import StagingBuffer
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
-from polyrhythm.training.prefetch import send_ahead
+from polyrhythm.training.batch import send_ahead
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from tests.conformance.weights import Module, layout_of
 
-from polyrhythm.runtime.memory.device_handles import can_reach
-from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.device_weights import DeviceWeights, can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment

@@ -68,7 +68,7 @@ class Turns(BatchScheduler):
         if generator is not None:
             generator.batch = batch
             generator.served_rows += sum(request.rows for request in batch.requests)
-            self.generators.note(generator)
+            self.generators.refresh(generator)
 
 
 class TrainingOnlyConductor:

@@ -28,9 +28,8 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import load_policy, load_run, newest_run, save_policy, saved_runs
-from polyrhythm.pipeline.persistence.handover import SampleHandover
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
-from polyrhythm.pipeline.persistence.snapshot import take_snapshot, write_snapshot
+from polyrhythm.pipeline.persistence.snapshot import SampleHandover, take_snapshot, write_snapshot
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.scheduler.records import Checkpointed, StartUpdate, UpdateDone
 from polyrhythm.specs import Trajectory

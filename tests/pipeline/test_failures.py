@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.pipeline.observers.failures import SampleFailureLog
+from polyrhythm.pipeline.observers.alarms import SampleFailureLog
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.records import DropReason, EpisodeSetAside, SampleFailed
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.pipeline.persistence.handover import SampleHandover
-from polyrhythm.pipeline.persistence.published import read_newest, reader_of
+from polyrhythm.pipeline.persistence.snapshot import SampleHandover, read_newest, reader_of
 from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.specs import WeightsLayout

@@ -203,8 +203,9 @@ class Silent:
 
     work_done, names = 0, ("s",)
 
-    def statistics(self, *, fresh):
+    def statistics(self, *, fresh, pending_work):
         assert fresh
+        assert pending_work
 
     def station(self, name):
         return self

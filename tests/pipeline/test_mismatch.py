@@ -10,7 +10,7 @@ from tests.pipeline.test_language import SINGLE, SMALL
 
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.build import _trainer_factory, env_settings
-from polyrhythm.pipeline.observers.mismatch import mismatch_limit
+from polyrhythm.pipeline.observers.alarms import mismatch_limit
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 

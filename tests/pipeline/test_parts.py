@@ -15,8 +15,7 @@ from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.trained_policy import load_standalone
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.training.checkpoint import load_state
-from polyrhythm.training.demonstrations import Demonstrations
-from polyrhythm.training.sft import SupervisedLearner
+from polyrhythm.training.sft import Demonstrations, SupervisedLearner
 from polyrhythm.training.steps import finish
 
 KINDS = ["expert", "lora"]

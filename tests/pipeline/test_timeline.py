@@ -15,7 +15,7 @@ from tests.runtime.mutations import mutations
 
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.runtime.clocks import ClockOffset
+from polyrhythm.runtime.hosts import ClockOffset
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight

@@ -14,7 +14,7 @@ from tests.runtime.served import blank_arena, served
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.plugins.cluster.hosts.watch import Estimate, HostWatch, measure
-from polyrhythm.runtime.clocks import SAME, ClockOffset, SpanAlignment
+from polyrhythm.runtime.hosts import SAME, ClockOffset, SpanAlignment
 from polyrhythm.runtime.messages import Spans
 from polyrhythm.runtime.spans import Span
 
@@ -107,10 +107,10 @@ def test_spans_are_shifted_to_mains_clock_and_those_of_a_host_without_an_estimat
     watch = HostWatch(agent)  # type: ignore[arg-type]
     alignment = SpanAlignment(lambda _: watch.offset())
     wait_until(lambda: agent.asked > 1)
-    with caplog.at_level(logging.WARNING, "polyrhythm.runtime.clocks"):
+    with caplog.at_level(logging.WARNING, "polyrhythm.runtime.hosts"):
         for _ in range(3):
             assert alignment.align(SPANS, "far") == (Spans("generator-1", 0, (), 0), 0.0)
-    own = [record.getMessage() for record in caplog.records if record.name == "polyrhythm.runtime.clocks"]
+    own = [record.getMessage() for record in caplog.records if record.name == "polyrhythm.runtime.hosts"]
     assert [line.partition(":")[0] for line in own] == ["host far has not said what its clock shows"]
     assert alignment.used == {}
     agent.silent = False

@@ -235,7 +235,7 @@ def test_a_cleaner_keeps_nobody_waiting_who_reads_what_its_process_prints(tmp_pa
     folder = tmp_path / "memory"
     folder.mkdir()
     start = "import sys, time; from pathlib import Path\n"
-    start += "from polyrhythm.plugins.cluster.hosts.cleaner import start_cleaner\n"
+    start += "from polyrhythm.plugins.cluster.hosts.identity import start_cleaner\n"
     start += "print(start_cleaner(Path(sys.argv[1])).pid, flush=True); time.sleep(3600)"
     words = [sys.executable, "-c", start, str(folder)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -22,6 +22,7 @@ from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.plugins.cluster.hosts.opening import HostOpener, in_rounds, next_number
 from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import station_hosts
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 
@@ -99,7 +100,7 @@ def test_a_later_part_of_a_run_gives_its_hosts_names_that_no_earlier_one_had(tmp
         places = Places(LOOPBACK, nodes, {})
         with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits_of(), logs, places))) as run:
             run.start()
-            found.append(list(run.hosts().values()))
+            found.append(list(station_hosts(run.hosting).values()))
     assert found == [["host-1", "host-2"], ["host-3", "host-4"]]
     assert {path.name for path in logs.iterdir()} == {name for names in found for name in names}
 

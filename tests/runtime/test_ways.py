@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.weights import Module, layout_of
 
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
-from polyrhythm.runtime.memory import device_handles
+from polyrhythm.runtime.memory import device_weights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import shared_nbytes
@@ -82,8 +82,8 @@ class Elsewhere:
     ],
 )
 def test_a_process_opens_its_end_for_the_way(device, ends, way, tmp_path, monkeypatch):
-    monkeypatch.setattr(device_handles, "CudaHandles", Elsewhere)
-    monkeypatch.setattr(device_handles, "can_reach", ALL)
+    monkeypatch.setattr(device_weights, "CudaHandles", Elsewhere)
+    monkeypatch.setattr(device_weights, "can_reach", ALL)
     layout = layout_of(Module())
     found = open_weights(layout, memoryview(bytearray(shared_nbytes(layout))), tmp_path, device, ends)
     if way:

@@ -86,7 +86,7 @@ def test_a_refused_episode_is_set_aside_at_once_and_no_fault(quarantine_after: i
 @pytest.mark.parametrize(("finished", "halts"), [(900, True), (1100, False)])
 def test_a_run_whose_episodes_are_mostly_refused_halts(finished: int, halts: bool) -> None:
     limit, ledger = FaultLimit(SchedulerSettings(batch_size=4, max_dropped=0)), SampleLedger()
-    limit.note(r.SampleFailed("sim", 0, 7, 1, DropReason.EPISODE_REFUSED, "the prompt is too long"))
+    limit.on_failure(r.SampleFailed("sim", 0, 7, 1, DropReason.EPISODE_REFUSED, "the prompt is too long"))
     ledger.started, ledger.dropped = 1000 + finished, {DropReason.EPISODE_REFUSED: 1000}
     assert not limit.check(ledger), "few"
     ledger.started, ledger.dropped = 1001 + finished, {DropReason.EPISODE_REFUSED: 1001}

@@ -19,7 +19,7 @@ def ledger(story: str, interval: int = 2) -> VersionLedger:
         if word == "u":
             versions.count_update()
         else:
-            versions.note_published(int(word))
+            versions.on_published(int(word))
     return versions
 
 
@@ -68,7 +68,7 @@ def test_after_a_restart_versions_go_on_rising_and_another_restart_is_counted_fr
     seen = versions.published
     versions.restart(updates)
     if wanted[1]:
-        versions.note_published(versions.trained)
+        versions.on_published(versions.trained)
         assert versions.published > seen
     trained, in_version, _ = state(versions)
     completed = [versions.count_update() for _ in range(4)]
@@ -80,14 +80,14 @@ def test_after_a_restart_versions_go_on_rising_and_another_restart_is_counted_fr
 
 def test_weights_that_the_run_itself_offers_are_as_if_published() -> None:
     versions = ledger("0uu1uuu")
-    versions.note_published(2)  # a resumed run puts version 2 where generators find it
+    versions.on_published(2)  # a resumed run puts version 2 where generators find it
     assert versions.restart(4) == (1, False)
     assert state(versions) == (2, 0, 4)
 
 
 def test_an_older_publication_changes_nothing() -> None:
     versions = ledger("0uu1uu2")
-    versions.note_published(1)
+    versions.on_published(1)
     assert versions.published == 2
     assert versions.restart(4) == (0, False)
 
@@ -99,7 +99,7 @@ def test_versions_only_rise_whatever_is_lost_and_wherever_a_run_goes_on(
     """`u`: an update is trained; `w`: the trained version is written, `p`: and heard of; `l`: the trainer comes back
     with any earlier updates; `o`: so does the whole run, which offers a version that is published or was written."""
     versions = VersionLedger(SchedulerSettings(batch_size=1, sync_interval=interval))
-    versions.note_published(0)
+    versions.on_published(0)
     written = 0
     for word in story:
         seen = versions.published
@@ -107,9 +107,9 @@ def test_versions_only_rise_whatever_is_lost_and_wherever_a_run_goes_on(
             versions.count_update()
         elif word in "wp":
             written = max(written, versions.trained)
-            versions.note_published(versions.trained if word == "p" else seen)
+            versions.on_published(versions.trained if word == "p" else seen)
         else:
-            versions.note_published(written if word == "o" else seen)
+            versions.on_published(written if word == "o" else seen)
             updates, before = rng.randint(0, versions.updates), versions.updates
             undone, publish = versions.restart(updates)
             assert (undone, versions.updates) == (before - updates, updates)
@@ -125,7 +125,7 @@ def test_a_version_whose_updates_were_undone_is_nobodys_so_the_trainer_gets_the_
     versions = ledger("0uu")  # version 1 was written, and the trainer died before it said so
     assert versions.restart(0) == (2, False)
     versions.count_update()
-    versions.note_published(1)  # the run is resumed with what was written
+    versions.on_published(1)  # the run is resumed with what was written
     assert versions.restart(1) == (0, True)
     assert state(versions) == (2, 0, 1)
 

@@ -31,13 +31,12 @@ from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.ranks import Ranks
-from polyrhythm.training.shards import is_sharded, part_of
+from polyrhythm.training.ranks import Ranks, is_sharded, part_of
 from polyrhythm.training.steps import finish
 
 
 def gradients_of(learner: Learner) -> dict[str, Tensor]:
-    named = learner._module.named_parameters()
+    named = learner.module.named_parameters()
     gradients = {name: p.grad for name, p in named if p.grad is not None}
     return {name: x.detach().cpu().clone() for name, x in learner.ranks.snapshot(gradients)}
 
@@ -147,7 +146,7 @@ def sums_beside_gradients(ranks: Ranks, kind: str, trajectories: list[Trajectory
     """How many sums over ranks each of three optimizer steps begins that are not of a bucket of gradients."""
     policy = policy_of(kind)
     learner = Learner(policy, algorithm(), training(minibatch_steps=8), total_updates=1, seed=0, ranks=ranks)
-    wrapped, counts, summed = learner._micro_step, [], []
+    wrapped, counts, summed = learner.micro_step, [], []
 
     def counted(x: Tensor, *args: Any, **settings: Any) -> Any:
         summed.append(x.data_ptr())

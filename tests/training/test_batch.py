@@ -11,9 +11,8 @@ from tests.training.toy import CHUNK, ToyPolicy, algorithm, collect
 
 from polyrhythm.algorithms.levels import RewardLevel, reward_mask
 from polyrhythm.algorithms.proximal import interpolate
-from polyrhythm.training.batch import TrainingBatch, collate, minibatches
+from polyrhythm.training.batch import TrainingBatch, collate, minibatches, send_ahead
 from polyrhythm.training.objective import Normalizers, Objective
-from polyrhythm.training.prefetch import send_ahead
 from polyrhythm.training.ranks import ONE_RANK
 from polyrhythm.training.targets import TargetInputs, bootstrap_values, compute_targets, estimate_advantages
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from tests.training.toy import ToyPolicy, collect
 
 from polyrhythm.training.batch import minibatches
-from polyrhythm.training.deal import deal, share_of
-from polyrhythm.training.micro_batches import MicroBatchLimits
-from polyrhythm.training.rank_batch import rank_batch, take_share
+from polyrhythm.training.rank_batch import MicroBatchLimits, deal, rank_batch, share_of, take_share
 from polyrhythm.training.ranks import ONE_RANK
 
 SAMPLES = st.lists(st.tuples(st.integers(-3, 9), st.integers(1, 30)), min_size=1, max_size=20)

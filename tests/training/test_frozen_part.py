@@ -12,10 +12,9 @@ from tests.training.toy import algorithm, training
 from polyrhythm.policies.base import as_module
 from polyrhythm.training.batch import collate
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.reference import SharedReference
 from polyrhythm.training.steps import finish
-from polyrhythm.training.targets import TargetInputs
+from polyrhythm.training.targets import TargetInputs, with_precomputed
 
 CPU = torch.device("cpu")
 KL = {"kl": {"coef": 0.1}, "proximal": "recompute", "loss": "decoupled_ppo", "bootstrap": "always"}
@@ -107,8 +106,8 @@ def test_prefixes_stay_on_the_gpu_only_up_to_the_limit(limit):
 def test_updates_with_a_shared_reference_are_those_with_a_copy(train):
     ours, theirs = small(train=train), plain(small(train=train))
     (learner, a), (other, b) = updated(ours), updated(theirs)
-    assert isinstance(learner._reference, SharedReference)
-    assert not isinstance(other._reference, SharedReference)
+    assert isinstance(learner.reference, SharedReference)
+    assert not isinstance(other.reference, SharedReference)
     close(ours, theirs)
     assert a[-1]["train/actor/reference_kl"] > 1e-6
     for first, second in zip(a, b, strict=True):

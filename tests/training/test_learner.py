@@ -16,8 +16,9 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.learner import STEPS, Learner
+from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import Metrics, finish
+from polyrhythm.training.update import STEPS
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -357,7 +358,7 @@ def test_no_forward_pass_of_any_policy_exceeds_the_micro_batch(advantage: str) -
     train = training(minibatch_steps=7, micro_batch_steps=2)
     learner = Learner(ToyPolicy(), settings, train, total_updates=4, seed=3)
     finish(learner.update(stale(), 0))
-    seen = {"trained": learner.policy, "reference": learner._reference}
+    seen = {"trained": learner.policy, "reference": learner.reference}
     for policy in seen.values():
         assert isinstance(policy, ToyPolicy)
         assert max(policy.rows_seen) == 2

@@ -22,11 +22,10 @@ from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.policies.normalizer import EPSILON, LIMIT, ObservationNormalizer
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.training.batch import collate
-from polyrhythm.training.demonstrations import Demonstrations
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.moments import Moments, UpdateStatistics, update_normalizers
 from polyrhythm.training.ranks import ONE_RANK, Ranks
-from polyrhythm.training.sft import SupervisedLearner
+from polyrhythm.training.sft import Demonstrations, SupervisedLearner
 from polyrhythm.training.steps import finish
 from polyrhythm.training.targets import TargetInputs, compute_targets
 

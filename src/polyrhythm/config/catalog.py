@@ -1,16 +1,13 @@
 """Describes the registered adapters: their settings, and the packages that they need.
 
-An adapter's settings class may have the class variables `needs` (packages to import), `extra` (the extra of this
-package that installs them) and `known_tasks` (task name → instruction); none of the packages is imported here. A
-policy's may have `preload`: modules that its processes import anyway and that take long (runtime.processes.template).
-It may have a method `check()`, which raises a `PolyrhythmError` with the fix if this machine lacks something else, and
-a class method `findings()`, which yields `conformance.Finding`s about this machine for `polyrhythm doctor NAME`.
+None of the packages is imported here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -19,7 +16,32 @@ from pydantic import BaseModel
 
 from polyrhythm.config.base import InvalidSetting, models_in
 from polyrhythm.config.registry import Kind, known_types, settings_class
+from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError, install_command, pip_install
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Declared:
+    """What an adapter's settings class may declare beside its settings, as attributes of these names.
+
+    needs: packages to import; extra: that of this package which installs them; pins: the version of a package that the
+    extra can only have, as the beginning of its number. known_tasks: task name → instruction. check: raises a
+    PolyrhythmError with the fix if this machine lacks something else. findings: a class method that yields findings
+    about this machine for `polyrhythm doctor NAME`, the slow ones last; None: there is none.
+    """
+
+    needs: Sequence[str] = ()
+    extra: str = ""
+    pins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    known_tasks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
+    findings: Callable[[], Iterable[Finding]] | None = None
+
+
+def declared(settings: BaseModel | type[BaseModel]) -> Declared:
+    """What a settings class declares; of settings, `check` can be called."""
+    names = (one.name for one in dataclasses.fields(Declared))
+    return Declared(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
 
 
 class Need(NamedTuple):
@@ -66,11 +88,12 @@ def adapter(kind: Kind, name: str) -> Adapter:
     except InvalidSetting as error:
         raise ConfigError(f"{kind}.{error}") from error
     about = [_one_line(paragraph) for paragraph in (model.__doc__ or "").split("\n\n")]
-    needs = [need(package) for package in getattr(model, "needs", ())]
+    own = declared(model)
+    needs = [need(package) for package in own.needs]
     missing = [wanted.package for wanted in needs if not wanted.found]
-    extra = getattr(model, "extra", "")
+    extra = own.extra
     install = install_command(extra) if extra else pip_install(" ".join(missing))
-    if clash := _find_clash(needs, getattr(model, "pins", {}), extra) if missing else "":
+    if clash := _find_clash(needs, own.pins, extra) if missing else "":
         install = f"polyrhythm envs setup {extra}"
     return Adapter(
         name,
@@ -79,13 +102,13 @@ def adapter(kind: Kind, name: str) -> Adapter:
         needs,
         install if missing else "",
         settings_of(model),
-        dict(getattr(model, "known_tasks", {})),
+        dict(own.known_tasks),
         clash,
     )
 
 
 def _find_clash(needs: Sequence[Need], pins: Mapping[str, str], extra: str) -> str:
-    """`Adapter.clash`. pins: the version of a package that the extra can only have, as the beginning of its number."""
+    """`Adapter.clash`."""
     for one in needs:
         pinned = pins.get(one.package, "").split(".")
         if one.version and one.package in pins and one.version.split(".")[: len(pinned)] != pinned:
@@ -98,7 +121,8 @@ def _find_clash(needs: Sequence[Need], pins: Mapping[str, str], extra: str) -> s
 
 def check_installed(kind: Kind, settings: BaseModel) -> None:
     """Raise MissingError if a package that the adapter needs is missing; then call the adapter's own `check`."""
-    missing = [package for package in getattr(settings, "needs", ()) if not need(package).found]
+    own = declared(settings)
+    missing = [package for package in own.needs if not need(package).found]
     if missing:
         name = getattr(settings, "type", "")
         found = adapter(kind, name)
@@ -106,9 +130,7 @@ def check_installed(kind: Kind, settings: BaseModel) -> None:
         raise MissingError(
             f"{kind}.type = {name}: the package {missing[0]} is not installed{why}; run: {found.install}"
         )
-    own = getattr(settings, "check", None)
-    if callable(own):
-        own()
+    own.check()
 
 
 def need(package: str) -> Need:

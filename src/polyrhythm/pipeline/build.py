@@ -24,10 +24,10 @@ from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
 from polyrhythm.pipeline.context import AddedStations, LaunchPlan, RunContext, StationPlan, launch
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.observers.failures import SampleFailureLog
+from polyrhythm.pipeline.observers.alarms import SampleFailureLog
 from polyrhythm.pipeline.observers.hosts import StationHosts
 from polyrhythm.pipeline.persistence.checkpoints import STATES
-from polyrhythm.pipeline.persistence.restore import restore_run
+from polyrhythm.pipeline.persistence.snapshot import restore_run
 from polyrhythm.pipeline.placed import (
     EVALUATION_GENERATOR,
     TRAINER,
@@ -54,7 +54,7 @@ from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory
 from polyrhythm.stations.simulator.slot import StepSettings
-from polyrhythm.stations.simulator_factory import SimulatorFactory
+from polyrhythm.stations.simulator.station import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state

@@ -21,7 +21,6 @@ from pathlib import Path
 from polyrhythm.errors import RunHalted
 from polyrhythm.files import NO_DESCRIPTORS, trouble
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
-from polyrhythm.pipeline.stall_report import describe_stall
 from polyrhythm.runtime.hosting import pending_work
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
@@ -256,3 +255,37 @@ class RunLoop:
             self._observers.report(now, report)
         self._observers.tick(now)
         return bool(reports)
+
+
+def describe_stall(conductor: AnyConductor, stall_s: float, slots: Sequence[str]) -> str:
+    """One sentence. stall_s: seconds in which nothing happened; slots: what the stations have not finished."""
+    generators = [
+        f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
+        for state in conductor.serving.generators.present.values()
+    ]
+    versions = conductor.versions
+    parts = [
+        f"nothing has happened for {stall_s:g} s",
+        f"{len(conductor.serving.queue)} requests wait for generators {', '.join(generators) or '(none)'}",
+        f"versions: trained {versions.trained}, published {versions.published}, applied {versions.applied}",
+        f"trainer: {conductor.updates.trainer or 'none'}, {len(conductor.updates.in_training)} groups lent",
+        f"samples: {conductor.ledger.as_dict()}",
+        *_describe_evaluations(conductor),
+        *conductor.pending(),
+        f"slots: {'; '.join(slots) or 'none is live'}",
+    ]
+    return "; ".join(parts) + ". Please report this with the run folder"
+
+
+def _describe_evaluations(conductor: AnyConductor) -> list[str]:
+    evaluations, evaluator = conductor.rollout.evaluations, conductor.serving.generators.evaluator
+    found = [
+        f"evaluation {e.name}: {len(e.waiting)} episodes wait, {e.running} run"
+        for e in (evaluations.current, evaluations.current_background)
+        if e is not None
+    ]
+    if evaluations.current_background is not None:
+        state = "is not there" if evaluator is None else f"has weights {evaluator.pinned} for it"
+        waiting = len(conductor.serving.background)
+        found.append(f"{conductor.settings.evaluator} {state}, {waiting} requests wait for it")
+    return found

@@ -14,12 +14,13 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.observers.live import LiveDisplay
+from polyrhythm.pipeline.persistence.checkpoints import DEMONSTRATIONS_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
 from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert, refuse_misfit
-from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE, prepare_initial_policy
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
+from polyrhythm.training.sft import Demonstrations
 
 
 def settings_of(path: Path, config: RunConfig) -> DatasetSettings:

@@ -35,11 +35,10 @@ from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.limit import limit_of
+from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
-from polyrhythm.pipeline.observers.mismatch import MismatchWarning, mismatch_limit
-from polyrhythm.pipeline.observers.setbacks import SetbackWarning
 from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationsNow
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
@@ -50,9 +49,9 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     save_policy,
 )
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
-from polyrhythm.pipeline.persistence.published import read_newest
 from polyrhythm.pipeline.persistence.resume import TRACE_FILE, refuse_misplaced, remove_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
+from polyrhythm.pipeline.persistence.snapshot import read_newest
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
 from polyrhythm.pipeline.seats import describe_seats

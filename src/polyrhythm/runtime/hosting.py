@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from polyrhythm.runtime.clocks import ClockOffset
+from polyrhythm.runtime.hosts import ClockOffset
 from polyrhythm.runtime.messages import Event, Joined, Order, Report, Spans
 from polyrhythm.runtime.transport.drops import DROPPED
 
@@ -44,7 +44,7 @@ class StationView(Protocol):
         ...
 
     def pending_work(self) -> Sequence[str]:
-        """Unfinished work in words, as of the last fresh `statistics`."""
+        """Unfinished work in words, as of the last `statistics` with it."""
         ...
 
 
@@ -97,9 +97,9 @@ class Hosting(Protocol):
         """The spans measured since the last call; all until now after a fresh `statistics`."""
         ...
 
-    def statistics(self, *, fresh: bool = False) -> dict[str, dict[str, float]]:
+    def statistics(self, *, fresh: bool = False, pending_work: bool = False) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks all stations for
-        them and for their pending work, and waits for the answers, for a few seconds at most."""
+        them, and for their pending work if that is wanted, and waits for the answers, for a few seconds at most."""
         ...
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ def station_hosts(hosting: Hosting) -> dict[str, str]:
 def pending_work(hosting: Hosting) -> list[str]:
     """Unfinished work of all stations, in words, for a stall report: asks them and waits. What several ranks say alike
     is there once."""
-    hosting.statistics(fresh=True)
+    hosting.statistics(fresh=True, pending_work=True)
     return list(dict.fromkeys(line for name in hosting.names for line in hosting.station(name).pending_work()))
 
 

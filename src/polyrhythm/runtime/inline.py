@@ -253,7 +253,7 @@ class InlineHosting:
         """Unfinished work of a station, in words."""
         return [line for part in self._parts if part.name == name for line in part.station.pending_work()]
 
-    def statistics(self, *, fresh: bool = False) -> dict[str, dict[str, float]]:  # noqa: ARG002 - they always are
+    def statistics(self, *, fresh: bool = False, pending_work: bool = False) -> dict[str, dict[str, float]]:  # noqa: ARG002
         """Each station's own counters over its parts, with `busy_s`."""
         found = {name: dict(past) for name, past in self._past.items()}
         for part in (*self._parts, *self._awaiting.values()):

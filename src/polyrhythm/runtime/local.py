@@ -354,11 +354,11 @@ class LocalHosting:
         spans, self._spans = self._spans, []
         return spans
 
-    def statistics(self, *, fresh: bool = False) -> dict[str, dict[str, float]]:
+    def statistics(self, *, fresh: bool = False, pending_work: bool = False) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks them first, and
         waits for their answers."""
         if fresh:
-            self._supervisor.ask()
+            self._supervisor.ask(pending_work=pending_work)
             until = time.monotonic() + _ANSWER_S
             while not self._supervisor.all_answered and time.monotonic() < until:
                 self._wait(_LOOK_S)

@@ -121,7 +121,7 @@ class Conductor:
         kind = type(event)
         commands = _HANDLERS[kind](self, event, now)
         if kind not in SERVING_EVENTS:
-            self.settle(event, commands, now)
+            self.advance(event, commands, now)
         commands += self.serving.due(now)
         return commands
 
@@ -135,11 +135,11 @@ class Conductor:
         """Take note of an event that is not outdated, and return what follows from it alone."""
         return _HANDLERS[type(event)](self, event, now)
 
-    def settle(self, event: Event, commands: list[Command], now: float) -> None:
+    def advance(self, event: Event, commands: list[Command], now: float) -> None:
         """Add to `commands`, which followed from the event alone, whatever else became possible besides batches."""
         self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
         self.live_changes = []
-        commands += self._settle(now, weights_changed=type(event) in _WEIGHT_EVENTS)
+        commands += self._advance(now, weights_changed=type(event) in _WEIGHT_EVENTS)
 
     # ------------------------------------------------------------ what others read
 
@@ -214,19 +214,19 @@ class Conductor:
 
     # ------------------------------------------------------------ deciding
 
-    def _settle(self, now: float, *, weights_changed: bool) -> list[Command]:
+    def _advance(self, now: float, *, weights_changed: bool) -> list[Command]:
         """Whatever may have become possible besides batches, in this order: weights, evaluations, tickets, an update,
         the end."""
         rollout, versions, evaluations = self.rollout, self.versions, self.rollout.evaluations
-        commands: list[Command] = self._tell_live_slots()
+        commands: list[Command] = self._pass_on_live_slots()
         if halts := self.faults.check(rollout.ledger):
             commands += halts
             self.halted = True
-        commands += rollout.settle_evaluation()
+        commands += rollout.finish_evaluations()
         if rollout.admission.spare:
             commands += rollout.drop_surplus(now)
         if weights_changed or versions.waiting:
-            commands += self.serving.weights.settle(
+            commands += self.serving.weights.apply_due(
                 self.serving.generators,
                 versions,
                 changed=weights_changed,
@@ -236,7 +236,7 @@ class Conductor:
         ready = versions.applied >= 0 and not versions.waiting and not rollout.ledger.running
         while ready and evaluations.current and not evaluations.begun:  # one whose episodes are all set aside ends here
             rollout.begin_evaluation()
-            commands += rollout.settle_evaluation()
+            commands += rollout.finish_evaluations()
         if evaluations.background:
             commands += [*self._pin_weights(), *rollout.grant_background(now)]
         if versions.applied >= 0:
@@ -250,14 +250,14 @@ class Conductor:
             self.announced = target
             commands.append(TargetReached(target))
         if rollout.rows.changed:
-            self._tell_live_slots()
+            self._pass_on_live_slots()
         return commands + self.forecast.changes(rollout, versions.applied)
 
-    def _tell_live_slots(self) -> list[Command]:
+    def _pass_on_live_slots(self) -> list[Command]:
         """Tell serving which slots became live or stopped; it refuses requests that wait for slots without tickets."""
         changes = self.rollout.rows.take_changes()
         self.live_changes += changes
-        return [command for slot, live in changes for command in self.serving.note_live(slot, live=live)]
+        return [command for slot, live in changes for command in self.serving.on_live_change(slot, live=live)]
 
     def _pin_weights(self) -> list[Command]:
         """The newest weights go to the evaluator's second copy, for the background evaluation that comes next."""
@@ -293,13 +293,13 @@ class Conductor:
     def _remove_generator(self, name: str) -> list[Command]:
         """A generator is lost, and with the evaluator the background evaluation whose weights it held."""
         refusals = self.serving.remove_generator(name)
-        self._note_held()
+        self._update_applied()
         lost = self.rollout.evaluations.current_background if name == self.settings.evaluator else None
-        given_up = self.rollout.give_up(lost) if lost is not None and lost.version >= 0 else []
+        given_up = self.rollout.end_early(lost) if lost is not None and lost.version >= 0 else []
         return [*refusals, *given_up]
 
-    def _note_held(self) -> None:
-        self.versions.note_held(generator.version for generator in self.serving.generators.present.values())
+    def _update_applied(self) -> None:
+        self.versions.on_held(generator.version for generator in self.serving.generators.present.values())
 
     def _generator(self, name: str) -> GeneratorState:
         generator = self.serving.generators.find(name)
@@ -316,7 +316,7 @@ class Conductor:
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
         commands = self._add_station(event.generator, event.incarnation, now)
         self.serving.add_generator(event)
-        self._note_held()
+        self._update_applied()
         return commands
 
     def _on_trainer(self, event: records.TrainerJoined, now: float) -> list[Command]:
@@ -333,7 +333,7 @@ class Conductor:
     # ------------------------------------------------------------ serving
 
     def _on_request(self, event: records.RequestArrived, now: float) -> list[Command]:
-        self.serving.hear(event, now)
+        self.serving.on_request(event, now)
         return []
 
     def _on_batch_done(self, event: records.BatchDone, now: float) -> list[Command]:
@@ -341,7 +341,7 @@ class Conductor:
         assert isinstance(self.serving, BatchScheduler), "a pass of a generator that serves by streams"
         return [
             *self.serving.finish(generator, now),
-            *self.serving.weights.settle_one(
+            *self.serving.weights.apply_due_to(
                 generator,
                 self.serving.generators,
                 self.versions,
@@ -364,26 +364,26 @@ class Conductor:
             return []
         generator.version, generator.applying = event.version, None
         overtaken = evaluations.begun and event.version > self.versions.applied
-        self._note_held()
+        self._update_applied()
         # A generator that was restarted took newer weights: no generator can answer with the pinned ones any more.
-        return self.rollout.give_up(evaluations.queue[0]) if overtaken else []
+        return self.rollout.end_early(evaluations.queue[0]) if overtaken else []
 
     # ------------------------------------------------------------ tickets
 
     def _on_scoring_failed(self, event: records.ScoringFailed, now: float) -> list[Command]:
-        self.faults.note(event)
+        self.faults.on_failure(event)
         return self.rollout.scoring.on_failure(self.rollout, event, now)
 
     def _on_failed(self, event: records.SampleFailed, now: float) -> list[Command]:
-        self.faults.note(event)
+        self.faults.on_failure(event)
         return self.rollout.fail(event, now)
 
     def _on_published(self, event: records.Published | records.WeightsOffered, _now: float) -> list[Command]:
-        self.versions.note_published(event.version)
+        self.versions.on_published(event.version)
         return []
 
     def _on_checkpoint(self, event: records.Checkpointed, _now: float) -> list[Command]:
-        self.updates.note_checkpoint(event.updates)
+        self.updates.on_checkpoint(event.updates)
         return []
 
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:

@@ -119,7 +119,7 @@ class UpdateScheduler:
         for group in self.in_training:
             for number in group.members:
                 sample = rollout.samples.pop(number)
-                rollout.selection.note_trained(sample)
+                rollout.selection.add_trained(sample)
                 payload_ids.append(sample.payload_id)
         count = len(payload_ids)
         rollout.ledger.move(SampleState.IN_TRAINING, SampleState.TRAINED, count)
@@ -132,7 +132,7 @@ class UpdateScheduler:
             commands.append(Halt(event.halt))
         return commands
 
-    def note_checkpoint(self, updates: int) -> None:
+    def on_checkpoint(self, updates: int) -> None:
         """The weights of `updates` updates are safe."""
         while self.undoable and self.undoable[0][0] < updates:
             self.undoable.popleft()

@@ -69,12 +69,12 @@ class VersionLedger:
         if self.updates_in(self.trained) != self.updates:
             self.origins.append((self.trained, self.updates, self.settings.sync_interval))
 
-    def note_published(self, version: int) -> None:
+    def on_published(self, version: int) -> None:
         """Generators can fetch this version."""
         self.published = max(self.published, version)
         self.reached = {known: updates for known, updates in self.reached.items() if known >= self.published}
 
-    def note_held(self, held: Iterable[int]) -> None:
+    def on_held(self, held: Iterable[int]) -> None:
         """Raise the applied version to the lowest that the live generators hold. held: versions of all generators."""
         live = [version for version in held if version >= self.applied]
         if live:

@@ -43,10 +43,12 @@ from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.stations.trainer_io import FarSamples, PublicationJob
+from polyrhythm.training.batch import all_of_version
 from polyrhythm.training.checkpoint import Saving
-from polyrhythm.training.learner import STEPS, Learner
+from polyrhythm.training.learner import Learner
 from polyrhythm.training.parts import SampleFeed
 from polyrhythm.training.steps import Metrics, Steps
+from polyrhythm.training.update import STEPS
 
 
 class Saver(Protocol):
@@ -120,7 +122,7 @@ class Trainer:
         if isinstance(command, PublishWeights) and not 0 <= command.version < FAR - 1:
             raise UnfitMessage("impossible", f"{self.name} cannot publish version {command.version}")
         if isinstance(command, StartUpdate):
-            self._far.note(command)
+            self._far.add(command)
             if self._open == command.update:
                 self._open = command.update if command.more else -1
                 self._parts.append(command)
@@ -146,16 +148,16 @@ class Trainer:
         Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. Noticing that a
         publication or a saving has ended counts as a unit, so that it is reported even if nothing follows.
         """
-        settled = self._publication is not None and self._publication.over
-        if settled:
-            self._settle()
+        noticed = self._publication is not None and self._publication.over
+        if noticed:
+            self._await_publication()
         if self._saving is not None and self._saving[1].over:
             self._finish_saving()
-            settled = True
+            noticed = True
         command = self._next()
         if command is None:
             self._done = None
-            return settled
+            return noticed
         begin = time.monotonic()
         if self._far and isinstance(command, StartUpdate):
             self._doing, self._done = (_FETCH, begin), None
@@ -167,9 +169,9 @@ class Trainer:
                 self._publish(command.version)
                 self._todo.popleft()
             case SaveTrainer():
-                self._settle()
+                self._await_publication()
                 if self._saver is not None:
-                    self._note_saved(*self._begin_saving(background=False))
+                    self._report_saved(*self._begin_saving(background=False))
                 self._todo.remove(command)
             case StartUpdate():
                 self._train(command, begin)
@@ -252,7 +254,7 @@ class Trainer:
             samples,
             command.update,
             version=version + 1,
-            own_weights=self._published and all(bool((x.version == version).all()) for x in samples),
+            own_weights=self._published and all_of_version(samples, version),
             own_version=own,
             before_step=self._await_read,
         )
@@ -267,7 +269,7 @@ class Trainer:
         return samples
 
     def _publish(self, version: int) -> None:
-        self._settle()
+        self._await_publication()
         self._published = True
         self._publication = PublicationJob(self._save_and_publish, version, self._overlap)
 
@@ -281,7 +283,7 @@ class Trainer:
                 policy = saving.copied["policy"]
                 publication.read.set()
             if last or policy is not None or saving.over:
-                self._note_saved(updates, saving)
+                self._report_saved(updates, saving)
                 publication.saved.set()
             else:
                 self._saving = updates, saving
@@ -299,9 +301,9 @@ class Trainer:
         """Wait for the saving in the background, if there is one; raise its error, if any."""
         if self._saving is not None:
             done, self._saving = self._saving, None
-            self._note_saved(*done)
+            self._report_saved(*done)
 
-    def _note_saved(self, updates: int, saving: Saving) -> None:
+    def _report_saved(self, updates: int, saving: Saving) -> None:
         saving.wait()
         self._channels.emit(Checkpointed(self.name, self.incarnation, updates))
 
@@ -316,7 +318,7 @@ class Trainer:
             self._publication.wait_for(self._publication.saved)
         self._finish_saving()
 
-    def _settle(self) -> None:
+    def _await_publication(self) -> None:
         """Wait for the publication under way; raise its error, if any."""
         if self._publication is not None:
             self._publication.wait()
@@ -328,7 +330,7 @@ class Trainer:
     def suspend(self, store: OffloadStore) -> int:
         """As `Offloadable`, all ranks together, once nothing is published or saved; the bytes freed on all of them."""
         assert self._steps is None, f"{self.name} has an update under way"
-        self._settle()
+        self._await_publication()
         self._finish_saving()
         freed = store.suspend(self._learner.kept_tensors())
         return int(self._learner.ranks.totals([freed])[0])
@@ -363,7 +365,7 @@ class Trainer:
         if self._steps is not None:
             self._steps.close()
         try:
-            self._settle()
+            self._await_publication()
             self._finish_saving()
         finally:
             self._learner.ranks.close()

@@ -73,10 +73,16 @@ class TrainerFactory:
             sync_interval=self.sync_interval,
         )
         if saved:
-            _resume(learner, saved[-1])
+            try:
+                learner.load(saved[-1])
+            except ValueError as error:
+                raise RunFolderError(f"{saved[-1]}: {error}; begin anew, or with its weights by init_from") from error
         else:
             if self.initial:
-                _load_initial(learner, self.initial)
+                try:
+                    learner.load_weights(load_state(Path(self.initial), mapped=True)["policy"])
+                except (KeyError, ValueError) as error:
+                    raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
             if self.states:
                 self.states.save(learner).wait()
         if not published and not context.announced:  # else the conductor says when
@@ -91,17 +97,3 @@ class TrainerFactory:
             self.states,
             overlap=context.overlap,
         )
-
-
-def _load_initial(learner: Learner, path: str) -> None:
-    try:
-        learner.load_weights(load_state(Path(path), mapped=True)["policy"])
-    except (KeyError, ValueError) as error:
-        raise RunFolderError(f"{path}: {error}; begin another run") from error
-
-
-def _resume(learner: Learner, path: Path) -> None:
-    try:
-        learner.load(path)
-    except ValueError as error:
-        raise RunFolderError(f"{path}: {error}; begin anew, or with its weights by init_from") from error

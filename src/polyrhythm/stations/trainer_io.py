@@ -34,7 +34,7 @@ class FarSamples:
         places = zip(update.payload_ids, update.tickets, strict=True)
         return all(self._arena.lies_elsewhere(p) or self._arena.has(p, ticket) for p, ticket in places)
 
-    def note(self, update: StartUpdate) -> None:
+    def add(self, update: StartUpdate) -> None:
         """The trainer is to train on this."""
         if any(map(self._arena.lies_elsewhere, update.payload_ids)):
             self._todo.append(update)

@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import extended
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.ranks import Strategy
+from polyrhythm.training.ranks import Strategy, is_sharded
 from polyrhythm.training.replicas import ReplicatedStep, sum_bucket
-from polyrhythm.training.shards import is_sharded
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.placement import ShardSettings

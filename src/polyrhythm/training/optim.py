@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.shards import joined, part_of, parts_of
+from polyrhythm.training.ranks import joined, part_of, parts_of
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import OptimizerSettings, ParameterGroup

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyrhythm.policies.base import Evaluation, Observations, OptionalMethods, Policy, as_module, extended
 from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.shards import fill, is_sharded, joined, part_of
+from polyrhythm.training.ranks import fill, is_sharded, joined, part_of
 
 
 class SharedReference:

@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import inner_path, remove_whole
 from polyrhythm.training.checkpoint import BackgroundSaving
-from polyrhythm.training.shards import joined, part_of
+from polyrhythm.training.ranks import joined, part_of
 
 Group = torch.distributed.ProcessGroup
 _INDEX = "index"

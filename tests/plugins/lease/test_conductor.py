@@ -30,14 +30,14 @@ class Table:
 
     def want(self, *names: str) -> list[str]:
         for name in names:
-            self.leases.note_wants(self.leases.present[name], True, self.now)
+            self.leases.set_wants(self.leases.present[name], True, self.now)
         return self.settle()
 
     def work(self, name: str, units: int = 1) -> None:
         """The station has got what it wanted the device for."""
         state = self.leases.present[name]
         assert state.open
-        self.leases.note_wants(state, False, self.now)
+        self.leases.set_wants(state, False, self.now)
         state.worked, state.under_way = True, units
 
     def finish(self, name: str) -> list[str]:
@@ -48,14 +48,14 @@ class Table:
         """What changes hands from now on until nothing does."""
         before = len(self.log)
         self.leases.preempt(self.now)
-        while commands := self.leases.settle():
+        while commands := self.leases.switch():
             for command in commands:
                 taken = isinstance(command, r.TakeDevice)
                 self.log.append(f"{'+' if taken else '-'}{command.station}{command.device}")
                 if taken:
-                    self.leases.note_taken(r.DeviceTaken(command.station, 0, command.device, 0.0), self.now)
+                    self.leases.on_taken(r.DeviceTaken(command.station, 0, command.device, 0.0), self.now)
                 else:
-                    self.leases.note_yielded(r.DeviceYielded(command.station, 0, command.device, 0, 0.0), self.now)
+                    self.leases.on_yielded(r.DeviceYielded(command.station, 0, command.device, 0, 0.0), self.now)
         return self.log[before:]
 
 
@@ -86,7 +86,7 @@ def test_a_holder_that_was_to_go_stays_when_nobody_waits_any_more() -> None:
     table.work("t")
     table.want("g")
     assert table.leases.present["t"].leaving
-    table.leases.note_wants(table.leases.present["g"], False, 0.0)
+    table.leases.set_wants(table.leases.present["g"], False, 0.0)
     assert [state.name for state in table.leases.keep()] == ["t"]
     assert table.leases.present["t"].open
     assert table.finish("t") == []
@@ -119,7 +119,7 @@ def test_who_has_just_left_is_not_the_next_while_another_waits() -> None:
     table.want("g")
     table.work("g")
     table.want("s")
-    table.leases.note_wants(table.leases.present["g"], True, 0.0)  # it has work again as it leaves
+    table.leases.set_wants(table.leases.present["g"], True, 0.0)  # it has work again as it leaves
     assert table.finish("g") == ["-g0", "+s0"]
 
 
@@ -163,7 +163,7 @@ def test_who_no_longer_wants_the_rest_of_its_devices_gives_back_what_it_has() ->
     table.want("t")
     table.work("t")
     assert table.want("g") == ["+g0"]
-    table.leases.note_wants(table.leases.present["g"], False, 0.0)
+    table.leases.set_wants(table.leases.present["g"], False, 0.0)
     assert table.settle() == []
     assert table.want("g2") == ["-g0", "+g20"]
 

@@ -167,8 +167,6 @@ def _checked(config: RunConfig, policy: Policy, form: PolicyForm) -> ValidatedRu
     """`validate_run` without the trial of environment and policy, and with a policy that is there."""
     checking.check_devices(config)
     env = checking.installed_env(config)
-    if callable(check := getattr(env, "check", None)):
-        check()  # that images can be drawn
     spec = env.spec()
     check_rollout(config, spec)
     checking.check_processes(config, spec)

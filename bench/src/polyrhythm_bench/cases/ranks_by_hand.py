@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import minibatches
-from polyrhythm.training.deal import share_of
+from polyrhythm.training.rank_batch import share_of
 from polyrhythm_bench.cases import update
 from polyrhythm_bench.cases.update import CLIP, GRAD_CLIP, LR, VALUE_COEF, Update, UpdateCase, gae
 

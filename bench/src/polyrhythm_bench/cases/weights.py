@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from polyrhythm.runtime.memory.device_handles import can_reach
+from polyrhythm.runtime.memory.device_weights import can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver

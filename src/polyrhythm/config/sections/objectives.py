@@ -21,8 +21,6 @@ _OWN = "module:function"
 
 
 def _address(text: str) -> str:
-    if text in table("loss"):
-        return text
     module, _, name = text.partition(":")
     if not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise InvalidSetting("", text, "write module:function, such as mine.losses:asymmetric")
@@ -30,13 +28,13 @@ def _address(text: str) -> str:
 
 
 class OwnFunction(Section):
-    """A function of your own, or a plugin's of kind `loss`: of (entries, *, keywords) or (samples, *, keywords).
+    """A function of your own, of (entries, *, keywords) or (samples, *, keywords).
 
     See algorithms/losses.py and algorithms/advantages.py; an advantage is given gamma and gae_lambda if it takes them.
     """
 
     type: Annotated[str, AfterValidator(_address)]
-    """module:function, or the name that a plugin gave it."""
+    """module:function."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Its keywords."""
     uses_proximal: Flag = False
@@ -45,7 +43,7 @@ class OwnFunction(Section):
     def function(self) -> Callable[..., Any]:
         """The function that `type` names. Raises InvalidSetting if there is none, it is not a function, or it does not
         accept its settings."""
-        found = import_object(table("loss").get(self.type, self.type), self.type, "a function")
+        found = import_object(self.type, self.type, "a function")
         if not callable(found):
             raise InvalidSetting("type", self.type, f"it is {type(found).__name__}; name a function")
         try:
@@ -352,12 +350,19 @@ def _named(value: Any) -> Any:
     return value
 
 
+def _with_address(value: Any) -> Any:
+    """The section, in which the name of a loss that a plugin adds has become its address."""
+    section = _named(value)
+    address = table("loss").get(section.get("type", "")) if isinstance(section, dict) else None
+    return section if address is None else {**section, "type": address}
+
+
 def _type_of(default: str) -> Discriminator:
     type_of = type_or(default)
 
     def choose(value: Any) -> Any:
         name = type_of(value)
-        return _OWN if isinstance(name, str) and (":" in name or name in table("loss")) else name
+        return _OWN if isinstance(name, str) and ":" in name else name
 
     return Discriminator(choose)
 
@@ -388,5 +393,5 @@ Loss = Annotated[
     | Annotated[ToprLoss, Tag("topr")]
     | Annotated[OwnFunction, Tag(_OWN)],
     _type_of("ppo"),
-    BeforeValidator(_named),
+    BeforeValidator(_with_address),
 ]

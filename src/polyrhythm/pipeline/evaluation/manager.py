@@ -19,7 +19,7 @@ from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.best import BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
 from polyrhythm.pipeline.hooks import run_hooks
-from polyrhythm.pipeline.observers.setbacks import warn_of_setbacks
+from polyrhythm.pipeline.observers.alarms import warn_of_setbacks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.scheduler.records import Episode, SampleEvaluated

@@ -3,14 +3,17 @@ folders are now, the engine that generates its tokens, and how these are sampled
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from polyrhythm.config.load import merge, parse_override, validate
+from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
+from polyrhythm.envs.base import FullEnvSettings, traits_of
+from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable
+from polyrhythm.pipeline.persistence.resume_rules import MOVABLE, movable
 from polyrhythm.policies.traits import SAMPLING, settings_traits
 
 _ENGINE = "policy.engine"
@@ -93,3 +96,37 @@ def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:
     if engine.single:
         rollout = rollout.model_copy(update={"generators": 1})
     return found.model_copy(update={"evaluation": evaluation, "rollout": rollout})
+
+
+#: Stands for every variant.
+ALL = "all"
+
+
+def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Variant, RunConfig]]:
+    """The variants of these names, or `all`, each with the run's settings changed by it, in the order asked for.
+
+    ConfigError: the environment has no variants, or not this one.
+    """
+    if not names:
+        return {}
+    known = variants_of(config)
+    kind = getattr(config.env, "type", "")
+    if not known:
+        raise ConfigError(
+            f"--variants {','.join(names)}: env.type = {kind} has no variants with these settings; leave --variants out"
+        )
+    if unknown := next((name for name in names if name not in known and name != ALL), None):
+        raise ConfigError(
+            f"--variants {unknown}: env.type = {kind} has no such variant with these settings; "
+            f"{nearest(unknown, known)}it has {', '.join(known)}, and {ALL} for all of them"
+        )
+    chosen = known if ALL in names else {name: known[name] for name in names}
+    saved = config.model_dump(mode="json")
+    return {
+        name: (variant, validate(merge(saved, {"env": dict(variant.settings)}))) for name, variant in chosen.items()
+    }
+
+
+def variants_of(config: RunConfig) -> Mapping[str, Variant]:
+    """The variants of the run's environment; empty if it declares none."""
+    return cast(FullEnvSettings, config.env).variants() if traits_of(config.env).variants else {}

@@ -23,12 +23,17 @@ from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline, env_settings
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
-from polyrhythm.pipeline.evaluation.overrides import acts_greedily, changed_env, sampling_of, with_overrides
+from polyrhythm.pipeline.evaluation.overrides import (
+    acts_greedily,
+    changed_env,
+    sampling_of,
+    with_overrides,
+    with_variants,
+)
 from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
-from polyrhythm.pipeline.evaluation.variants import with_variants
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
-from polyrhythm.pipeline.persistence.moved_folders import refuse_missing_folders
+from polyrhythm.pipeline.persistence.resume_rules import refuse_missing_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published

@@ -27,8 +27,8 @@ from typing import ClassVar
 from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime import spans as kinds
-from polyrhythm.runtime.clocks import ClockOffset
 from polyrhythm.runtime.hosting import station_hosts
+from polyrhythm.runtime.hosts import ClockOffset
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.spans import Span
 from polyrhythm.scheduler import records

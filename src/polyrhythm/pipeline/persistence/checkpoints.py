@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 #: Name of the newest whole weights in a run folder: after the warm start, and when training ends, however it ends.
 POLICY_FILE = "policy.pt"
+#: What a warm start imitates.
+DEMONSTRATIONS_FILE = "demonstrations.npz"
 #: The weights of the best evaluation during training (pipeline.evaluation.best).
 BEST_FILE = "best.pt"
 #: The files of an exported policy without a released layout.

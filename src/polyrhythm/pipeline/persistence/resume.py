@@ -20,7 +20,14 @@ from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE
 from polyrhythm.observe.settings_changes import note_changes
 from polyrhythm.pipeline.hooks import run_hooks
-from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, SavedRun, load_policy, newest_run
+from polyrhythm.pipeline.persistence.checkpoints import (
+    DEMONSTRATIONS_FILE,
+    POLICY_FILE,
+    STATES,
+    SavedRun,
+    load_policy,
+    newest_run,
+)
 from polyrhythm.pipeline.persistence.phases import PhaseJournal, has_begun
 from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
 from polyrhythm.pipeline.validation.check import ValidatedRun
@@ -33,7 +40,7 @@ _NOT_NOTED = frozenset({"resume", "out_dir"})
 #: Files and folders of a run that would be written to.
 _FILES = (
     *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, LOCK_FILE, "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
-    *("demonstrations.npz", "evaluations.json", "best.pt", "ledger.json"),
+    *(DEMONSTRATIONS_FILE, "evaluations.json", "best.pt", "ledger.json"),
 )
 _FOLDERS = (STATES, "logs", "tensorboard")
 TRACE_FILE = "trace.json"

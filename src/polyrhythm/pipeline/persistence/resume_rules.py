@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,11 +16,38 @@ from polyrhythm.config.base import NotFound
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.yaml_text import read
-from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.errors import ConfigError, MissingError, RunFolderError
 from polyrhythm.observe import new_run_folder, take_folder
 from polyrhythm.observe.run_folder import CONFIG_FILE
-from polyrhythm.pipeline.persistence.moved_folders import MOVABLE, movable, refuse_missing_folders
 from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
+
+#: Settings of the section `policy` that name such folders.
+_FOLDERS = ("checkpoint", "tokenizer")
+MOVABLE = frozenset(f"policy.{key}" for key in _FOLDERS)
+
+
+def movable(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
+    """Those settings that name a folder in both sections `policy`: only there a change may be a move."""
+    return frozenset(f"policy.{key}" for key in _FOLDERS if _is_folder(before.get(key)) and _is_folder(after.get(key)))
+
+
+def refuse_missing_folders(config: RunConfig, command: str, run: Path, began_in: str | None = None) -> None:
+    """MissingError with the remedy if such a folder is not there. command: that would use the run; began_in: another
+    working folder, to which relative paths belong."""
+    for key in _FOLDERS:
+        folder = getattr(config.policy, key, "")
+        if not _is_folder(folder) or Path(folder).expanduser().exists():
+            continue
+        start = f", or start this in {began_in}, where the run began" if began_in else ""
+        words = shlex.join(["polyrhythm", command, str(run), f"policy.{key}=NEW"])
+        raise MissingError(
+            f"policy.{key} = {folder}: there is no such folder here; name where it is now: {words}{start}"
+        )
+
+
+def _is_folder(value: object) -> bool:
+    return isinstance(value, str) and value not in ("", "words")
+
 
 log = logging.getLogger(__name__)
 

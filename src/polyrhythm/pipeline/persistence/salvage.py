@@ -10,9 +10,14 @@ from typing import Any
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.observe.metrics import has_updates
-from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES, load_policy, saved_runs
-from polyrhythm.pipeline.warm_start.initial_policy import DEMONSTRATIONS_FILE
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.pipeline.persistence.checkpoints import (
+    DEMONSTRATIONS_FILE,
+    POLICY_FILE,
+    STATES,
+    load_policy,
+    saved_runs,
+)
+from polyrhythm.training.sft import Demonstrations
 
 #: The parts of summary.json that are a phase's; what else is there is of reinforcement learning.
 _BEFORE, _AFTER = ("before", "before_sampled"), ("after", "after_sampled", "swapped")

@@ -1,7 +1,7 @@
 """A run is saved in two steps: a snapshot between two events, and its files by another thread while the run goes on.
 
 Taking the snapshot copies the conductor's state and makes hard links to the trainer's; the samples are handed over
-where they lie. `persistence.checkpoints` has the files and reads them.
+where they lie. `persistence.checkpoints` has the files and reads them; `restore_run` puts one back into memory.
 
 Invariant: a folder gets its final name after everything in it has reached the disk, so a saved run is whole or absent.
 """
@@ -12,15 +12,18 @@ import json
 import logging
 import os
 import shutil
+import threading
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.conductors import restore_conductor
+from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.files import link_or_copy, name_in_errors
 from polyrhythm.pipeline.persistence.checkpoints import (
     CHECKSUM,
@@ -30,22 +33,122 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     SAMPLES_FILE,
     TRAINER_FILE,
     TRAINER_FOLDER,
+    SavedRun,
     checksum_of,
     next_run,
     saved_runs,
 )
-from polyrhythm.pipeline.persistence.handover import SampleHandover
-from polyrhythm.pipeline.persistence.published import reader_of
+from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import Payloads
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import AnyConductor
+from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import Trajectory
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import save_state
 
+
+class SampleHandover:
+    """The samples of these payload ids, as they are now, to be read once, while their blocks go on being used.
+
+    The thread that writes copies one block after another; a block that main needs sooner is copied by main
+    (`runtime.memory.in_flight`). If one cannot be read, as its host is lost, none is read any more. Invariant: each
+    sample is copied once, before its block can be overwritten, and at most one copy is being made at a time: main never
+    waits for longer than two take, or one that cannot be read.
+    """
+
+    def __init__(self, payloads: Payloads, payload_ids: Sequence[str]) -> None:
+        self._payloads, self._payload_ids = payloads, tuple(payload_ids)
+        self._pending = {int(payload_id) for payload_id in payload_ids}
+        self._copies: dict[int, Trajectory] = {}
+        self._lock = threading.Lock()
+        self._failure: OSError | None = None
+
+    def is_pending(self, block: int) -> bool:
+        """Whether the sample in this block has yet to be copied."""
+        return block in self._pending
+
+    def copy_now(self, block: int) -> None:
+        """Copy the sample in this block, unless that is done. Called by main, which is about to reuse the block."""
+        with self._lock:
+            self._copy(block)
+
+    def samples(self) -> Iterator[tuple[str, Trajectory]]:
+        """Payload id and sample, one after another. Called by the thread that writes. OSError: one cannot be read."""
+        for payload_id in self._payload_ids:
+            block = int(payload_id)
+            with self._lock:
+                self._copy(block)
+                if self._failure is not None:
+                    raise self._failure
+                sample = self._copies.pop(block)
+            yield payload_id, sample
+
+    def give_up(self) -> None:
+        """Copy nothing more: the samples are not going to be written."""
+        with self._lock:
+            self._pending.clear()
+            self._copies.clear()
+
+    def _copy(self, block: int) -> None:
+        """Copy the sample in this block if it is pending."""
+        if block in self._pending:
+            try:
+                self._copies[block] = _copy_of(self._payloads.read(str(block)))
+                self._pending.remove(block)
+            except OSError as error:
+                self._pending.clear()
+                self._failure = error
+
+
+def _copy_of(sample: Trajectory) -> Trajectory:
+    """The same sample in memory of its own."""
+    own: dict[str, Any] = {}
+    for field in fields(sample):
+        value = getattr(sample, field.name)
+        if isinstance(value, dict):
+            own[field.name] = {name: array.copy() for name, array in value.items()}
+        elif hasattr(value, "copy"):
+            own[field.name] = value.copy()
+    return replace(sample, **own)
+
+
 log = logging.getLogger(__name__)
+
+
+def read_newest(weights: Weights, what: str, *, needed: bool) -> tuple[int, State] | None:
+    """The newest version, for the file `what`. If its host does not answer: RunHalted where it is needed; else None and
+    a warning, since the run ends already, for another reason."""
+    try:
+        return weights.read()
+    except ConnectionError as silent:
+        why = f"{what} is not written: {silent}, and the newest weights lie there; resume the run from its last save"
+        if needed:
+            raise RunHalted(why) from silent
+        log.warning("%s", why)
+        return None
+
+
+def reader_of(weights: Weights, version: int) -> tuple[int, Callable[[], State]]:
+    """The version that is there now, or the newest if it is gone; and what gives its tensors to the thread that writes
+    them. From another host they are fetched only then, since that takes as long as the link needs. OSError: the version
+    is gone by then."""
+    if not weights.fetches:
+        found, state = weights.read(version)
+        return found, lambda: state
+
+    def fetch() -> State:
+        try:
+            found, state = weights.read(version)
+        except RuntimeError as overwritten:
+            raise OSError(str(overwritten)) from overwritten
+        if found != version:
+            raise OSError(f"version {version} was replaced by {found} before it was fetched")
+        return state
+
+    return version, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +263,40 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> AnyConductor:
+    """Restore the saved run's conductor, without stations, and put its samples into the arena. versions: the target,
+    which may be lower than when the run was saved."""
+    try:
+        conductor = restore_conductor(settings, saved.conductor)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{saved.trainer.parent} cannot be resumed: it was saved by another version of polyrhythm "
+            f"({type(error).__name__}: {error}); resume it with that version, or begin another run"
+        ) from error
+    conductor.detach()
+    rollout = conductor.rollout
+    rollout.admission.target = min(rollout.admission.target, versions)
+    blocks = _assign_blocks(saved.samples, launcher.payloads.arena.layout.blocks)
+    try:
+        for sample in rollout.samples.values():
+            sample.payload_id = blocks[sample.payload_id] if sample.payload_id else ""
+        for payload_id, trajectory in saved.samples.items():
+            launcher.payloads.put(blocks[payload_id], trajectory)
+    except (LookupError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{saved.trainer.parent} cannot be resumed: its samples do not fit policy and environment "
+            f"({type(error).__name__}: {error}); if you changed their code, undo that, or begin another run"
+        ) from error
+    launcher.payloads.in_flight.restore(tuple(blocks.values()))
+    saved.samples.clear()  # they are in the arena now
+    return conductor
+
+
+def _assign_blocks(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
+    """The arena block of each saved sample: the old one, or the first blocks if there are fewer than before."""
+    own = list(payload_ids)
+    if all(int(payload_id) < blocks for payload_id in own):
+        return {payload_id: payload_id for payload_id in own}
+    return {payload_id: str(block) for block, payload_id in enumerate(own)}

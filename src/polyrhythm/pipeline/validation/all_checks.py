@@ -29,7 +29,7 @@ from polyrhythm.checks import (
     size_of,
     with_added,
 )
-from polyrhythm.config.catalog import check_installed, need
+from polyrhythm.config.catalog import check_installed, declared, need
 from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
@@ -114,7 +114,7 @@ def _declared_environment(context: CheckContext) -> Iterator[Examined]:
     """Packages, the environment's own check, and its spec; what fails in both is told once. An environment whose
     package is missing may not tell its own spec."""
     config = context.config
-    lacking = [package for package in getattr(config.env, "needs", ()) if not need(package).found]
+    lacking = [package for package in declared(config.env).needs if not need(package).found]
     installed = Check("environment's packages", "environment", "machine", lambda _: check_env_installed(config))
     packages = list(examine_one(installed, context))
     told = [one.finding.detail for one in packages if one.finding.state != "ok"]

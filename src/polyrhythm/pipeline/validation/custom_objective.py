@@ -22,7 +22,7 @@ from polyrhythm.policies.conformance import try_policy
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.form_checks import check_answers, check_published
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
-from polyrhythm.training.choose import advantage_estimate, policy_loss
+from polyrhythm.training.objective import advantage_estimate, policy_loss
 
 #: Chunk steps of the two trajectories that are tried; the last chunk is cut short.
 _STEPS = (3, 2)

@@ -49,7 +49,7 @@ def examine_env(name: str) -> Iterator[Finding]:
     That class may have a class method `findings()`, which yields `conformance.Finding`s, the slow ones last.
     Raises ConfigError if there is no such environment.
     """
-    from polyrhythm.config.catalog import adapter
+    from polyrhythm.config.catalog import adapter, declared
     from polyrhythm.config.registry import settings_class
 
     found = adapter("env", name)
@@ -60,7 +60,7 @@ def examine_env(name: str) -> Iterator[Finding]:
         yield Finding("packages", "missing", f"missing: {', '.join(missing)}{clash}", found.install)
         return
     yield Finding("packages", "ok", ", ".join(versions) or "none needed")
-    own = getattr(settings_class("env", name), "findings", None)
+    own = declared(settings_class("env", name)).findings
     if own is None:
         yield Finding("other checks", "note", f"{name} declares none; polyrhythm check RECIPE tries it")
         return

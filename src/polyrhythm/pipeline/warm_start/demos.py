@@ -31,7 +31,7 @@ from polyrhythm.pipeline.warm_start.episodes import (
 from polyrhythm.plugin import load, table
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import Demonstrations
 
 log = logging.getLogger(__name__)
 

@@ -11,20 +11,18 @@ from torch import Tensor
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, save_policy
+from polyrhythm.pipeline.persistence.checkpoints import DEMONSTRATIONS_FILE, POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.demos import dataset_format, record
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published, published_state
-from polyrhythm.training.demonstrations import Demonstrations
-from polyrhythm.training.sft import SupervisedLearner
+from polyrhythm.training.sft import Demonstrations, SupervisedLearner
 from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
 
-DEMONSTRATIONS_FILE = "demonstrations.npz"
 #: Seconds between two lines of the log that say how far a part of the warm start is.
 _TELL_S = 15.0
 

@@ -74,7 +74,7 @@ class Search:
             requests -= simulated
             if forecast.rate:
                 self.forecast = None
-                self._note_rate(forecast.rate)
+                self._add_rate(forecast.rate)
 
     def _next_forecast(self) -> Forecast:
         """The forecast under way, or a new one of the next candidate."""
@@ -89,7 +89,7 @@ class Search:
             )
         return self.forecast
 
-    def _note_rate(self, rate: float) -> None:
+    def _add_rate(self, rate: float) -> None:
         """A forecast has ended. A candidate that may be the best is forecast from both starts, and the worse counts.
 
         Slots that are served together stay together, so what a rule achieves can depend on where it starts.

@@ -35,8 +35,7 @@ from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
-from polyrhythm.runtime.transport.exchange import AnsweringEnd
-from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.runtime.transport.sockets import AnsweringEnd, Sockets
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.guard import MOST_BYTES

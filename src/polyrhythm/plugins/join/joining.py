@@ -39,8 +39,7 @@ from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
-from polyrhythm.stations.simulator.station import Simulator
-from polyrhythm.stations.simulator_factory import refuse_other
+from polyrhythm.stations.simulator.station import Simulator, refuse_other
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.files import atomic_write
+from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
 from polyrhythm.pipeline.hooks import RunHooks
+from polyrhythm.readable import readable
 
 CONVERSATIONS_FILE = "conversations.jsonl"
 
@@ -24,6 +26,8 @@ CONVERSATIONS_FILE = "conversations.jsonl"
 _SHORT = 60
 
 Entry = Mapping[str, Any]
+#: Characters of a text, and turns of an episode, that are shown.
+_CHARS, _TURNS = 300, 6
 
 
 def write_conversations(folder: Path, entries: Iterable[Entry]) -> None:
@@ -112,6 +116,34 @@ def outcome(entry: Entry) -> str:
     return ", ".join([*success, f"return {entry['return']:.4g}", *cut])
 
 
+def lines(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The entries of a result's `conversations`, each with its outcome, prompt, messages and replies."""
+    return "\n".join(line for entry in entries for line in _of_episode(entry))
+
+
+def _of_episode(entry: Mapping[str, Any]) -> Iterator[str]:
+    yield f"episode {entry['index']}, {entry['task']}: {outcome(entry)}"
+    yield _said("prompt", entry["prompt"])
+    turns = entry["turns"]
+    for turn in outline(turns, _TURNS):
+        if isinstance(turn, int):
+            yield f"  [… {counted(turn, 'turn')} …]"
+            continue
+        who, message, reply = "answer" if turn is turns[-1] else "message", turn["message"], turn["reply"]
+        if reply and fits_line(turn):
+            yield _said(who, f"{message}  →  {reply}")
+            continue
+        yield _said(who, message)
+        if reply:
+            yield _said("reply", reply)
+
+
+def _said(who: str, text: str) -> str:
+    """The text in a column of its own."""
+    first, *more = readable(text, _CHARS).split("\n")
+    return "\n".join([f"  {who:<8} {first}".rstrip(), *(f"{'':<10} {line}".rstrip() for line in more)])
+
+
 class ConversationHooks(RunHooks):
     """Writes the conversations of a run's evaluations to its folder."""
 
@@ -132,8 +164,6 @@ class ConversationHooks(RunHooks):
 
     def lines(self, entries: Sequence[Entry]) -> str:
         """The entries of a result's `conversations`, for the terminal."""
-        from polyrhythm.plugins.language.shown_conversations import lines  # needs this module
-
         return lines(entries)
 
 

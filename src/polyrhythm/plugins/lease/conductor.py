@@ -73,30 +73,30 @@ class LeasedConductor:
         if self.stations.is_outdated(event):
             return []
         answered = self._answered_slots(event)
-        self._note_stations(event)
+        self._on_station(event)
         commands = inner.apply(event, now)
-        self._note_slots(answered, now)
+        self._update_working(answered, now)
         if type(event) not in SERVING_EVENTS:
-            inner.settle(event, commands, now)
+            inner.advance(event, commands, now)
             for name, live in inner.live_changes:
                 if (slot := self.serving.slots.slots.get(name)) is not None:
-                    delivery.note_slot(slot.simulator, name, working=live and slot.request is None, now=now)
+                    delivery.set_working(slot.simulator, name, working=live and slot.request is None, now=now)
         delivery.preempt(now)
-        delivery.note(event, now)
+        delivery.on_event(event, now)
         sent = delivery.release(event, now)
-        self._note_away()
+        self._update_away()
         sent += delivery.deliver(commands, now)
         released: list[Command] | None = []
         while released is not None:  # those that may stay after all can take batches that others waited for
             sent += [*released, *delivery.deliver(self.serving.due(now), now)]
-            delivery.note_due(self.serving.due_away(now), now)
+            delivery.set_due(self.serving.due_away(now), now)
             released = delivery.keep(now)
-            self._note_away()
-        sent += delivery.settle()
-        self._note_away()
+            self._update_away()
+        sent += delivery.switch_devices()
+        self._update_away()
         return sent
 
-    def _note_stations(self, event: Event) -> None:
+    def _on_station(self, event: Event) -> None:
         """A station is lost, or joins: then an earlier incarnation of it, or an earlier trainer, is lost."""
         if isinstance(event, records.StationLost):
             self.delivery.leave(event.station)
@@ -125,15 +125,15 @@ class LeasedConductor:
                 return list(self.serving.slots.slots) if generators.find(lost) is not None else []
         return []
 
-    def _note_slots(self, names: Iterable[str], now: float) -> None:
+    def _update_working(self, names: Iterable[str], now: float) -> None:
         """A simulator has work for its device while one of its slots lives and waits for no answer."""
         for name in names:
             if (slot := self.serving.slots.slots.get(name)) is not None:
-                self.delivery.note_slot(slot.simulator, name, working=slot.live and slot.request is None, now=now)
+                self.delivery.set_working(slot.simulator, name, working=slot.live and slot.request is None, now=now)
 
-    def _note_away(self) -> None:
+    def _update_away(self) -> None:
         for name, is_open in self.delivery.take_changes():
-            self.serving.generators.note_away(name, away=not is_open)
+            self.serving.generators.set_away(name, away=not is_open)
 
     def deadline(self) -> float:
         due = min(self.serving.deadline(self.delivery.due), self.rollout.next_expiry())
@@ -212,19 +212,19 @@ class CommandDelivery:
 
     # ------------------------------------------------------------ events
 
-    def note(self, event: Event, now: float) -> None:
+    def on_event(self, event: Event, now: float) -> None:
         """A unit of work has ended, or a station is on a device or off one."""
         if isinstance(event, DeviceTaken):
-            self.leases.note_taken(event, now)
+            self.leases.on_taken(event, now)
             self.changed[event.station] = None
         elif isinstance(event, DeviceYielded):
-            self.leases.note_yielded(event, now)
+            self.leases.on_yielded(event, now)
         elif type(event) in _ENDS:
             state = self.leases.present.get(getattr(event, SENDERS[type(event)]))
             if state is not None:
                 state.under_way -= 1
 
-    def note_slot(self, simulator: str, slot: str, *, working: bool, now: float) -> None:
+    def set_working(self, simulator: str, slot: str, *, working: bool, now: float) -> None:
         """Whether the slot has something to do: not while it waits for a ticket or an answer."""
         slots = self.working.get(simulator)
         if slots is None:
@@ -235,14 +235,14 @@ class CommandDelivery:
             slots.pop(slot, None)
         state = self.leases.present[simulator]
         state.under_way = len(slots)
-        self._note_wants(state, now)
+        self._update_wants(state, now)
 
-    def _note_wants(self, state: LeaseState, now: float) -> None:
+    def _update_wants(self, state: LeaseState, now: float) -> None:
         wants = bool(self.held_back[state.name]) or state.name in self.due
         if state.interruptible:
             wants = wants or state.under_way > 0
         if wants != state.wants:
-            self.leases.note_wants(state, wants, now)
+            self.leases.set_wants(state, wants, now)
 
     # ------------------------------------------------------------ commands
 
@@ -268,7 +268,7 @@ class CommandDelivery:
                 sent.append(command)
             else:
                 waiting.append(command)
-                self._note_wants(state, now)
+                self._update_wants(state, now)
         return sent
 
     def release(self, event: Event, now: float) -> list[Command]:
@@ -294,7 +294,7 @@ class CommandDelivery:
         waiting.clear()
         for command in released:
             self._begin(state, command)
-        self._note_wants(state, now)
+        self._update_wants(state, now)
         return released
 
     @staticmethod
@@ -302,18 +302,18 @@ class CommandDelivery:
         state.worked = True
         state.under_way += type(command) in _UNITS
 
-    def note_due(self, due: Collection[str], now: float) -> None:
+    def set_due(self, due: Collection[str], now: float) -> None:
         """For these generators, which are off their devices, a batch is due."""
         if not due and not self.due:
             return
         before, self.due = self.due, list(due)
         for name in dict.fromkeys((*before, *due)):  # in an order that is the same in every process
             if (state := self.leases.present.get(name)) is not None:
-                self._note_wants(state, now)
+                self._update_wants(state, now)
 
-    def settle(self) -> list[Command]:
+    def switch_devices(self) -> list[Command]:
         """Devices that change hands now."""
-        switches = self.leases.settle()
+        switches = self.leases.switch()
         for switch in switches:
             self.changed[switch.station] = None
         return list(switches)

@@ -101,14 +101,14 @@ class DeviceLeases:
         for device in state.held if state is not None else ():
             del self.holders[device]
 
-    def note_wants(self, state: LeaseState, wants: bool, now: float) -> None:
+    def set_wants(self, state: LeaseState, wants: bool, now: float) -> None:
         """Whether the station has work that it needs its devices for."""
         if wants and not state.wants:
             state.waits_since, state.passed = now, 0
         state.wants = wants
-        self._note_waiting(state)
+        self._update_waiting(state)
 
-    def _note_waiting(self, state: LeaseState) -> None:
+    def _update_waiting(self, state: LeaseState) -> None:
         if state.waiting:
             self.waiting[state.name] = None
         else:
@@ -116,16 +116,16 @@ class DeviceLeases:
 
     # ------------------------------------------------------------ what stations say
 
-    def note_taken(self, event: DeviceTaken, now: float) -> None:
+    def on_taken(self, event: DeviceTaken, now: float) -> None:
         """The station is on a device that it was given."""
         state = self.present[event.station]
         assert event.device in state.taking, f"{event} was not due"
         state.taking.remove(event.device)
         if state.complete:
             state.since, state.worked = now, False
-        self._note_waiting(state)
+        self._update_waiting(state)
 
-    def note_yielded(self, event: DeviceYielded, now: float) -> None:
+    def on_yielded(self, event: DeviceYielded, now: float) -> None:
         """The station is off this device."""
         state = self.present[event.station]
         assert event.device in state.yielding, f"{event} was not due"
@@ -135,7 +135,7 @@ class DeviceLeases:
         self.last[event.device] = state.name
         if not state.yielding:
             state.leaving, state.waits_since, state.passed = False, now, 0
-        self._note_waiting(state)
+        self._update_waiting(state)
 
     # ------------------------------------------------------------ deciding
 
@@ -176,7 +176,7 @@ class DeviceLeases:
             if holder is not None and holder.open and not holder.idle and holder.worked:
                 yield holder, holder.since + self.rules.min_hold_s
 
-    def settle(self) -> list[TakeDevice | YieldDevice]:
+    def switch(self) -> list[TakeDevice | YieldDevice]:
         """Take devices back from stations that are to go or have nothing to do, and give free ones away."""
         commands: list[TakeDevice | YieldDevice] = []
         for name in tuple(self.waiting):
@@ -185,7 +185,7 @@ class DeviceLeases:
                 holder.yielding = list(holder.held)
                 self.going.pop(holder.name, None)
                 commands += [YieldDevice(holder.name, device) for device in holder.held]
-                self._note_waiting(holder)
+                self._update_waiting(holder)
         while free := {self._next(self.present[name]) for name in self.waiting} - self.holders.keys():
             commands.append(self._give(min(free)))
         return commands
@@ -215,7 +215,7 @@ class DeviceLeases:
         chosen.held.append(device)
         chosen.taking.append(device)
         self.holders[device] = chosen.name
-        self._note_waiting(chosen)
+        self._update_waiting(chosen)
         return TakeDevice(chosen.name, device)
 
     def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:

@@ -48,11 +48,12 @@ def lease_devices(
     stations = Counter(number for numbers in own.values() for number in numbers)
     leased = {*_named(placement)} or stations.keys() - {HOST} or {HOST}
     leases = {name: tuple(sorted(n for n in numbers & leased if stations[n] > 1)) for name, numbers in own.items()}
-    return {name: _leased(seat, leases.get(station_of(name), ()), offload) for name, seat in seats.items()}
-
-
-def _leased(seat: Resources, leases: tuple[int, ...], offload: str) -> Resources:
-    return replace(seat, wrapper=LEASED_PARTS, leases=leases, offload=offload) if leases else seat
+    return {
+        name: replace(seat, wrapper=LEASED_PARTS, leases=numbers, offload=offload)
+        if (numbers := leases.get(station_of(name), ()))
+        else seat
+        for name, seat in seats.items()
+    }
 
 
 def lease_settings(placement: PlacementSettings, seats: Mapping[str, Resources]) -> LeaseSettings | None:

@@ -80,7 +80,7 @@ class SwitchReport:
         self._made: dict[Switch, list[tuple[int, float]]] = {}
         self._lock = threading.Lock()
 
-    def note(self, command: Switch, incarnation: int, freed: int, seconds: float) -> None:
+    def add(self, command: Switch, incarnation: int, freed: int, seconds: float) -> None:
         """A part has made the switch: so many bytes are free, after so many seconds."""
         with self._lock:
             made = self._made.setdefault(command, [])
@@ -124,13 +124,13 @@ class LeasedStation:
     def handle(self, command: Order) -> None:
         match command:
             case TakeDevice() | YieldDevice():
-                self._hear_switch(command)
+                self._accept_switch(command)
             case _ if self._station is None or self._on != self._devices:
                 raise UnfitMessage("impossible", f"{self.name} is off its devices and cannot execute {command}")
             case _:
                 self._station.handle(command)
 
-    def _hear_switch(self, command: Switch) -> None:
+    def _accept_switch(self, command: Switch) -> None:
         if command.station != self.name:
             raise UnfitMessage("misdirected", f"{self.name} received {command}, which is not for it")
         waiting = any(command.device == other.device for other in self._switches)
@@ -170,26 +170,20 @@ class LeasedStation:
         if isinstance(command, TakeDevice):
             self._on.add(command.device)
             if self._on == self._devices:
-                self._arrive()
+                if self._station is None:
+                    self._station = self._make()
+                else:
+                    self._station.resume(self._store)
         else:
             if self._on == self._devices:
-                freed = self._freed = self._leave()
+                assert self._station is not None, "it was made when it came onto its devices"
+                freed = self._freed = self._station.suspend(self._store)
             self._on.remove(command.device)
         seconds = time.monotonic() - begin
         self._switched += 1
         self._switch_s += seconds
         self._doing, self._last = ("", 0.0), command
-        self._report.note(command, self._incarnation, freed, seconds)
-
-    def _arrive(self) -> None:
-        if self._station is None:
-            self._station = self._make()
-        else:
-            self._station.resume(self._store)
-
-    def _leave(self) -> int:
-        assert self._station is not None, "it was made when it came onto its devices"
-        return self._station.suspend(self._store)
+        self._report.add(command, self._incarnation, freed, seconds)
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
         """Spans of the last unit of work."""

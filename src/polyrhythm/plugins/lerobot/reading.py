@@ -28,7 +28,7 @@ from polyrhythm.plugins.lerobot.metadata import Episode
 from polyrhythm.plugins.lerobot.video import VideoFrames
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
-from polyrhythm.training.demonstrations import Demonstrations
+from polyrhythm.training.sft import Demonstrations
 
 log = logging.getLogger(__name__)
 

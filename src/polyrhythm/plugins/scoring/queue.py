@@ -115,7 +115,13 @@ class ScoringQueue(SampleScoring):
 
     def start(self, rollout: RolloutScheduler) -> list[Command]:
         """Give samples to scorers that have places."""
-        return [_command(name, begun, rollout.samples[begun.ticket]) for name, begun in self.begin()]
+        commands: list[Command] = []
+        for scorer, begun in self.begin():
+            sample = rollout.samples[begun.ticket]
+            ticket, payload = sample.ticket, sample.payload_id
+            start = ticket.task, ticket.seed
+            commands.append(ScoreSample(scorer, begun.number, ticket.number, payload, *start, bool(ticket.evaluation)))
+        return commands
 
     def is_full(self, rollout: RolloutScheduler) -> bool:
         """Whether as many samples of evaluations lie in blocks until they are scored as may."""
@@ -206,12 +212,6 @@ class ScoringQueue(SampleScoring):
 
 
 ScoringQueue.saved = (ScoringQueue, ScorerState, ScoringTry)
-
-
-def _command(scorer: str, begun: ScoringTry, sample: Sample) -> ScoreSample:
-    ticket = sample.ticket
-    start = ticket.task, ticket.seed
-    return ScoreSample(scorer, begun.number, ticket.number, sample.payload_id, *start, bool(ticket.evaluation))
 
 
 def _release(ended: ScoringTry) -> list[Command]:

@@ -100,8 +100,11 @@ def open_memory(
 def open_weights(layout: WeightsLayout, memory: memoryview, folder: Path, device: str, ends: Ends | None) -> Weights:
     """The end of a process on `device` (cpu or cuda:N). memory, folder: see `SharedWeights`; ends: where all ends are,
     None: not known, so the host's memory alone. The process's log says which way it takes and why."""
-    from polyrhythm.runtime.memory.device_handles import CudaHandles, can_reach  # torch, which simulators do not need
-    from polyrhythm.runtime.memory.device_weights import DeviceWeights
+    from polyrhythm.runtime.memory.device_weights import (  # torch, which simulators do not need
+        CudaHandles,
+        DeviceWeights,
+        can_reach,
+    )
     from polyrhythm.runtime.memory.ways import CPU, choose_way, keeps_copy
     from polyrhythm.runtime.memory.weights import SharedWeights
 

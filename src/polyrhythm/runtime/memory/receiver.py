@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 
-from polyrhythm.runtime.memory.fit import check_fit
 from polyrhythm.runtime.memory.staging import StagingBuffer
-from polyrhythm.runtime.memory.tensors import Copy, Module, State, copy_into
+from polyrhythm.runtime.memory.tensors import Copy, Module, State, check_fit, copy_into
 from polyrhythm.runtime.memory.traffic import APPLY, Traffic
 from polyrhythm.runtime.memory.weights import NOTHING, Publication, Weights
 

@@ -25,9 +25,18 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from polyrhythm.runtime.memory.fit import Stream, fitting
 from polyrhythm.runtime.memory.published import EMPTY, PublishedMemory
-from polyrhythm.runtime.memory.tensors import Copy, Device, State, copy_into, copy_tensor, tensors_over, to_dtype
+from polyrhythm.runtime.memory.tensors import (
+    Copy,
+    Device,
+    State,
+    Stream,
+    copy_into,
+    copy_tensor,
+    fitting,
+    tensors_over,
+    to_dtype,
+)
 from polyrhythm.runtime.memory.traffic import PUBLISHED, Traffic
 from polyrhythm.runtime.memory.ways import Way
 from polyrhythm.specs.weights import WeightsLayout

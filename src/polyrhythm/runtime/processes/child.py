@@ -30,7 +30,7 @@ from polyrhythm.runtime.memory.process_memory import open_memory
 from polyrhythm.runtime.messages import Channels, Departed, Spans, merge_joined, process_address, rank_name
 from polyrhythm.runtime.processes.outgoing import Outgoing
 from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
-from polyrhythm.runtime.processes.station_thread import StationThread
+from polyrhythm.runtime.processes.station_thread import StationThread, largest_message
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter
@@ -91,7 +91,7 @@ class StationProcess:
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
         self._drops = DropCounter(rank_name(spec.station, spec.rank))
-        self._largest = wire.largest_message(spec.layout)
+        self._largest = largest_message(spec.layout)
         address = spec.host.address if spec.host is not None else LOOPBACK
         self._sockets = Sockets(
             spec.transport, spec.folder, spec.keys, self._drops.stranger, self._largest, address=address

@@ -28,6 +28,7 @@ from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.wire import (
+    LARGEST,
     Connect,
     Content,
     Dismissed,
@@ -37,11 +38,15 @@ from polyrhythm.runtime.transport.wire import (
     Stop,
     decode,
     encode,
-    largest_message,
 )
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0
+
+
+def largest_message(layout: ArenaLayout) -> int:
+    """Bytes of the largest message or frame of a run: replies to all slots together are the largest frame."""
+    return LARGEST + sum(layout.slots.values()) * layout.answer_dtype.itemsize
 
 
 class PartHost(Protocol):

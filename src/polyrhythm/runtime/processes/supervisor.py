@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.clocks import SAME, ClockOffset, SpanAlignment
 from polyrhythm.runtime.factories import Joining, Resources, StationList, pack
-from polyrhythm.runtime.hosts import MAIN, Hosts
+from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignment
 from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.incarnation import Incarnation, Rank
@@ -102,8 +101,8 @@ class Process:
 class SupervisedStation:
     """A station and the processes of its present incarnation, by rank: a `StationView`. joined: its announcement, once
     a rank is ready; known: the incarnation whose announcement has been passed on, -1 while there is none; seeking: its
-    incarnation is lost, and the next one has no host yet; past: counters of earlier incarnations; unfinished: pending
-    work by process, of those that have answered since it was asked for; asked: processes that were asked."""
+    incarnation is lost, and the next one has no host yet; past: counters of earlier incarnations; asked: the
+    first heartbeat of each process that was asked for one since then, None before it."""
 
     name: str
     seats: Sequence[Resources]
@@ -116,8 +115,7 @@ class SupervisedStation:
     known: int = -1
     seeking: bool = False
     past: Counter[str] = field(default_factory=Counter)
-    unfinished: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    asked: dict[str, wire.Heartbeat | None] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -150,8 +148,11 @@ class SupervisedStation:
         return self.incarnation.current_call(time.monotonic())
 
     def pending_work(self) -> Sequence[str]:
-        lines = (line for name in self.asked for line in self.unfinished.get(name, (f"{name} does not answer",)))
-        return list(dict.fromkeys(lines))
+        answers = (
+            beat.pending_work or () if beat is not None else (f"{name} does not answer",)
+            for name, beat in self.asked.items()
+        )
+        return list(dict.fromkeys(line for lines in answers for line in lines))
 
     def statistics(self) -> dict[str, float]:
         """Its counters as last heard, over all incarnations."""
@@ -199,7 +200,7 @@ class Supervisor:
         self._given, self._spec, self._sockets, self._limits = stations, spec, sockets, limits
         self._logs, self._spawn, self._joining = logs, spawn, joining
         self._failures = FailureTracker()
-        self._tracing = False
+        self._tracing = self._work_asked = False
         self._parts: dict[str, int] = {}  # of slots
         self._listened, self._empty = time.monotonic(), -math.inf  # when the inbox was last looked at, and found empty
         self._earlier: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
@@ -529,8 +530,8 @@ class Supervisor:
         else:
             self.progress += bool(self.missing)  # else the run does not wait for this one
         rank.heartbeat = beat
-        if beat.pending_work is not None:
-            station.unfinished[name] = beat.pending_work
+        if name in station.asked and (beat.pending_work is not None or not self._work_asked):
+            station.asked[name] = beat
         rank.on_heartbeat(now, beat.doing, beat.for_s, beat.place)
 
     def set_tracing(self, on: bool) -> None:
@@ -539,18 +540,19 @@ class Supervisor:
         for station in self.stations.values():
             station.processes_by_rank[0].send_all(wire.MeasureSpans(on))
 
-    def ask(self) -> None:
-        """Ask every process that is ready for its counters and its unfinished work."""
+    def ask(self, *, pending_work: bool) -> None:
+        """Ask every process that is ready for its counters, and for its unfinished work if that is wanted."""
+        self._work_asked = pending_work
         for station in self.stations.values():
-            station.unfinished, station.asked = {}, []
+            station.asked = {}
             if station.ready:
-                station.asked = [process.name for process in station.processes_by_rank]
-                station.send(wire.Ping(pending_work=True))
+                station.asked = {process.name: None for process in station.processes_by_rank}
+                station.send(wire.Ping(pending_work=pending_work))
 
     @property
     def all_answered(self) -> bool:
         """Whether every process that was asked has answered."""
-        return all(name in station.unfinished for station in self.stations.values() for name in station.asked)
+        return all(beat is not None for station in self.stations.values() for beat in station.asked.values())
 
 
 def log_file(logs: Path, station: str, incarnation: int, rank: int = 0, host: str = "") -> Path:

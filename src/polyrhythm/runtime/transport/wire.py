@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import FromWorker, Reply, Report, Spans, ToWorker, WorkerJoined
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
@@ -211,11 +210,6 @@ def encode_reply(reply: Reply) -> bytes:
     head = _encode(ReplyHead(reply.reply_to, reply.slot, reply.sequence))
     begin = _REPLY + len(head).to_bytes(_LENGTH, "little") + head
     return b"".join((begin, bytes(-len(begin) % _ALIGNMENT), reply.answers.view(np.uint8).data))
-
-
-def largest_message(layout: ArenaLayout) -> int:
-    """Bytes of the largest message or frame of a run: replies to all slots together are the largest frame."""
-    return LARGEST + sum(layout.slots.values()) * layout.answer_dtype.itemsize
 
 
 def frame(messages: Sequence[tuple[int, bytes]]) -> bytes:

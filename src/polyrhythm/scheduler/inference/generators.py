@@ -127,10 +127,10 @@ class GeneratorRegistry:
         self.newest = published
         for generator in self.present.values():
             generator.live = generator.version >= 0 and generator.version >= applied
-            self.note(generator)
+            self.refresh(generator)
         self.live = [name for name, generator in self.present.items() if generator.live]
 
-    def note(self, generator: GeneratorState) -> None:
+    def refresh(self, generator: GeneratorState) -> None:
         """The generator has begun or ended something: find anew what it could do."""
         name = generator.name
         for group in (self.idle, self.away, self.room):
@@ -142,14 +142,14 @@ class GeneratorRegistry:
         elif generator.has_room and generator.version >= self.newest:
             self.room[name] = None
 
-    def note_away(self, name: str, *, away: bool) -> None:
+    def set_away(self, name: str, *, away: bool) -> None:
         """A generator left the device that it leases, or is on it again. `lockstep` starts all batches at once,
         wherever their generators are."""
         generator = self.find(name)
         if generator is None or self.settings.batching == "lockstep":
             return
         generator.away = away
-        self.note(generator)
+        self.refresh(generator)
 
 
 def due_weights(
@@ -176,7 +176,7 @@ class WeightScheduler:
 
     seen: tuple[bool, bool] = (False, False)
 
-    def settle(
+    def apply_due(
         self, generators: GeneratorRegistry, versions: VersionLedger, *, changed: bool, quiet: bool, pinned: bool
     ) -> list[ApplyWeights]:
         """Commands after an event that may allow weights to be taken. changed: it changed who holds or is offered
@@ -187,7 +187,7 @@ class WeightScheduler:
         generators.update_live(versions.applied, versions.published)
         return self._apply(generators.present.values(), generators, versions, quiet=quiet, pinned=pinned)
 
-    def settle_one(
+    def apply_due_to(
         self,
         generator: GeneratorState,
         generators: GeneratorRegistry,
@@ -214,5 +214,5 @@ class WeightScheduler:
         version = versions.applied if pinned else versions.published
         for generator in due:
             generator.applying = version
-            generators.note(generator)
+            generators.refresh(generator)
         return [ApplyWeights(generator.name, version) for generator in due]

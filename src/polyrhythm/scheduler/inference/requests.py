@@ -74,15 +74,12 @@ class Pool:
         request = self.waiting.pop(order)
         self.rows -= request.rows
         if len(self.by_arrival) > 2 * len(self.waiting) + _SLACK:
-            self._sweep()
+            # Stale entries of a heap that nobody looks into never surface.
+            self.by_key = [entry for entry in self.by_key if entry[1] in self.waiting]
+            self.by_arrival = [entry for entry in self.by_arrival if entry[1] in self.waiting]
+            heapq.heapify(self.by_key)
+            heapq.heapify(self.by_arrival)
         return request
-
-    def _sweep(self) -> None:
-        """Drop the stale entries of both heaps: who asks only one of them never sees those of the other surface."""
-        self.by_key = [entry for entry in self.by_key if entry[1] in self.waiting]
-        self.by_arrival = [entry for entry in self.by_arrival if entry[1] in self.waiting]
-        heapq.heapify(self.by_key)
-        heapq.heapify(self.by_arrival)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ fewer rows are served where they lie.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -125,7 +126,7 @@ def exchange(batches: Batches, generators: Sequence[GeneratorState], host_of: Ho
     requests = [request for batch in batches for request in batch]
     order = {request.slot: place for place, request in enumerate(requests)}
     dealt: list[list[Request]] = [[] for _ in batches]
-    places = [_count_by_rows(batch) for batch in batches]
+    places = [Counter(request.rows for request in batch) for batch in batches]
     others: list[Request] = []
     for request in requests:
         host, rows = host_of(request), request.rows
@@ -150,13 +151,6 @@ def _nearest(batches: Batches, idle: Sequence[GeneratorState], host_of: HostOf) 
         left.remove(best)
         chosen[place] = best
     return [chosen[place] for place in range(len(batches))]
-
-
-def _count_by_rows(batch: Sequence[Request]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for request in batch:
-        counts[request.rows] = counts.get(request.rows, 0) + 1
-    return counts
 
 
 def _local_rows(generators: Sequence[GeneratorState], batches: Batches, host_of: HostOf) -> int:

@@ -43,7 +43,7 @@ class BatchScheduler(RequestScheduler):
             tuning.on_pass_finished(generator.name, [slot.name for slot in answered], now, len(self.generators.live))
             self.limits = tuning.limits
         generator.batch, generator.ahead, generator.began = generator.ahead, None, now
-        self.generators.note(generator)
+        self.generators.refresh(generator)
         choice = None if tuning is None else tuning.take_announcement()
         return [] if choice is None else [choice]
 
@@ -211,7 +211,7 @@ class BatchScheduler(RequestScheduler):
         else:
             generator.ahead = batch
         generator.was_pinned = pinned
-        self.generators.note(generator)
+        self.generators.refresh(generator)
         if not pinned:
             self.router.served(requests, generator.name)
             for request in requests:

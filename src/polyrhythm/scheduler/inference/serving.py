@@ -1,8 +1,8 @@
 """What both forms of serving have in common: slots that ask, the queue, generators that come and go.
 
-The conductor's contract with serving: `hear` a request; note that one was answered (`finish` a pass, or `end` a
-stream); then ask for the commands that are `due`, and when the next one will be (`deadline`). `BatchScheduler` serves
-by passes, `StreamScheduler` by streams.
+The conductor's contract with serving: `on_request`; `finish` a pass, or `end` a stream, that has answered some; then
+the commands that are `due`, and when the next one will be (`deadline`). `BatchScheduler` serves by passes,
+`StreamScheduler` by streams.
 
 Invariants: a request waits, is being served by exactly one generator, or is answered; a generator never serves a
 request whose tickets are newer than its weights.
@@ -121,7 +121,12 @@ class RequestScheduler:
         self.router.forget_generator(name)
         self.slots.expected_among = None
         refusals = []
-        for request, slot in (*self._unanswered(generator.requests), *self._unconfirmed(name)):
+        unconfirmed = [
+            (slot.last_request, slot)
+            for slot in self.slots.slots.values()
+            if slot.last_request and slot.answered_by == name
+        ]
+        for request, slot in (*self._unanswered(generator.requests), *unconfirmed):
             slot.answered_by = ""
             if slot.live:
                 slot.request = request
@@ -131,7 +136,7 @@ class RequestScheduler:
                 refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
         return refusals
 
-    def note_live(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
+    def on_live_change(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
         """A slot became live, or stopped: a request that still waits for a slot without tickets is refused."""
         slot = self.slots.slots.get(name)
         if slot is None:
@@ -146,7 +151,7 @@ class RequestScheduler:
 
     # ------------------------------------------------------------ requests
 
-    def hear(self, event: RequestArrived, now: float) -> None:
+    def on_request(self, event: RequestArrived, now: float) -> None:
         """A request arrived now."""
         slot = self.slots.slots[event.slot]
         if slot.request is not None:
@@ -198,8 +203,3 @@ class RequestScheduler:
             for request in requests
             if (slot := slots.get(request.slot)) is not None and (slot.request is request or slot.request == request)
         ]
-
-    def _unconfirmed(self, generator: str) -> list[tuple[Request, ServedSlot]]:
-        """The requests that this generator reported as answered, of slots that have not been heard since."""
-        slots = self.slots.slots.values()
-        return [(slot.last_request, slot) for slot in slots if slot.last_request and slot.answered_by == generator]

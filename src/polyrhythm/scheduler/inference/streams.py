@@ -50,9 +50,9 @@ class StreamScheduler(RequestScheduler):
         self.answering = {slot: stream for slot, stream in self.answering.items() if stream.generator != name}
         return refusals
 
-    def note_live(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
+    def on_live_change(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
         """Also aborts the stream for a slot that stopped. Its reply may be under way already: that does no harm."""
-        commands = RequestScheduler.note_live(self, name, live=live)
+        commands = RequestScheduler.on_live_change(self, name, live=live)
         stream = None if live else self.answering.pop(name, None)
         if stream is None:
             return commands
@@ -63,9 +63,9 @@ class StreamScheduler(RequestScheduler):
 
     # ------------------------------------------------------------ requests and streams
 
-    def hear(self, event: RequestArrived, now: float) -> None:
+    def on_request(self, event: RequestArrived, now: float) -> None:
         self.answering.pop(event.slot, None)  # it has answered, though its generator has not said so yet
-        RequestScheduler.hear(self, event, now)
+        RequestScheduler.on_request(self, event, now)
 
     def end(self, generator: GeneratorState, event: StreamDone) -> Stream:
         """The stream is over, and its reply is out unless it was aborted."""

@@ -26,7 +26,11 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
     lost = [s for s in rollout.samples.values() if s.state in waiting and s.payload_id in gone]
     if not lost:
         return []
-    free = [sample.payload_id for sample in lost if _is_free(rollout, sample)]
+    free = [
+        sample.payload_id
+        for sample in lost
+        if sample.state is not SampleState.SCORING or rollout.scoring.give_up(sample.ticket.number, sample.payload_id)
+    ]
     for sample in lost:
         if sample.ticket.evaluation:  # it was to be scored
             rollout.end_evaluated(sample).waiting.append(sample.ticket)
@@ -36,13 +40,6 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
     again = {sample.ticket.number for sample in lost}
     rollout.expiries = deque(expiry for expiry in rollout.expiries if expiry[1] not in again)
     return [ReleasePayloads(tuple(free))] if free else []
-
-
-def _is_free(rollout: RolloutScheduler, sample: Sample) -> bool:
-    """Whether nobody reads the sample; otherwise it is released when its scorer has done with it."""
-    if sample.state is not SampleState.SCORING:
-        return True
-    return rollout.scoring.give_up(sample.ticket.number, sample.payload_id)
 
 
 def _reissue(rollout: RolloutScheduler, sample: Sample) -> None:

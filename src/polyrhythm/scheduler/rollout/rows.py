@@ -128,7 +128,7 @@ class RowRegistry:
         batch.free.extend(idle.rows[len(tickets) :])
         return placed
 
-    def vacate(self, slot: SlotState, row: int, *, parked: bool) -> None:
+    def release(self, slot: SlotState, row: int, *, parked: bool) -> None:
         """The row's ticket is over; the row waits for another."""
         del slot.tickets[row]
         if not slot.tickets:

@@ -169,7 +169,14 @@ class RolloutScheduler:
         if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
             return []
         self.rows.sort_idle()
-        return self._deal(lambda: self._next(version), self.rows.next_idle, now)
+
+        def next_ticket() -> Ticket | None:
+            lost_first = self.admission.next(
+                version, self.samples, lambda lost: self.suspects.holds(lost, (), self.samples)
+            )
+            return lost_first or redundancy.next_ticket(self.admission, self.buffer, version)
+
+        return self._deal(next_ticket, self.rows.next_idle, now)
 
     def grant_background(self, now: float) -> list[Command]:
         """Give the reserved rows tickets of the background evaluation, once its weights are there."""
@@ -199,10 +206,6 @@ class RolloutScheduler:
             lambda: next((rows for rows in idle if not rows.parked), None),
             now,
         )
-
-    def _next(self, version: int) -> Ticket | None:
-        ticket = self.admission.next(version, self.samples, lambda lost: self.suspects.holds(lost, (), self.samples))
-        return redundancy.next_ticket(self.admission, self.buffer, version) if ticket is None else ticket
 
     def _deal(
         self, next_ticket: Callable[[], Ticket | None], next_idle: Callable[[], IdleRows | None], now: float
@@ -235,7 +238,7 @@ class RolloutScheduler:
 
     def finish(self, event: SampleFinished, now: float) -> list[Command]:
         """A sample is complete; one that was cancelled meanwhile is thrown away."""
-        sample = self._vacate(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
+        sample = self._release_row(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
         if sample is None:
             return [ReleasePayloads((event.payload_id,))]
         self._quarantine_of(sample.ticket).forget(sample.ticket.start)
@@ -278,7 +281,7 @@ class RolloutScheduler:
         if len(group.members) > group.size:
             for number in [n for n in group.members if self.samples[n].state is not SampleState.BUFFERED]:
                 group.members.remove(number)
-                commands += self._give_up(self.samples[number], DropReason.SURPLUS, now)
+                commands += self._drop_member(self.samples[number], DropReason.SURPLUS, now)
         if self.settings.filters:
             kept, notices = self.filter.check(group)
             commands += notices
@@ -322,10 +325,10 @@ class RolloutScheduler:
 
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
         """The simulator gave a sample up, or answers a cancellation."""
-        sample = self._vacate(event.ticket, event.attempt, parked=False)
+        sample = self._release_row(event.ticket, event.attempt, parked=False)
         if sample is None:
             return []
-        return [*self._note_failure(sample, event.reason), *self._lose(sample, event.reason, now)]
+        return [*self._on_failure(sample, event.reason), *self._requeue(sample, event.reason, now)]
 
     def expire(self, now: float) -> list[Command]:
         """Cancel what ran past its deadline and let it go out again."""
@@ -334,11 +337,11 @@ class RolloutScheduler:
             _, number, attempt = self.expiries.popleft()
             sample = self._running(number, attempt)
             if sample is not None:
-                commands += [self._cancel(sample), *self._note_failure(sample, DropReason.DEADLINE)]
-                commands += self._lose(sample, DropReason.DEADLINE, now)
+                commands += [self._cancel(sample), *self._on_failure(sample, DropReason.DEADLINE)]
+                commands += self._requeue(sample, DropReason.DEADLINE, now)
         return commands
 
-    def abandon(
+    def requeue_slots(
         self, gone: Sequence[SlotState], reason: DropReason, now: float, *, blame: bool = True
     ) -> list[Command]:
         """These slots are lost, and their running samples with them. blame: each counts as an attempt."""
@@ -350,10 +353,10 @@ class RolloutScheduler:
         lost = list({sample.ticket.number: sample for sample in running}.values())
         commands: list[Command] = []
         for sample in lost if blame else ():
-            commands += self._note_failure(sample, reason)
+            commands += self._on_failure(sample, reason)
         for sample in lost:
             if sample.ticket.number in self.samples:  # else it was dropped with another one's group
-                commands += self._lose(sample, reason, now, blame=blame)
+                commands += self._requeue(sample, reason, now, blame=blame)
         return commands
 
     def add_evaluation(self, name: str, episodes: Sequence[Episode], *, background: bool) -> None:
@@ -368,7 +371,7 @@ class RolloutScheduler:
         """No training episode runs: the evaluation asked for first may take the rows."""
         self.evaluations.begun = True
 
-    def settle_evaluation(self) -> list[Command]:
+    def finish_evaluations(self) -> list[Command]:
         """Report the evaluations under way whose last episode is in."""
         ended = [evaluation for evaluation in self.evaluations.under_way if evaluation.done]
         for evaluation in ended:
@@ -376,7 +379,7 @@ class RolloutScheduler:
             self.suspects.end(evaluation.name)
         return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped) for evaluation in ended]
 
-    def give_up(self, evaluation: EvaluationState) -> list[Command]:
+    def end_early(self, evaluation: EvaluationState) -> list[Command]:
         """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""
         self.evaluations.end(evaluation)
         self.suspects.end(evaluation.name)
@@ -384,30 +387,27 @@ class RolloutScheduler:
         commands: list[Command] = []
         for sample in running:
             del self.samples[sample.ticket.number]
-            commands += self._leave(sample)
+            commands += self._free(sample)
         done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
         return [*commands, done]
 
     def remove_simulator(self, simulator: str, now: float, *, blame: bool = True) -> list[Command]:
         """The simulator is lost, and with it all that ran in its rows. blame: each counts as an attempt."""
-        return self.abandon(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now, blame=blame)
+        return self.requeue_slots(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now, blame=blame)
 
     def detach(self, simulators: Sequence[str]) -> None:
         """The run was resumed without its simulators: what ran there is granted again, and this counts as no attempt.
         Evaluations are forgotten, because whoever requested them is gone."""
-        self._forget_evaluations()
-        gone = [slot for simulator in simulators for slot in self.rows.leave(simulator)]
-        commands = self.abandon(gone, DropReason.SIMULATOR_LOST, 0.0, blame=False)
-        assert not commands, "resuming drops nothing"
-        self.expiries.clear()
-        self.cancelling.clear()
-        self.scoring.detach(self.samples)
-
-    def _forget_evaluations(self) -> None:
         self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
         self.evaluations.queue.clear()
         self.evaluations.background.clear()
         self.evaluations.begun = False
+        gone = [slot for simulator in simulators for slot in self.rows.leave(simulator)]
+        commands = self.requeue_slots(gone, DropReason.SIMULATOR_LOST, 0.0, blame=False)
+        assert not commands, "resuming drops nothing"
+        self.expiries.clear()
+        self.cancelling.clear()
+        self.scoring.detach(self.samples)
 
     def next_expiry(self) -> float:
         """When the oldest running ticket runs out of time; infinite without a deadline."""
@@ -424,18 +424,18 @@ class RolloutScheduler:
         current = sample is not None and sample.state is SampleState.RUNNING and sample.ticket.attempt == attempt
         return sample if current else None
 
-    def _vacate(self, number: int, attempt: int, *, parked: bool) -> Sample | None:
+    def _release_row(self, number: int, attempt: int, *, parked: bool) -> Sample | None:
         """Free the row of this attempt; the sample if it was still wanted, None if it was cancelled."""
         cancelled = self.cancelling.pop((number, attempt), None)
         if cancelled is not None:
             name, row = cancelled
-            self.rows.vacate(self.rows.slots[name], row, parked=False)
+            self.rows.release(self.rows.slots[name], row, parked=False)
             return None
         sample = self.samples.get(number)
         assert sample is not None, f"ticket {number} ended but is unknown"
         assert sample.state is SampleState.RUNNING, f"ticket {number} ended but was {sample.state}"
         assert sample.ticket.attempt == attempt, f"ticket {number} ended its attempt {attempt}, not the present one"
-        self.rows.vacate(self.rows.slots[sample.slot], sample.row, parked=parked)
+        self.rows.release(self.rows.slots[sample.slot], sample.row, parked=parked)
         return sample
 
     def _cancel(self, sample: Sample) -> CancelRow:
@@ -443,12 +443,12 @@ class RolloutScheduler:
         self.cancelling[ticket.number, ticket.attempt] = (sample.slot, sample.row)
         return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
 
-    def _note_failure(self, sample: Sample, reason: DropReason) -> list[Command]:
+    def _on_failure(self, sample: Sample, reason: DropReason) -> list[Command]:
         """An attempt failed: the notice if its task and seed is set aside for it. Waiting episodes of evaluations are
-        then dropped; whoever has failed is given to `_lose` next."""
+        then dropped; whoever has failed is given to `_requeue` next."""
         ticket, limit = sample.ticket, self.settings.quarantine_after
         quarantine, start = self._quarantine_of(ticket), ticket.start
-        notices: list[Command] = [*quarantine.note_failure(start, reason, ticket.attempt, limit)]
+        notices: list[Command] = [*quarantine.on_failure(start, reason, ticket.attempt, limit)]
         if notices:
             self.evaluations.set_aside(start, background=quarantine.background)
         return notices
@@ -457,7 +457,7 @@ class RolloutScheduler:
         background = ticket.evaluation and self.evaluations.find(ticket) is self.evaluations.current_background
         return self.background_quarantine if background else self.quarantine
 
-    def _lose(self, sample: Sample, reason: DropReason, now: float, *, blame: bool = True) -> list[Command]:
+    def _requeue(self, sample: Sample, reason: DropReason, now: float, *, blame: bool = True) -> list[Command]:
         """A running ticket did not finish: out again, or dropped with its group when it had its attempts. Of an episode
         and its copy the other one goes on."""
         if sample.ticket.evaluation and sample.ticket.number in self.evaluations.find(sample.ticket).twins:
@@ -466,7 +466,7 @@ class RolloutScheduler:
         set_aside = sample.ticket.start in self._quarantine_of(sample.ticket).set_aside
         exhausted = set_aside or (blame and sample.ticket.attempt >= self.settings.max_attempts)
         if blame and not exhausted and reason is DropReason.SIMULATOR_LOST:
-            self.suspects.note_loss(sample.ticket, self.settings)
+            self.suspects.on_loss(sample.ticket, self.settings)
         if sample.ticket.evaluation:
             evaluation = self.end_evaluated(sample)
             if exhausted:
@@ -487,7 +487,7 @@ class RolloutScheduler:
         group = self.admission.groups[sample.ticket.group]
         if len(group.members) > group.size and not whole_group:
             group.members.remove(sample.ticket.number)
-            return self._give_up(sample, reason, now, off_row=True)
+            return self._drop_member(sample, reason, now, off_row=True)
         return self.drop(group, reason, now, already_off_row=sample)
 
     def drop(
@@ -500,22 +500,22 @@ class RolloutScheduler:
             self.buffer.remove(group)
         for number in group.members:
             sample = self.samples[number]
-            commands += self._give_up(sample, reason, now, off_row=sample is already_off_row)
+            commands += self._drop_member(sample, reason, now, off_row=sample is already_off_row)
         if not group.spare and reason != DropReason.ROLLBACK:
             redundancy.replace_by_spare(self.admission, group)
         self.admission.forget(group)
         self.quarantine.forget(sample.ticket.start)  # seeds of training do not come again
         return commands
 
-    def _give_up(self, sample: Sample, reason: DropReason, now: float, *, off_row: bool = False) -> list[Command]:
+    def _drop_member(self, sample: Sample, reason: DropReason, now: float, *, off_row: bool = False) -> list[Command]:
         """Drop one sample. off_row: it ran, and has left its row."""
         if reason == DropReason.SURPLUS:
-            self.selection.note_surplus(sample, now)
+            self.selection.add_surplus(sample, now)
         del self.samples[sample.ticket.number]
         self.ledger.move(sample.state, SampleState.DROPPED, reason=reason)
-        return self._leave(sample, off_row=off_row)
+        return self._free(sample, off_row=off_row)
 
-    def _leave(self, sample: Sample, *, off_row: bool = False) -> list[Command]:
+    def _free(self, sample: Sample, *, off_row: bool = False) -> list[Command]:
         """Free the row or the payload of a sample that is given up; what a scorer reads is freed after that."""
         here = sample.slot in self.rows.slots  # false when its simulator went with it
         if sample.state is SampleState.RUNNING:

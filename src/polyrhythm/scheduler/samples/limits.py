@@ -42,7 +42,7 @@ class FaultLimit:
         self._last_reason: DropReason | None = None
         self._last_failure = ""
 
-    def note(self, event: SampleFailed | ScoringFailed) -> None:
+    def on_failure(self, event: SampleFailed | ScoringFailed) -> None:
         """A sample failed, or answers a cancellation; or its score did."""
         if isinstance(event, ScoringFailed):
             self._last_reason, what = DropReason.SCORING_FAILED, event.error

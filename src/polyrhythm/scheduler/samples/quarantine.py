@@ -57,7 +57,7 @@ class Quarantine:
     failures: dict[Start, int] = field(default_factory=dict)
     set_aside: dict[Start, DropReason] = field(default_factory=dict)
 
-    def note_failure(self, start: Start, reason: DropReason, attempt: int, limit: int) -> list[EpisodeSetAside]:
+    def on_failure(self, start: Start, reason: DropReason, attempt: int, limit: int) -> list[EpisodeSetAside]:
         """An attempt of an episode failed; the notice if that sets its task and seed aside. limit: failures that do, 0
         for never; one refusal does."""
         limit = 1 if reason is DropReason.EPISODE_REFUSED else limit
@@ -89,7 +89,7 @@ class Suspects:
     order: dict[Suspect, None] = field(default_factory=dict)
     dealt: list[Suspect] = field(default_factory=list)
 
-    def note_loss(self, ticket: Ticket, settings: SchedulerSettings) -> None:
+    def on_loss(self, ticket: Ticket, settings: SchedulerSettings) -> None:
         """The simulator of this attempt was lost, and another attempt follows."""
         last = min(settings.max_attempts, settings.quarantine_after or settings.max_attempts)
         if ticket.attempt + 1 >= last:

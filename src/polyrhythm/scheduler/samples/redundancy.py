@@ -112,10 +112,10 @@ class SelectionStats:
     cancelled: Lengths = field(default_factory=Lengths)
     waiting: int = 0
 
-    def note_trained(self, sample: Sample) -> None:
+    def add_trained(self, sample: Sample) -> None:
         self.trained.add(sample, sample.seconds)
 
-    def note_surplus(self, sample: Sample, now: float) -> None:
+    def add_surplus(self, sample: Sample, now: float) -> None:
         """A sample is dropped as surplus now."""
         if sample.state in (SampleState.BUFFERED, SampleState.SCORING):
             self.released.add(sample, sample.seconds)

@@ -1,14 +1,23 @@
-"""The simulator station: hosts env batches and works on them in turn. Imports neither torch nor transformers."""
+"""The simulator station: hosts env batches and works on them in turn; its factory makes it from plain data. Reaches
+neither torch nor transformers."""
 
 from __future__ import annotations
 
+import os
 import select
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from typing import Any
 
-from polyrhythm.envs.base import EnvBatch
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.envs.mujoco import RUN_FOLDER
+from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import OffloadStore, Order, Reply
+from polyrhythm.runtime.messages import OffloadStore, Order, Reply, Station, part_address, process_address
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -20,8 +29,10 @@ from polyrhythm.scheduler.records import (
     SimulatorJoined,
     StartRows,
 )
+from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.env_host import EnvHost
 from polyrhythm.stations.simulator.guard import IDLE
+from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 from polyrhythm.stations.simulator.slot import SlotIdentity, StepSettings
 
 
@@ -143,3 +154,54 @@ class Simulator:
             host.env.close()
         if self._poll is not None:
             self._poll.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorFactory:
+    """env: the environment's settings as plain data; spec: what main was told that its batches offer; batches: its env
+    batches of `rows` rows and their spares, a part for each."""
+
+    name: str
+    env: dict[str, Any]
+    spec: EnvSpec
+    rows: int
+    batches: tuple[EnvBatchInfo, ...]
+    step: StepSettings
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        settings = resolve("env", self.env)
+        assert isinstance(settings, EnvSettings), "checked before the start"
+        if context.rendezvous is not None:  # a process of its own
+            os.environ[RUN_FOLDER] = str(context.rendezvous.parent)
+
+        def make(info: EnvBatchInfo, address: str) -> Station:
+            with ExitStack() as undo:
+                env = settings.build(self.rows + info.spares)
+                undo.callback(env.close)
+                refuse_other(env, self.spec, self.rows + info.spares)
+                batches = [(info, ResetAhead(env, info.spares) if info.spares else env)]
+                station = Simulator(
+                    self.name, incarnation, batches, self.step, context.arena, context.channels.emit, address
+                )
+                undo.pop_all()
+            return station
+
+        process = process_address(self.name, incarnation)
+        addresses = [part_address(process, part) for part in range(len(self.batches))]
+        return [
+            (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
+            for info, address in zip(self.batches, addresses, strict=True)
+        ]
+
+    def announcements(self, incarnation: int) -> Sequence[SimulatorJoined]:
+        return [SimulatorJoined(self.name, incarnation, (info,)) for info in self.batches]
+
+
+def refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
+    """Raise RunHalted unless the batch is what was asked for."""
+    pairs = {"rows": (env.rows, rows)}
+    pairs |= {field.name: (getattr(env.spec, field.name), getattr(spec, field.name)) for field in fields(spec)}
+    for name, (found, wanted) in pairs.items():
+        if found != wanted:
+            where = "env.build" if name == "rows" else "the spec of env.build"
+            raise RunHalted(f"{where}({rows}) gave {name} = {found}, it must be {wanted}; correct the environment")

@@ -22,9 +22,8 @@ import msgspec
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.cleaner import start_cleaner
 from polyrhythm.plugins.cluster.hosts.client import client_of
-from polyrhythm.plugins.cluster.hosts.identity import Known, find_shared, write_identity
+from polyrhythm.plugins.cluster.hosts.identity import Known, find_shared, start_cleaner, write_identity
 from polyrhythm.plugins.cluster.hosts.memory import segment_sizes
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch

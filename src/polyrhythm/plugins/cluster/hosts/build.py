@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from polyrhythm.plugins.cluster.hosts.agent import Found
-from polyrhythm.plugins.cluster.hosts.cleaner import start_cleaner
 from polyrhythm.plugins.cluster.hosts.client import client_of
 from polyrhythm.plugins.cluster.hosts.directory import NO_NEEDS, HostDirectory, Needs, silence_limit
-from polyrhythm.plugins.cluster.hosts.identity import write_identity
+from polyrhythm.plugins.cluster.hosts.identity import start_cleaner, write_identity
 from polyrhythm.plugins.cluster.hosts.memory import MIRROR, HostMemory, segment_sizes
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.opening import Connect, HostOpener, in_rounds, next_number

@@ -24,8 +24,7 @@ from typing import IO
 from polyrhythm.errors import HostLost, RunHalted
 from polyrhythm.plugins.cluster.hosts.survey import Place, Sight, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
-from polyrhythm.runtime.clocks import SAME, ClockOffset
-from polyrhythm.runtime.hosts import MAIN, Changes, Departure, HostView
+from polyrhythm.runtime.hosts import MAIN, SAME, Changes, ClockOffset, Departure, HostView
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import Handle
 

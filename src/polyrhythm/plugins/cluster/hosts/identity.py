@@ -1,12 +1,14 @@
-"""Whether two processes share memory: the one opens the other's folder and finds the token that the other wrote.
+"""A host's folder of shared memory: its token, by which others know that they share it, and its removal in the end.
 
-Addresses and names of machines say nothing about it: containers of one machine have different ones and may share memory
-or not.
+Two processes share memory if the one opens the other's folder and finds the token that the other wrote. Addresses and
+names of machines say nothing about it: containers of one machine have different ones and may share memory or not.
+Ray kills the children of an actor that it ends, so an agent has no time to remove what it made: a shell does.
 """
 
 from __future__ import annotations
 
 import secrets
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,3 +47,15 @@ def find_shared(known: Iterable[Known], root: Path) -> tuple[Known, Path] | None
         if found == host.token:
             return host, folder
     return None
+
+
+#: Its input ends when the process does that has the other end of it.
+_SCRIPT = 'trap "" HUP INT TERM; cat > /dev/null; rm -rf -- "$1"'
+
+
+def start_cleaner(path: Path) -> subprocess.Popen[bytes]:
+    """A shell that removes the path once this process has ended. As a context it ends with that, the path too.
+
+    It has none of this process's output: who reads that, as `tee` does, waits until all who have it have ended."""
+    words, none = ["/bin/sh", "-c", _SCRIPT, "sh", str(path)], subprocess.DEVNULL
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=none, stderr=none, start_new_session=True)  # noqa: S603

@@ -23,7 +23,7 @@ import zmq
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient
-from polyrhythm.runtime.clocks import ClockOffset
+from polyrhythm.runtime.hosts import ClockOffset
 
 log = logging.getLogger(__name__)
 

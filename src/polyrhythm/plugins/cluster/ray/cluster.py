@@ -30,9 +30,8 @@ from polyrhythm.plugins.cluster.hosts.nodes import FOUND_S, Node
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Sight
 from polyrhythm.plugins.cluster.ray.actors import AgentActor, StationActor
 from polyrhythm.plugins.cluster.ray.reach import AUTO, LOCAL, check_reachable
-from polyrhythm.plugins.cluster.ray.room import check_room, describe_wanted
 from polyrhythm.plugins.cluster.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
-from polyrhythm.plugins.cluster.ray.versions import own_versions, ray_differs
+from polyrhythm.plugins.cluster.ray.versions import check_room, describe_wanted, own_versions, ray_differs
 from polyrhythm.plugins.cluster.transport.sealed import check_sealing
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec

@@ -1,15 +1,19 @@
-"""Whether a node has what the run has: the same polyrhythm, and the same Python, patch versions aside.
+"""Whether a cluster's nodes have what the run needs: the same polyrhythm and Python, and CPUs for its stations. No Ray.
 
 Messages between processes have the form of one version of polyrhythm, and saved states and modules of one's own are
-read by the Python that wrote them. Ray refuses another Python too, unless it is told not to, in words of its own.
+read by the Python that wrote them, patch versions aside. Ray refuses another Python too, unless it is told not to, in
+words of its own.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from polyrhythm.errors import StartError
 
 _RAY_SAYS = re.compile(r"Version mismatch:.*?Ray: (\S+).*?Python: (\S+).*?Ray: (\S+).*?Python: (\S+)", re.DOTALL)
 
@@ -44,3 +48,23 @@ def ray_differs(said: str) -> str:
         f"the cluster has Ray {ray} and Python {python}, here are Ray {own_ray} and Python {own_python}; start it with "
         "the same, or train from an environment that has what the cluster has"
     )
+
+
+def check_room(cpus: Sequence[float], cpus_per_station: float, alive: Sequence[Mapping[str, Any]]) -> None:
+    """Raise StartError for what can never fit. cpus: of each station; alive: the nodes, several of which may have one
+    address, so that their ids are told too."""
+    nodes = [
+        (f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})", float(node["Resources"].get("CPU", 0.0)))
+        for node in alive
+    ]
+    total = sum(count for _, count in nodes)
+    if sum(cpus) > total or max(cpus) > max((count for _, count in nodes), default=0.0):
+        found = ", ".join(f"{count:g} on {address}" for address, count in nodes)
+        raise StartError(
+            f"ray.cpus_per_station = {cpus_per_station:g}: {describe_wanted(cpus)}, {total:g} are in the cluster "
+            f"({found}); lower it (0.25 shares a core among four stations), use fewer stations, or add nodes"
+        )
+
+
+def describe_wanted(cpus: Sequence[float]) -> str:
+    return f"{sum(cpus):g} CPUs are wanted for {len(cpus)} stations"

@@ -56,7 +56,7 @@ class _Running:
         return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
 
 
-class Server:
+class SandboxServer:
     """Calls by the descriptor of their process."""
 
     def __init__(self, client: socket.socket, confinement: Confinement, wall_s: float, at_a_time: int) -> None:
@@ -165,7 +165,7 @@ def _enter_namespaces(client: socket.socket, readable: Sequence[str], hidden: Se
     kernel.change_root(readable, hidden, _WORK)
 
 
-def _prepare(client: socket.socket, settings: dict[str, Any]) -> Server:
+def _prepare(client: socket.socket, settings: dict[str, Any]) -> SandboxServer:
     """Everything that calls share. Lacking: a mechanism is not to be had; ImportError: a module."""
     without, readable, hidden = settings["without"], settings["readable"], settings["hidden"]
     seccomp = b"" if "seccomp" in without else filter_program()
@@ -183,7 +183,7 @@ def _prepare(client: socket.socket, settings: dict[str, Any]) -> Server:
     work = "" if "namespaces" in without else _WORK
     rules = kernel.reading_rules(readable, hidden) if landlock else ()
     confinement = Confinement(**settings["limits"], readable=rules, work=work, seccomp=seccomp, landlock=landlock)
-    return Server(client, confinement, settings["wall_s"], settings["at_a_time"])
+    return SandboxServer(client, confinement, settings["wall_s"], settings["at_a_time"])
 
 
 def main() -> NoReturn:

@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-import polyrhythm
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.imports import SOURCE
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class SandboxSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ToolOutcome:
     """What a call did. output: what it wrote, shortened; ended: `done`, `error` (it raised, or exited with another
     status than 0), `time` (of either limit), `killed` (by a signal, as after a crash); seconds as used."""
 
@@ -102,7 +102,7 @@ class SandboxLost(RuntimeError):
 
 
 @dataclass(slots=True)
-class Call:
+class ToolCall:
     """A call that was started. deadline: when it should have ended, by `time.monotonic`; server: who runs it."""
 
     socket: socket.socket
@@ -130,11 +130,11 @@ class PythonTool:
         """The mechanisms that are missing."""
         return list(self._without)
 
-    def run(self, code: str) -> Outcome:
+    def run(self, code: str) -> ToolOutcome:
         """Run code and wait for it. Raises SandboxLost."""
         return self.finish(self.start(code))
 
-    def start(self, code: str) -> Call:
+    def start(self, code: str) -> ToolCall:
         """Begin a call. Code of more than 1 MiB is not run: its outcome is an error that says so."""
         text, output = os.memfd_create("code"), os.memfd_create("output")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -151,9 +151,9 @@ class PythonTool:
             theirs.close()
         # It is begun once those before it have ended, of which `at_a_time` run at a time.
         turns = 1 + before // self._settings.at_a_time
-        return Call(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
+        return ToolCall(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
 
-    def finish(self, call: Call) -> Outcome:
+    def finish(self, call: ToolCall) -> ToolOutcome:
         """Wait for a call. Raises SandboxLost."""
         try:
             told = self._receive(call)
@@ -164,14 +164,14 @@ class PythonTool:
         finally:
             self.drop(call)
         text = written[:most].decode("utf-8", "replace")
-        return Outcome(
+        return ToolOutcome(
             text + "…" * (len(written) > most),
             _ended(told, self._settings),
             float(told["wall_s"]),
             float(told["cpu_s"]),
         )
 
-    def _receive(self, call: Call) -> dict[str, Any]:
+    def _receive(self, call: ToolCall) -> dict[str, Any]:
         """What the sandbox says of the call's end. One that is silent for too long is ended, so that the next call
         starts another."""
         call.socket.settimeout(max(0.001, call.deadline - time.monotonic()))
@@ -185,7 +185,7 @@ class PythonTool:
         told: dict[str, Any] = json.loads(data) if data else {"lost": "its process ended"}
         return told
 
-    def drop(self, call: Call) -> None:
+    def drop(self, call: ToolCall) -> None:
         """Give up a call: it is ended if it still runs."""
         call.socket.close()
         os.close(call.output)
@@ -244,11 +244,10 @@ class PythonTool:
     def _launch(self) -> Any:
         """Start the server; what it says of its start."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = str(Path(polyrhythm.__file__).parents[1])
-        command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(source)]
+        command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(SOURCE)]
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - our own program
-                [*command, json.dumps(self._described(theirs.fileno(), source))],
+                [*command, json.dumps(self._described(theirs.fileno(), SOURCE))],
                 env=_ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

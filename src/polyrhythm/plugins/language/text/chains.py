@@ -66,7 +66,7 @@ class ChainsSettings(TextSettings):
         return ToolChain(self) if self.tool else Chain(self)
 
 
-class Problem(NamedTuple):
+class ChainProblem(NamedTuple):
     """A chain. steps: sign and size of each term but the first."""
 
     first: int
@@ -85,7 +85,7 @@ class Problem(NamedTuple):
         return found
 
 
-def draw_problem(random: Random, terms: tuple[int, int], largest_total: int | None) -> Problem:
+def draw_problem(random: Random, terms: tuple[int, int], largest_total: int | None) -> ChainProblem:
     """A chain whose running total is never negative and at most `largest_total`."""
     total = first = random.randint(1, _LARGEST)
     steps = []
@@ -94,7 +94,7 @@ def draw_problem(random: Random, terms: tuple[int, int], largest_total: int | No
         choices = [step for step in range(-min(_LARGEST, total), high + 1) if step]
         steps.append(random.choice(choices))
         total += steps[-1]
-    return Problem(first, tuple(steps))
+    return ChainProblem(first, tuple(steps))
 
 
 class Chain:
@@ -104,7 +104,7 @@ class Chain:
 
     def __init__(self, settings: ChainsSettings) -> None:
         self._terms = settings.terms
-        self._problem = Problem(0, ())
+        self._problem = ChainProblem(0, ())
         self._teacher = Random(0)
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import cast
 
-from polyrhythm.plugins.language.sandbox.tool import Call, Outcome, PythonTool, SandboxSettings, close_tool, open_tool
+from polyrhythm.plugins.language.sandbox.tool import (
+    PythonTool,
+    SandboxSettings,
+    ToolCall,
+    ToolOutcome,
+    close_tool,
+    open_tool,
+)
 from polyrhythm.plugins.language.text.base import enclosed
 from polyrhythm.plugins.language.text.chat import Prompt
 from polyrhythm.plugins.language.text.conversation import (
@@ -29,7 +36,7 @@ class PythonRunner:
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._tool: PythonTool | None = open_tool(settings)
-        self._call: Call | None = None
+        self._call: ToolCall | None = None
 
     def start(self, code: str) -> None:
         """Begin a call; one that was begun before is given up."""
@@ -41,7 +48,7 @@ class PythonRunner:
         """The end of the call that was begun, if there is one."""
         return None if self._call is None else Awaited(self._call.socket.fileno(), self._call.deadline)
 
-    def finish(self, code: str) -> Outcome:
+    def finish(self, code: str) -> ToolOutcome:
         """The outcome of the call that was begun, or else of the code. Raises SandboxLost."""
         if self._call is None:
             self.start(code)

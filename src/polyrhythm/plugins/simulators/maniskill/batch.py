@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.base import RowNumbers, RowsFailed, StepResult
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.maniskill.world import Outcome, World
+from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class CpuBatch:
             raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        outcomes: list[Outcome] = []
+        outcomes: list[StepOutcome] = []
         failed: dict[int, Exception] = {}
         order = np.asarray(rows)
         for i, row in enumerate(order.tolist()):
@@ -159,7 +159,7 @@ class GpuBatch:
         whole[order] = actions
         outcome = self._world.step(whole)
         self._steps += 1
-        asked = Outcome(
+        asked = StepOutcome(
             outcome.reward[order],
             outcome.ended[order],
             outcome.success[order],
@@ -183,11 +183,11 @@ class GpuBatch:
         self._world.close()
 
 
-def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
     """Those of one row each as one of all."""
     if len(outcomes) == 1:
         return outcomes[0]
-    return Outcome(
+    return StepOutcome(
         np.concatenate([outcome.reward for outcome in outcomes]),
         np.concatenate([outcome.ended for outcome in outcomes]),
         np.concatenate([outcome.success for outcome in outcomes]),
@@ -195,10 +195,10 @@ def _joined(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def _nothing(metrics: Iterable[str]) -> Outcome:
+def _nothing(metrics: Iterable[str]) -> StepOutcome:
     """Of a row that failed."""
     no = np.zeros(1, np.bool_)
-    return Outcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
+    return StepOutcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
 
 
 def _brief(form: Form) -> str:
@@ -208,7 +208,7 @@ def _brief(form: Form) -> str:
     return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
 
 
-def _result(settings: ManiSkillFields, outcome: Outcome, late: NDArray[np.bool_]) -> StepResult:
+def _result(settings: ManiSkillFields, outcome: StepOutcome, late: NDArray[np.bool_]) -> StepResult:
     """late: [n], the time limit is reached."""
     terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
     return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

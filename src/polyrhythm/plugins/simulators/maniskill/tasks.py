@@ -94,7 +94,7 @@ _DOMAIN = 9
 _MOST = 10_000
 
 
-class Sentences(NamedTuple):
+class TaskSentences(NamedTuple):
     """starts: sentence → numbers [N] at which blocks of episodes with this sentence begin; length: of each block."""
 
     starts: Mapping[str, NDArray[np.int64]]
@@ -115,7 +115,7 @@ def own_sentences(env: Any) -> list[str]:
     return [told] * env.num_envs if isinstance(told, str) else [str(one) for one in told]
 
 
-def read_sentences(env: Any, task: str, begin: Callable[[NDArray[np.int64]], object]) -> Sentences | None:
+def read_sentences(env: Any, task: str, begin: Callable[[NDArray[np.int64]], object]) -> TaskSentences | None:
     """The sentences of a task with numbered episodes; None for any other. begin: begins the episodes of these numbers,
     one in each row. Raises ConfigError if there are too many to read."""
     total = int(getattr(env, "total_num_trials", 0))
@@ -134,14 +134,14 @@ def read_sentences(env: Any, task: str, begin: Callable[[NDArray[np.int64]], obj
         begin(np.resize(chunk, env.num_envs))
         for number, sentence in zip(chunk, own_sentences(env), strict=False):
             found.setdefault(sentence, []).append(int(number))
-    return Sentences({sentence: np.array(starts, np.int64) for sentence, starts in found.items()}, length)
+    return TaskSentences({sentence: np.array(starts, np.int64) for sentence, starts in found.items()}, length)
 
 
 #: Hash domain of the draws, which are independent of the usual ones.
 _PLACES = 8
 
 
-class Placed(NamedTuple):
+class PlacedObjects(NamedTuple):
     """name: the task's attribute of an object; half: half an edge, in metres, of the square around the origin from
     which it is drawn, unless the task has attributes for both; followers: attributes of what keeps its place beside it.
     """
@@ -152,11 +152,11 @@ class Placed(NamedTuple):
 
 
 #: Task → what is placed, read in its `_initialize_episode`. The others have ranges that depend on each other.
-PLACED: Mapping[str, tuple[Placed, ...]] = {
-    "PickCube-v1": (Placed("cube"), Placed("goal_site")),
-    "PushCube-v1": (Placed("obj", followers=("goal_region",)),),
-    "PullCube-v1": (Placed("obj", followers=("goal_region",)),),
-    "LiftPegUpright-v1": (Placed("peg"),),
+PLACED: Mapping[str, tuple[PlacedObjects, ...]] = {
+    "PickCube-v1": (PlacedObjects("cube"), PlacedObjects("goal_site")),
+    "PushCube-v1": (PlacedObjects("obj", followers=("goal_region",)),),
+    "PullCube-v1": (PlacedObjects("obj", followers=("goal_region",)),),
+    "LiftPegUpright-v1": (PlacedObjects("peg"),),
 }
 
 

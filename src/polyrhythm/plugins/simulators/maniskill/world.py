@@ -16,7 +16,7 @@ from PIL import Image
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.maniskill.construction import episode_steps, make_env
-from polyrhythm.plugins.simulators.maniskill.tasks import Sentences, own_sentences, place_beyond, read_sentences
+from polyrhythm.plugins.simulators.maniskill.tasks import TaskSentences, own_sentences, place_beyond, read_sentences
 from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MILLIMETRES = 1000.0
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step gave each row, [rows] each: reward; ended by the task; success; metrics by name, NaN without one."""
 
     reward: NDArray[np.float32]
@@ -42,7 +42,7 @@ class World:
 
     sentences: the instructions of its episodes, if another world of the task has read them."""
 
-    def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: Sentences | None = None) -> None:
+    def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: TaskSentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
         self._env = make_env(settings, task, rows)
@@ -94,7 +94,7 @@ class World:
         if appearance := Appearance.draw(self.settings.appearance, seed):
             self._scene.show(appearance)
 
-    def step(self, actions: NDArray[np.generic]) -> Outcome:
+    def step(self, actions: NDArray[np.generic]) -> StepOutcome:
         """One step of all rows; actions [rows,A], clipped to the bounds."""
         low, high = self._bounds
         clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
@@ -107,7 +107,7 @@ class World:
             reward = self._change_of_flags(info)
         elif self._env.reward_mode == "none":
             reward = success.astype(np.float32) - self._flag(info.get("fail"))
-        return Outcome(
+        return StepOutcome(
             np.array(_numpy(reward), np.float32).reshape(self.rows),
             ended,
             success,

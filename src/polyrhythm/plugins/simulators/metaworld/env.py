@@ -17,7 +17,7 @@ from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.envs.variants import Variant
-from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Camera, Instance, TaskScene
+from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Camera, SceneInstance, TaskScene
 from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS, TASK_SETS
 from polyrhythm.plugins.simulators.variation import VISION, Appearance, AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
@@ -162,7 +162,7 @@ class MetaWorldBatch:
     def __init__(self, settings: MetaWorldSettings, rows: int) -> None:
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
         self._scenes: dict[int, TaskScene] = {}
-        self._held: list[tuple[int, Instance] | None] = [None] * rows
+        self._held: list[tuple[int, SceneInstance] | None] = [None] * rows
         self._steps = [0] * rows
         self._succeeded = [False] * rows
 
@@ -228,12 +228,12 @@ class MetaWorldBatch:
         for scene in self._scenes.values():
             scene.close()
 
-    def _instance(self, row: int) -> Instance:
+    def _instance(self, row: int) -> SceneInstance:
         held = self._held[row]
         assert held is not None, f"row {row} was used before its first reset"
         return held[1]
 
-    def _instance_for(self, row: int, task: int) -> Instance:
+    def _instance_for(self, row: int, task: int) -> SceneInstance:
         """The row's instance of the task; an instance of another task is returned to its scene."""
         held = self._held[row]
         if held is not None:

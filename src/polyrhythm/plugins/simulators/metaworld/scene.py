@@ -78,15 +78,15 @@ class TaskScene:
         self.expert = ENV_POLICY_MAP[task]()
         self._env_class = _sharing(type(first), self.model)
         self._beyond = beyond
-        self._idle = [Instance(self, first, beyond=beyond)]
+        self._idle = [SceneInstance(self, first, beyond=beyond)]
         self._image_size, self._quality, self._camera = image_size, quality, camera
         self._renderer: FrameRenderer | None = None
 
-    def check_out(self) -> Instance:
+    def check_out(self) -> SceneInstance:
         """An idle instance, made if there is none."""
-        return self._idle.pop() if self._idle else Instance(self, self._env_class(), beyond=self._beyond)
+        return self._idle.pop() if self._idle else SceneInstance(self, self._env_class(), beyond=self._beyond)
 
-    def check_in(self, instance: Instance) -> None:
+    def check_in(self, instance: SceneInstance) -> None:
         """Take back an instance whose row has changed to another task."""
         self._idle.append(instance)
 
@@ -111,7 +111,7 @@ class TaskScene:
             self._renderer.close()
 
 
-class Instance:
+class SceneInstance:
     """One state of a task: physics data and Meta-World's own attributes. appearance: of the present episode."""
 
     def __init__(self, scene: TaskScene, env: Any, *, beyond: bool = False) -> None:

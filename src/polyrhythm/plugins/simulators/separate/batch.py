@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import polyrhythm
 from polyrhythm import errors
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import EnvTraits, EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.mujoco import simulator_count
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
+from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
 
 
@@ -43,7 +43,7 @@ class SeparateBatch:
         )
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.Done)
+        done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.CallDone)
         if done.failed:
             raise RowsFailed(_errors(done.failed, done.refused))
 
@@ -64,7 +64,7 @@ class SeparateBatch:
         return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        self._process.ask(p.Observe(_numbers(rows)), p.Done)
+        self._process.ask(p.Observe(_numbers(rows)), p.CallDone)
         for name, view in self._views.items():
             out[name][: len(rows)] = view[: len(rows)]
 
@@ -72,17 +72,17 @@ class SeparateBatch:
         self._process.close()
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
-        found = self._process.ask(p.ExpertActions(_numbers(rows)), p.Answer)
+        found = self._process.ask(p.ExpertActions(_numbers(rows)), p.ArrayAnswer)
         actions = p.unpacked(found.array)
         if found.failed:
             raise RowsFailed(_errors(found.failed, found.refused), actions)
         return actions
 
     def render(self, row: int) -> NDArray[Any]:
-        return p.unpacked(self._process.ask(p.Render(int(row)), p.Answer).array)
+        return p.unpacked(self._process.ask(p.Render(int(row)), p.ArrayAnswer).array)
 
     def discard(self, row: int) -> None:
-        self._process.ask(p.Discard(int(row)), p.Done)
+        self._process.ask(p.Discard(int(row)), p.CallDone)
 
     def texts(self, row: int) -> tuple[str, ...]:
         return self._process.ask(p.Texts(int(row)), p.Said).texts
@@ -128,7 +128,7 @@ class EnvProcess:
             raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
         finally:
             theirs.close()
-        self._line = p.Line(ours, "reply")
+        self._line = p.Connection(ours, "reply")
         try:
             opened = self._open(env)
         except BaseException:
@@ -138,9 +138,9 @@ class EnvProcess:
         if opened.gl:
             os.environ.setdefault("MUJOCO_GL", opened.gl)
 
-    def _open(self, env: Mapping[str, Any]) -> p.Opened:
+    def _open(self, env: Mapping[str, Any]) -> p.EnvOpened:
         try:
-            return self.ask(p.Open(dict(env), simulators=simulator_count()), p.Opened)
+            return self.ask(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
         except EnvLost as lost:
             raise MissingError(
                 f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
@@ -160,7 +160,7 @@ class EnvProcess:
             raise
         except (OSError, EOFError) as error:
             raise EnvLost(f"the environment's process {self._how_it_ended()}") from error
-        if isinstance(reply, p.Raised):
+        if isinstance(reply, p.CallRaised):
             raise _as_raised(reply)
         if not isinstance(reply, kind):
             raise EnvLost(f"the environment's process answered {type(request).__name__} by {type(reply).__name__}")
@@ -180,7 +180,7 @@ class EnvProcess:
         if self.memory < 0:
             return
         try:
-            self.ask(p.Close(), p.Done, timeout_s=_CLOSE_S)
+            self.ask(p.CloseBatch(), p.CallDone, timeout_s=_CLOSE_S)
         except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
             pass  # it is killed
         finally:
@@ -194,7 +194,7 @@ class EnvProcess:
                 self._process.wait()
 
 
-def _as_raised(reply: p.Raised) -> Exception:
+def _as_raised(reply: p.CallRaised) -> Exception:
     if reply.error == "ImportError":
         return ImportError(reply.text)
     kind = getattr(errors, reply.error, None) if reply.error else None
@@ -209,7 +209,7 @@ def environment() -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
     own += [*site.getsitepackages(), site.getusersitepackages()]
-    paths = keep_sources((str(Path(polyrhythm.__file__).parents[1]), *sys.path), own)
+    paths = keep_sources((SOURCE, *sys.path), own)
     return variables | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -40,7 +40,7 @@ class Array(msgspec.Struct, frozen=True):
 
 class Open(msgspec.Struct, tag=True, frozen=True):
     """The first request. env: the environment's section as plain data; simulators: processes of the run that draw on
-    this machine, 0 if that is not known. Answered by `Opened`."""
+    this machine, 0 if that is not known. Answered by `EnvOpened`."""
 
     env: dict[str, Any]
     version: int = VERSION
@@ -75,19 +75,19 @@ class Observe(msgspec.Struct, tag=True, frozen=True):
 
 
 class ExpertActions(msgspec.Struct, tag=True, frozen=True):
-    """Answered by an `Answer`."""
+    """Answered by an `ArrayAnswer`."""
 
     rows: tuple[int, ...]
 
 
 class Render(msgspec.Struct, tag=True, frozen=True):
-    """Answered by an `Answer`."""
+    """Answered by an `ArrayAnswer`."""
 
     row: int
 
 
 class Discard(msgspec.Struct, tag=True, frozen=True):
-    """Answered by `Done`."""
+    """Answered by `CallDone`."""
 
     row: int
 
@@ -98,14 +98,14 @@ class Texts(msgspec.Struct, tag=True, frozen=True):
     row: int
 
 
-class Close(msgspec.Struct, tag=True, frozen=True):
+class CloseBatch(msgspec.Struct, tag=True, frozen=True):
     """The last request."""
 
 
 # ---------------------------------------------------------------- answers
 
 
-class Opened(msgspec.Struct, tag=True, frozen=True):
+class EnvOpened(msgspec.Struct, tag=True, frozen=True):
     """env: the section with all its settings; gl: MuJoCo's GL backend, "" where none is chosen."""
 
     spec: EnvSpec
@@ -127,7 +127,7 @@ class Built(msgspec.Struct, tag=True, frozen=True):
     traits: EnvTraits
 
 
-class Done(msgspec.Struct, tag=True, frozen=True):
+class CallDone(msgspec.Struct, tag=True, frozen=True):
     """failed: rows that failed alone, each with what it raised; refused: those of them whose episode is refused."""
 
     failed: dict[int, str] = {}
@@ -147,8 +147,8 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
     warned: tuple[str, ...] = ()
 
 
-class Answer(msgspec.Struct, tag=True, frozen=True):
-    """failed, refused: as in `Done`."""
+class ArrayAnswer(msgspec.Struct, tag=True, frozen=True):
+    """failed, refused: as in `CallDone`."""
 
     array: Array
     failed: dict[int, str] = {}
@@ -159,7 +159,7 @@ class Said(msgspec.Struct, tag=True, frozen=True):
     texts: tuple[str, ...]
 
 
-class Raised(msgspec.Struct, tag=True, frozen=True):
+class CallRaised(msgspec.Struct, tag=True, frozen=True):
     """The call raised. error: ImportError, or the name of a class of this package, else ""; text: what it says, with
     the name of any other class."""
 
@@ -167,8 +167,8 @@ class Raised(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Texts | Close
-Reply = Opened | Renders | Built | Done | Stepped | Answer | Said | Raised
+Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Texts | CloseBatch
+Reply = EnvOpened | Renders | Built | CallDone | Stepped | ArrayAnswer | Said | CallRaised
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     "request": msgspec.msgpack.Decoder(Request),
@@ -176,7 +176,7 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-class Line:
+class Connection:
     """One end of the connection. side: `request` or `reply`, what is read here."""
 
     def __init__(self, end: socket.socket, side: str) -> None:

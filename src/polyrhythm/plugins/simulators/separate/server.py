@@ -43,7 +43,7 @@ from polyrhythm.plugins.simulators.separate import protocol as p
 _PR_SET_PDEATHSIG = 1
 
 
-class Server:
+class EnvServer:
     """Answers requests. memory: descriptor of the file for observations."""
 
     def __init__(self, memory: int) -> None:
@@ -69,7 +69,7 @@ class Server:
             raise ConfigError(f"env.type = {request.env.get('type')}: its settings need spec() and build(rows)")
         assert isinstance(settings, BaseModel)
         self._settings = settings
-        return p.Opened(settings.spec(), settings.model_dump(mode="json"), os.environ.get("MUJOCO_GL", ""))
+        return p.EnvOpened(settings.spec(), settings.model_dump(mode="json"), os.environ.get("MUJOCO_GL", ""))
 
     @answer.register
     def _(self, _request: p.Rendering) -> p.Reply:
@@ -91,8 +91,8 @@ class Server:
         try:
             self._batch.reset(request.rows, request.tasks, request.seeds)
         except RowsFailed as failed:
-            return p.Done(_texts(failed), _refused(failed))
-        return p.Done()
+            return p.CallDone(_texts(failed), _refused(failed))
+        return p.CallDone()
 
     @answer.register
     def _(self, request: p.Step) -> p.Reply:
@@ -117,34 +117,34 @@ class Server:
     @answer.register
     def _(self, request: p.Observe) -> p.Reply:
         self._batch.observe(request.rows, {name: view[: len(request.rows)] for name, view in self._views.items()})
-        return p.Done()
+        return p.CallDone()
 
     @answer.register
     def _(self, request: p.ExpertActions) -> p.Reply:
         try:
-            return p.Answer(p.packed(self._batch.expert_actions(request.rows)))
+            return p.ArrayAnswer(p.packed(self._batch.expert_actions(request.rows)))
         except RowsFailed as failed:
             if failed.result is None:
                 raise
-            return p.Answer(p.packed(failed.result), _texts(failed), _refused(failed))
+            return p.ArrayAnswer(p.packed(failed.result), _texts(failed), _refused(failed))
 
     @answer.register
     def _(self, request: p.Render) -> p.Reply:
-        return p.Answer(p.packed(self._batch.render(request.row)))
+        return p.ArrayAnswer(p.packed(self._batch.render(request.row)))
 
     @answer.register
     def _(self, request: p.Discard) -> p.Reply:
         self._batch.discard(request.row)
-        return p.Done()
+        return p.CallDone()
 
     @answer.register
     def _(self, request: p.Texts) -> p.Reply:
         return p.Said(tuple(map(as_utf8, self._batch.texts(request.row))))
 
     @answer.register
-    def _(self, _request: p.Close) -> p.Reply:
+    def _(self, _request: p.CloseBatch) -> p.Reply:
         self.close()
-        return p.Done()
+        return p.CallDone()
 
     def close(self) -> None:
         """Close the batch, if it is open."""
@@ -174,18 +174,18 @@ def _refused(failed: RowsFailed) -> tuple[int, ...]:
     return tuple(int(row) for row, error in failed.errors.items() if isinstance(error, EpisodeRefused))
 
 
-def raised(error: BaseException) -> p.Raised:
+def raised(error: BaseException) -> p.CallRaised:
     """What is told of an error, with the place in the environment's code."""
     if isinstance(error, EpisodeRefused):
-        return p.Raised("", str(error))
+        return p.CallRaised("", str(error))
     if isinstance(error, PolyrhythmError):
-        return p.Raised(type(error).__name__, str(error))
+        return p.CallRaised(type(error).__name__, str(error))
     if isinstance(error, ImportError):
-        return p.Raised("ImportError", f"{error}{own_place(error)}")
-    return p.Raised("", f"{type(error).__name__}: {error}{own_place(error)}")
+        return p.CallRaised("ImportError", f"{error}{own_place(error)}")
+    return p.CallRaised("", f"{type(error).__name__}: {error}{own_place(error)}")
 
 
-def serve(line: p.Line, server: Server) -> None:
+def serve(line: p.Connection, server: EnvServer) -> None:
     """Answer requests until the last one."""
     while True:
         request = line.receive()
@@ -194,7 +194,7 @@ def serve(line: p.Line, server: Server) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whoever asked is told
             reply = raised(error)
         line.send(reply)
-        if isinstance(request, p.Close):
+        if isinstance(request, p.CloseBatch):
             return
 
 
@@ -207,7 +207,7 @@ def main(words: list[str]) -> int:
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever started it ends it
-    line, server = p.Line(socket.socket(fileno=end), "request"), Server(memory)
+    line, server = p.Connection(socket.socket(fileno=end), "request"), EnvServer(memory)
     with suppress(EOFError, OSError):
         serve(line, server)
     server.close()

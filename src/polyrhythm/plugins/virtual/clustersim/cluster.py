@@ -68,7 +68,7 @@ class VirtualCluster:
         self.conductor = build_conductor(settings.scheduler) if conductor is None else conductor
         self.driver = VirtualDriver(self.conductor, settings.seed, settings.message_delay, record)
         self._connect()
-        self.driver.delivered = self._note
+        self.driver.delivered = self._on_event
         self.driver.scored = bool(settings.scorers)
         self.stations: dict[str, VirtualStation] = {}
         self.members = {name: Member(name, group, devices) for name, group, devices in settings.seats()}
@@ -201,7 +201,7 @@ class VirtualCluster:
         down[kind] = down.get(kind, 0.0) + now - member.failed_at
         member.failed_at = now
 
-    def _note(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
         trainer restarts."""
         if type(event) in JOINED:

@@ -60,7 +60,7 @@ class ConductorCpu:
         """The thread of tickets, samples and weights; of everything, unless serving is beside the generators."""
         return self.threads[""]
 
-    def hear(self, event: Event, host: str) -> None:
+    def receive(self, event: Event, host: str) -> None:
         """Take an event of a station on this host. A batch clock that ends costs a serving half nothing."""
         if self._beside and type(event) is Wake:
             for command in self._decide(event):

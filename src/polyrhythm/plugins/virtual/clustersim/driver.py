@@ -249,7 +249,7 @@ class VirtualDriver:
         if self.cpu is not None:
             while self._inbox:
                 event = self._inbox.popleft()
-                self.cpu.hear(event, self._host_of(event))
+                self.cpu.receive(event, self._host_of(event))
             return
         inbox, conductor, clock = self._inbox, self.conductor, self.clock
         now, count = clock.now, self.events

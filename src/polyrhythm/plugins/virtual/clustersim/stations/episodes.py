@@ -72,7 +72,7 @@ class VirtualEpisodes:
             ended = True
         if ended:
             slot.active = [row for row in slot.active if row.ticket is not None]
-            slot.note_tickets()
+            slot.on_tickets()
 
     def fail(self, row: VirtualRow, reason: DropReason) -> None:
         """Report the row's sample as failed and free the row."""

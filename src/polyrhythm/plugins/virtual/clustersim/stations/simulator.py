@@ -121,7 +121,7 @@ class VirtualSimulator(VirtualStation):
             slot.cancelled.add((number, attempt))
         else:
             slot.drop(row)
-            slot.note_tickets()
+            slot.on_tickets()
             if not slot.active:
                 slot.answer = -1
             self._episodes.fail(row, DropReason.CANCELLED)
@@ -129,7 +129,7 @@ class VirtualSimulator(VirtualStation):
 
     def _refused(self, slot: VirtualSlot, sequence: int) -> None:
         if slot.outstanding and slot.sequence == sequence:
-            self._settle(slot)
+            self._advance(slot)
             self._go_on(slot)
 
     # ------------------------------------------------------------ calls from generators
@@ -164,12 +164,12 @@ class VirtualSimulator(VirtualStation):
         slot = self._slots.get(request.slot)
         if not self.alive or slot is None or slot.outstanding != request.reply_to:
             return
-        self._settle(slot)
+        self._advance(slot)
         if slot.active:
             slot.answer = version
         self._go_on(slot)
 
-    def _settle(self, slot: VirtualSlot) -> None:
+    def _advance(self, slot: VirtualSlot) -> None:
         """Clear the outstanding request."""
         if not slot.in_batch:
             self._queue(-1)
@@ -190,7 +190,7 @@ class VirtualSimulator(VirtualStation):
                 slot.queued = True
                 thread.queue.append(slot)
         if slot.running == "":
-            self._ask(slot)
+            self._request(slot)
             self._rest(slot)
 
     def _rest(self, slot: VirtualSlot) -> None:
@@ -232,7 +232,7 @@ class VirtualSimulator(VirtualStation):
             slot.resetting = []
         if slot.cancelled:
             self._give_up(slot)
-        self._ask(slot)
+        self._request(slot)
         while thread.queue and not thread.busy:
             waiting = thread.queue.popleft()
             waiting.queued = False
@@ -272,16 +272,16 @@ class VirtualSimulator(VirtualStation):
                 slot.drop(row)
                 self._episodes.fail(row, DropReason.CANCELLED)
         slot.cancelled.clear()
-        slot.note_tickets()
+        slot.on_tickets()
 
-    def _ask(self, slot: VirtualSlot) -> None:
+    def _request(self, slot: VirtualSlot) -> None:
         """Send the next request, unless one is outstanding or an answer waits for its step."""
         if slot.outstanding or slot.answer >= 0:
             return
         if slot.ready:
             slot.active.extend(slot.ready)
             slot.ready.clear()
-            slot.note_tickets()
+            slot.on_tickets()
         if not slot.active:
             return
         slot.sequence += 1

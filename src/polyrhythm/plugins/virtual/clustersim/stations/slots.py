@@ -111,7 +111,7 @@ class VirtualSlot:
         self.state = TICKETS
         self.since = 0.0
 
-    def note_tickets(self) -> None:
+    def on_tickets(self) -> None:
         """Update `version` (highest among the active rows' tickets) and `evaluation` after `active` changed."""
         tickets = [row.ticket for row in self.active if row.ticket is not None]
         self.version = max((ticket.version for ticket in tickets), default=0)

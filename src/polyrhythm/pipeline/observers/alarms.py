@@ -1,4 +1,5 @@
-"""An observer that tells of samples that failed, tasks and seeds set aside, and optimizer steps that were skipped."""
+"""Observers that warn: of samples that failed, tasks and seeds set aside, optimizer steps that were skipped, generators
+that disagree with the trainer, and training alarms."""
 
 from __future__ import annotations
 
@@ -6,10 +7,14 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.observe.intervals import counted, is_told, times_so_far
+from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.metrics import UpdateMetrics
+from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.processes.supervisor import find_log
 from polyrhythm.scheduler import records
@@ -88,3 +93,60 @@ class SampleFailureLog(Observer):
                 why = f"; why: {find_log(self._logs, report.station, report.incarnation)}" if self._logs else ""
                 said = "update %d: %d optimizer steps were skipped, their gradient is not finite%s%s"
                 log.warning(said, report.step, skipped, times_so_far(self._skipped), why)
+
+
+#: Difference of log-probs that is allowed whatever the policy promises: batches of other sizes round otherwise.
+_ROUNDING = 0.01
+_METRIC = "train/actor/mismatch_kl"
+
+
+def mismatch_limit(algorithm: AlgorithmSettings, policy: Policy) -> float:
+    """The approximate KL divergence, d²/2, of log-probs that differ by d.
+
+    d: the policy's tolerance for each of the entries that one log-prob sums, 0.01 at least.
+    """
+    summed = {"token": 1, "action": policy.action_dim, "chunk": policy.chunk * policy.action_dim}
+    return max(_ROUNDING, policy.tolerance * summed[algorithm.logprob_level]) ** 2 / 2
+
+
+class MismatchWarning(Observer):
+    """Warns once, at the first update whose mismatch_kl is above the limit.
+
+    The trial before the start compares two rows on this machine's CPU. What only a run shows is found here: a policy
+    that keeps state between calls, another device or precision, weights that did not arrive.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._warned = limit, False
+
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
+        found = report.values.get(_METRIC, 0.0)
+        if self._warned or not found > self._limit:
+            return
+        self._warned = True
+        log.warning(
+            "%s = %.3g in update %d, the limit by the policy's tolerance is %.3g: generators and trainer compute other "
+            "log-probs from the same weights and observations. Likely causes: act and evaluate are of different "
+            "distributions, the policy keeps state between calls, or devices or precisions differ (then raise the "
+            "policy's tolerance, or set algorithm.mismatch_cap); try polyrhythm check",
+            _METRIC,
+            found,
+            report.step,
+            self._limit,
+        )
+
+
+def warn_of_setbacks(watch: SetbackWatch, line: Mapping[str, Any]) -> None:
+    """Log what there is to say about a line of metrics."""
+    for sentence in watch.take(line):
+        log.warning("%s", sentence)
+
+
+class SetbackWarning(Observer):
+    """Logs the alarms of each update's line of metrics; attach it after `metrics`."""
+
+    def __init__(self, watch: SetbackWatch, metrics: UpdateMetrics) -> None:
+        self._watch, self._metrics = watch, metrics
+
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
+        warn_of_setbacks(self._watch, self._metrics.latest)
