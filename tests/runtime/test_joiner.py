@@ -27,8 +27,9 @@ from polyrhythm.plugins.join.joiner import (
     TimePassed,
 )
 from polyrhythm.runtime.transport import wire
+from polyrhythm.stations.simulator.slot import StepSettings
 
-WELCOME = m.Welcome("session", "s", 0, "s.0.0", INFO, b"", LAYOUT, 20.0)
+WELCOME = m.Welcome("session", "s", 0, "s.0.0", INFO, StepSettings(1), LAYOUT, 20.0)
 
 
 class Run:
