@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.messages import Report, Station
+from polyrhythm.runtime.messages import Report, Station, StationTraits
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import Published, PublishWeights, StartUpdate, TrainerJoined, UpdateDone
 
@@ -24,6 +24,8 @@ _NOTICED_S = 1.0
 
 
 class Scripted:
+    traits = StationTraits()
+
     def __init__(self, name: str, incarnation: int, context: StationContext) -> None:
         self.name, self._incarnation, self._channels = name, incarnation, context.channels
         self._todo: deque[Any] = deque()
