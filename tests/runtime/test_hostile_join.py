@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import pytest
 from tests.long import long
+from tests.plugins.join.test_reception import HELLO, SPEC, Door, beat
 from tests.runtime.links import free_port
 from tests.runtime.mutations import mutated_frames, mutations
-from tests.runtime.test_join import HELLO, SPEC, Door, beat
 from tests.stations.counting import ticket
 
 from polyrhythm.config.load import load_env
