@@ -1,4 +1,4 @@
-"""Computes every array of a golden folder of π0 or π0.5 with our network (`tests/policies/parity.py`)."""
+"""Computes every array of a golden folder of π0 or π0.5 with our network (`tests/plugins/vla/parity.py`)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.policies.small_tokenizer import VOCABULARY, write_tokenizer
+from tests.plugins.pretrained.small_tokenizer import VOCABULARY, write_tokenizer
 from torch import Tensor
 
 from polyrhythm.cli.main import main

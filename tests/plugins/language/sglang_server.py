@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.policies.server_model import Asked, Model, Told, at_address
+from tests.plugins.language.server_model import Asked, Model, Told, at_address
 
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.policies.engines import (
+from tests.plugins.language.engines import (
     ENV,
     EXACT,
     LACKS_VLLM,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.policies.small_tokenizer import IMAGE_ID, VOCABULARY, write_tokenizer
+from tests.plugins.pretrained.small_tokenizer import IMAGE_ID, VOCABULARY, write_tokenizer
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import prompts

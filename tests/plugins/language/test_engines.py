@@ -1,4 +1,4 @@
-"""Every engine passes the same checks; a further one is a line in ENGINES (tests/policies/engines.py)."""
+"""Every engine passes the same checks; a further one is a line in ENGINES (tests/plugins/language/engines.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from tests.policies.engines import (
+from tests.plugins.language.engines import (
     CUTS,
     ENGINES,
     ENV,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from tests.policies.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, SmallFlowSettings, observations
+from tests.plugins.vla.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, SmallFlowSettings, observations
 from torch import Tensor
 
 from polyrhythm.conformance import run_checks

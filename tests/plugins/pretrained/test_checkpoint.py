@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
+from tests.plugins.pretrained.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network, weights_on_meta
@@ -23,7 +23,7 @@ from polyrhythm.plugins.vla.inspection import architecture
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "vla" / "golden"
 
 
 @pytest.mark.parametrize(("prefix", "shards"), [("", 1), ("model.", 1), ("", 3), ("model.", 2)])
@@ -348,7 +348,7 @@ from pathlib import Path
 from torch.utils._python_dispatch import TorchDispatchMode
 from polyrhythm.plugins.pretrained.building import load_network
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from tests.policies.released import TOY
+from tests.plugins.pretrained.released import TOY
 
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text()).group(1)) * 1024
@@ -370,7 +370,7 @@ before = anonymous()
 peak, size = load({str(tmp_path / "large")!r})
 print(peak - before, size)
 """
-    here = Path(__file__).parents[2]
+    here = Path(__file__).parents[3]
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=here).stdout
     taken, needed = map(int, said.split())
     assert needed > 50e6

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from tests.policies.adapted import SMALL, SmallNetwork, SmallSettings
+from tests.plugins.pretrained.adapted import SMALL, SmallNetwork, SmallSettings
 from tests.policies.test_conformance import FLAT, TASKS
 
 from polyrhythm.conformance import ContractViolation, run_checks

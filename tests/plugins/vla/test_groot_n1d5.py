@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.policies import parity_groot_n1d5
-from tests.policies.released import without_numbers
+from tests.plugins.pretrained.released import without_numbers
+from tests.plugins.vla import parity_groot_n1d5
 from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.adapting import trained_names

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policies.test_pi0_settings import SPEC
+from tests.plugins.vla.test_pi0_settings import SPEC
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import as_module
 from polyrhythm.policies.constants import plain_tensors
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "vla" / "golden"
 PI0 = {"type": "pi0", "checkpoint": str(GOLDEN / "pi0")}
 CASES: dict[str, dict[str, Any]] = {
     "all": PI0,

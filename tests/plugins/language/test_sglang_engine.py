@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.policies.engines import ENV, EXACT, STOPS, check_log_probs, full_forward, policy, request, run
-from tests.policies.server_model import Model
-from tests.policies.sglang_server import serving
+from tests.plugins.language.engines import ENV, EXACT, STOPS, check_log_probs, full_forward, policy, request, run
+from tests.plugins.language.server_model import Model
+from tests.plugins.language.sglang_server import serving
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.language.causal_lm.engine_settings import SglangSettings

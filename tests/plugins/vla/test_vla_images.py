@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.policies import parity
+from tests.plugins.vla import parity
 from torch import Tensor
 from torch.nn import functional
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.policies.test_causal_lm import ENV, TINY, folder, observations, text_settings  # noqa: F401 - a fixture
+from tests.plugins.language.test_causal_lm import ENV, TINY, folder, observations, text_settings  # noqa: F401 - a fixture
 from torch import Tensor
 
 from polyrhythm.cli.main import main

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.policies.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
-from tests.policies.test_openvla_oft import SPEC, observations
+from tests.plugins.pretrained.released import TOY, ToyNetwork, ToySize, held_in, random_state, write_folder
+from tests.plugins.vla.test_openvla_oft import SPEC, observations
 from torch import nn
 
 from polyrhythm.config.registry import resolve
@@ -62,7 +62,7 @@ def test_an_untrained_policy_gives_the_same_files(tmp_path, prefix, shards, stor
 
 @pytest.mark.parametrize("folder", ["pi0", "pi05", "openvla_oft", "gr00t_n1_5"])
 def test_a_released_folder_is_saved_as_it_was(tmp_path, folder):
-    golden = Path(__file__).parent / "golden" / folder
+    golden = Path(__file__).parents[1] / "vla" / "golden" / folder
     kind = Checkpoint.open(golden).architecture
     network = load_network(architecture(kind), Checkpoint.open(golden), device="cpu")
     policy = ToyPolicy(network)
@@ -116,7 +116,7 @@ def test_what_the_folder_has_no_place_for_is_ours(tmp_path):
 def test_a_head_of_ours_loads_where_it_is_used_alone(tmp_path, caplog, head):
     """A drawn L1 head is in polyrhythm.safetensors: a policy without one does not miss it, nor warn of it."""
     folder = tmp_path / "base"
-    shutil.copytree(Path(__file__).parent / "golden" / "openvla_oft", folder)
+    shutil.copytree(Path(__file__).parents[1] / "vla" / "golden" / "openvla_oft", folder)
     (folder / "action_head.safetensors").unlink()
     size = {"type": "openvla_oft", "tokenizer": "words", "robot": "bounds", "chunk": 2, "dtype": "float32"}
     drawn = resolve("policy", size | {"checkpoint": str(folder), "head": "l1"}).build(
@@ -149,7 +149,7 @@ def test_a_value_per_action_loads_at_its_level_alone(tmp_path, kind, folder, mor
         assert settings.form(SPEC).value == level
         return settings.build(SPEC, seed=seed, device="cpu", role="train")
 
-    golden = Path(__file__).parent / "golden" / folder
+    golden = Path(__file__).parents[1] / "vla" / "golden" / folder
     trained, chunk = made(golden, "action", 3), made(golden, "chunk", 3)
     save_folder(Checkpoint.open(golden), architecture(kind), trained.state_dict(), tmp_path / "out")
     again, obs = made(tmp_path / "out", "action", 4), observations()

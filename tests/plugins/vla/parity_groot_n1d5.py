@@ -1,4 +1,4 @@
-"""Computes every array of a golden folder of GR00T N1.5 with our network (`tests/policies/parity.py`).
+"""Computes every array of a golden folder of GR00T N1.5 with our network (`tests/plugins/vla/parity.py`).
 
 GR00T's time and velocity run the other way: its time is 1 − t and its velocity −v.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from tests.policies.parity_pi0 import recorded, rl_arrays
+from tests.plugins.vla.parity_pi0 import recorded, rl_arrays
 from torch import Tensor
 
 from polyrhythm.plugins.vla.flow_policy import Prefix

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policies.small_tokenizer import VOCABULARY, write_tokenizer
-from tests.policies.test_causal_lm import text_settings
+from tests.plugins.language.test_causal_lm import text_settings
+from tests.plugins.pretrained.small_tokenizer import VOCABULARY, write_tokenizer
 from torch import Tensor, nn
 
 from polyrhythm.cli.main import main
@@ -29,7 +29,7 @@ from polyrhythm.plugins.vla.inspection import architecture
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "vla" / "golden"
 TOKENS = torch.arange(1, 15)[None]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),

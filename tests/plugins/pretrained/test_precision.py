@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.policies.test_adapting import build, logprob, observations, tokens, train
+from tests.plugins.pretrained.test_adapting import build, logprob, observations, tokens, train
 from tests.stations import test_capturable as small
 from torch import nn
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.policies import parity
+from tests.plugins.vla import parity
 from torch import Tensor
 
 from polyrhythm.policies.flow_methods import Ode

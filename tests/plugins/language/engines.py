@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.policies import openai_server, sglang_server
-from tests.policies.vllm_server import started_server
+from tests.plugins.language import openai_server, sglang_server
+from tests.plugins.language.vllm_server import started_server
 
 from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
 from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, SglangSettings

@@ -119,7 +119,7 @@ class SmallPolicy(AdaptedPolicy):
 class SmallSettings(VlaSettings):
     """The small policy."""
 
-    type: Literal["tests.policies.adapted:SmallSettings"] = "tests.policies.adapted:SmallSettings"
+    type: Literal["tests.plugins.pretrained.adapted:SmallSettings"] = "tests.plugins.pretrained.adapted:SmallSettings"
     dtype: Literal["float32", "bfloat16"] = "float32"
     width: int = 32
 

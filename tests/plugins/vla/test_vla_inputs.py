@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.policies.small_tokenizer import write_tokenizer
+from tests.plugins.pretrained.small_tokenizer import write_tokenizer
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError

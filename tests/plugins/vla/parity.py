@@ -1,6 +1,6 @@
 """Compares our networks with golden data of the reference implementations, intermediate by intermediate.
 
-    python tests/policies/parity.py DIR...
+    python tests/plugins/vla/parity.py DIR...
 
 A directory has config.json, weights.safetensors, inputs.npz and outputs.npz. Every array of outputs.npz is compared;
 the largest absolute error must stay below 1e-5: for velocities, logits and actions as it is, elsewhere times the root
@@ -70,11 +70,11 @@ def module_of(folder: Path) -> ModuleType:
         kind = next((signs[sign] for sign in signs if sign in json.dumps(config).lower()), "")
     if kind not in MODULES:
         raise ValueError(f"{folder}/config.json names no known architecture; known are {', '.join(MODULES)}")
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(Path(__file__).parents[3]))
     try:
-        return importlib.import_module(f"tests.policies.{MODULES[kind]}")
+        return importlib.import_module(f"tests.plugins.vla.{MODULES[kind]}")
     except ModuleNotFoundError as error:
-        raise ValueError(f"{folder} is a {kind}: tests/policies/{MODULES[kind]}.py is missing ({error})") from error
+        raise ValueError(f"{folder} is a {kind}: tests/plugins/vla/{MODULES[kind]}.py is missing ({error})") from error
     finally:
         sys.path.pop(0)
 

@@ -1,4 +1,4 @@
-"""Computes what tests/policies/golden/openvla_oft/outputs.npz holds, from a folder's weights and inputs.
+"""Computes what tests/plugins/vla/golden/openvla_oft/outputs.npz holds, from a folder's weights and inputs.
 
 `rl_*` is RLinf's layout: one image, a padded batch, no stop token. `official_*` is the release's: two images, a
 proprioception token, the stop token, and actions both as tokens and from the L1 head.

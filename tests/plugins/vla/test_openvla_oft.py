@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.built import built
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
-from tests.policies.released import without_numbers
+from tests.plugins.pretrained.released import without_numbers
 from torch import Tensor
 
 import polyrhythm

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.policies.engines import (
+from tests.plugins.language.engines import (
     ENV,
     EXACT,
     LACKS_VLLM,
@@ -23,9 +23,9 @@ from tests.policies.engines import (
     run,
     vllm_url,
 )
-from tests.policies.openai_server import serving
-from tests.policies.server_model import Model
-from tests.policies.test_sglang_engine import step_on
+from tests.plugins.language.openai_server import serving
+from tests.plugins.language.server_model import Model
+from tests.plugins.language.test_sglang_engine import step_on
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, WeightSettings
