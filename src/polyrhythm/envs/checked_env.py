@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -58,13 +57,11 @@ class CheckedEnv:
             raise ContractViolation(
                 f"build({self.rows}) returned rows = {self.inner.rows}", f"it must have {self.rows} rows"
             )
-        for field in fields(EnvSpec):
-            actual, expected = getattr(self.inner.spec, field.name), getattr(self.spec, field.name)
-            if actual != expected:
-                raise ContractViolation(
-                    f"the spec of build({self.rows}) has {field.name} = {actual}, that of the settings {expected}",
-                    "return the same spec from both",
-                )
+        for name, actual, expected in self.inner.spec.differing(self.spec):
+            raise ContractViolation(
+                f"the spec of build({self.rows}) has {name} = {actual}, that of the settings {expected}",
+                "return the same spec from both",
+            )
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes; of rows whose episode is refused (`EpisodeRefused`) those of the next seeds."""

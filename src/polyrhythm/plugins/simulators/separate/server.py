@@ -95,14 +95,15 @@ class EnvServer:
                 raise
             found, failed, refused = error.result, _texts(error), _refused(error)
         arrays: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         if call.method == "step":
-            names = ("reward", "terminated", "truncated", "success", "executed")
-            arrays = {name: x for name in names if (x := getattr(found, name)) is not None}
+            arrays = {name: array for name, array in found._asdict().items() if array is not None}
+            metrics = arrays.pop("metrics")
         elif call.method in ("expert_actions", "render"):
             arrays = {"result": found}
         return p.Returned(
             {name: p.packed(array) for name, array in arrays.items()},
-            {name: p.packed(array) for name, array in found.metrics.items()} if call.method == "step" else {},
+            {name: p.packed(array) for name, array in metrics.items()},
             tuple(map(as_utf8, found)) if call.method == "texts" else (),
             failed,
             refused,
@@ -122,7 +123,11 @@ class EnvServer:
                 return batch.observe(rows, {name: view[: len(rows)] for name, view in self._views.items()})
             case "expert_actions":
                 return batch.expert_actions(rows)
-        return getattr(batch, call.method)(rows[0])
+            case "render":
+                return batch.render(rows[0])
+            case "discard":
+                return batch.discard(rows[0])
+        return batch.texts(rows[0])
 
     def close(self) -> None:
         """Close the batch, if it is open."""
