@@ -115,6 +115,16 @@ class RunConfig(Section):
     """Supervised warm start on the demonstrations; null for none."""
 
     @property
+    def env_type(self) -> str:
+        """The type of the environment's settings; "" where a class of one's own has none."""
+        return str(getattr(self.env, "type", ""))
+
+    @property
+    def policy_type(self) -> str:
+        """The type of the policy's settings, likewise."""
+        return str(getattr(self.policy, "type", ""))
+
+    @property
     def all_rows(self) -> int:
         """Rows of training at most, those of simulators that join included."""
         own, join = self.rollout, self.join
