@@ -39,7 +39,7 @@ class CheckedEnv:
     def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
         self._about_to = about_to
         self.settings, self.declared = settings, traits_of(settings)
-        self.spec = ask_spec(settings, about_to)
+        self.spec = read_spec(settings, about_to)
         self.inner: FullEnvBatch = self._call("build", settings.build, rows)
         self.rows = rows
         self._check_built()
@@ -150,7 +150,7 @@ class CheckedEnv:
         return _call(self._about_to, call, function, *arguments)
 
 
-def ask_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
+def read_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
     """The environment's spec. Raises ContractViolation if spec() raises or returns something else."""
     spec = _call(about_to, "spec", settings.spec)
     if not isinstance(spec, EnvSpec):

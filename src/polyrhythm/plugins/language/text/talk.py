@@ -66,7 +66,7 @@ class Talk:
 
 
 async def _end(running: asyncio.Task[None]) -> None:
-    """Cancel it, and wait for its end; what it raises meanwhile concerns nobody."""
+    """Cancel it and wait for its end; what it raises meanwhile is dropped."""
     running.cancel()
     await asyncio.wait({running})
     if not running.cancelled():

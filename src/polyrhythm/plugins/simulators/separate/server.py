@@ -1,6 +1,6 @@
 """The process that has the environment: `python -m` this module, SOCKET MEMORY PARENT.
 
-These are two inherited descriptors and the process id of whoever started it.
+The arguments are two inherited descriptors and the process id of the parent.
 
 It needs this package, numpy, msgspec, pydantic and what the environment itself needs. It ends with `Close`, with the
 connection, or with the thread that started it, whatever comes first.
@@ -174,7 +174,7 @@ def serve(line: p.EnvLink, server: EnvServer) -> None:
         request = line.receive()
         try:
             reply = server.answer(request)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whoever asked is told
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
             reply = raised(error)
         line.send(reply)
         if isinstance(request, p.CloseBatch):
@@ -189,7 +189,7 @@ def main(words: list[str]) -> int:
         sys.stderr.write("whoever started this has ended, or is not its parent (let a script end in exec)\n")
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever started it ends it
+        signal.signal(number, signal.SIG_IGN)  # the parent ends it
     line, server = p.EnvLink(socket.socket(fileno=end), "request"), EnvServer(memory)
     with suppress(EOFError, OSError):
         serve(line, server)
