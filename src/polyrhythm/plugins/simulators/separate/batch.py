@@ -48,8 +48,8 @@ class SeparateBatch:
             expert=has.expert, draws_rows=has.draws_rows, discards_rows=has.discards_rows, texts=has.texts
         )
 
-    def _call(self, method: str, rows: RowNumbers, **more: Any) -> p.Returned:
-        found = self._process.request(p.BatchCall(method, tuple(map(int, rows)), **more), p.Returned)  # type: ignore[arg-type]
+    def _call(self, method: str, rows: RowNumbers, **more: Any) -> p.CallReturned:
+        found = self._process.request(p.BatchCall(method, tuple(map(int, rows)), **more), p.CallReturned)  # type: ignore[arg-type]
         for text in found.warned:
             warn_once(text)
         return found
@@ -88,7 +88,7 @@ class SeparateBatch:
         self._process.close()
 
 
-def _refuse_failed(found: p.Returned, result: Any = None) -> None:
+def _refuse_failed(found: p.CallReturned, result: Any = None) -> None:
     """RowsFailed: rows have failed alone."""
     if found.failed:
         kinds = {row: EpisodeRefused if row in found.refused else RuntimeError for row in found.failed}

@@ -85,7 +85,7 @@ class EnvServer:
         self._settings = settings
         return p.EnvOpened(settings.spec(), settings.model_dump(mode="json"), os.environ.get("MUJOCO_GL", ""))
 
-    def _call(self, call: p.BatchCall) -> p.Returned:
+    def _call(self, call: p.BatchCall) -> p.CallReturned:
         failed: dict[int, str] = {}
         refused: tuple[int, ...] = ()
         try:
@@ -101,7 +101,7 @@ class EnvServer:
             metrics = arrays.pop("metrics")
         elif call.method in ("expert_actions", "render"):
             arrays = {"result": found}
-        return p.Returned(
+        return p.CallReturned(
             {name: p.packed(array) for name, array in arrays.items()},
             {name: p.packed(array) for name, array in metrics.items()},
             tuple(map(as_utf8, found)) if call.method == "texts" else (),
