@@ -58,7 +58,7 @@ class Rendering(msgspec.Struct, tag=True, frozen=True):
 
 
 class BatchCall(msgspec.Struct, tag=True, frozen=True):
-    """A call of the batch's method for rows. tasks, seeds: of `reset`; actions: of `step`. Answered by `CallReturned`."""
+    """A method call for rows. tasks, seeds: of `reset`; actions: of `step`. Answered by `CallReturned`."""
 
     method: Literal["reset", "step", "observe", "expert_actions", "render", "discard", "texts"]
     rows: tuple[int, ...]
