@@ -132,7 +132,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> RunConfig:
-        check_objective(self)
+        segments, size = self.rollout.segment_steps, self.groups.size
+        check_objective(self.objective, self.algorithm, self.training, segment_steps=segments, group_size=size)
         _check_groups(self)
         _check_join(self)
         _check_ray(self)
