@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import extended
-from polyrhythm.policies.plain_tensors import FIX, plain_tensors
+from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.traits import policy_traits
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
