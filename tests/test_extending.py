@@ -88,6 +88,19 @@ def test_two_versions_are_trained_from_its_demonstrations(package: Path) -> None
     assert "How many updates each run has." in (run / "report.html").read_text()
 
 
+def test_a_launcher_with_a_typo_is_answered_with_its_name(package: Path) -> None:
+    said = polyrhythm(package, "train", "line.yaml", "launcher=acme_nic", status=2)
+    assert "launcher = 'acme_nic': did you mean acme_nice?" in said
+
+
+def test_hooks_that_fail_in_the_end_leave_the_run_complete(package: Path) -> None:
+    hooks = package / "acme" / "observer.py"
+    hooks.write_text(hooks.read_text().replace('(folder / "longest.txt")', '(folder / "nowhere" / "longest.txt")'))
+    said = polyrhythm(package, "train", "line.yaml", "--out", "failing", "training.versions=1", "launcher=inline")
+    assert "Hooks failed after the run, which is complete" in said
+    assert (package / "failing" / "summary.json").is_file()
+
+
 def test_its_weights_channel_carries_versions(package: Path) -> None:
     said = polyrhythm(package, "train", "line.yaml", "--out", "counted", "launcher=acme_counted", "training.versions=1")
     assert "acme: version 1 has" in said
