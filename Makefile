@@ -1,6 +1,7 @@
 # make setup       the environment, in .venv (quick when nothing changed)
 # make quickstart  setup, then a tiny vision-language-action policy learns four manipulation tasks
 # make test        setup, then everything that a change must pass
+# make test-core   setup, then the tests of the core alone, without the slow ones (about 5 minutes on two cores)
 # make test-all    test, then the tests of each simulator, taskset and engine in a Python of its own, which it makes
 # make coverage    setup, then all tests once more, and which lines none of them reaches
 
@@ -15,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 # named to pytest, or is among its testpaths, is not ignored.
 WAITING := tests/process tests/runtime tests/workflow tests/cli
 
-.PHONY: setup quickstart test test-all lint types contracts check check-waiting check-computing coverage clean
+.PHONY: setup quickstart test test-core test-all lint types contracts check check-waiting check-computing core-waiting core-computing coverage clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -47,6 +48,15 @@ check: setup
 
 check-waiting: setup
 	$(BIN)/pytest $(WAITING)
+
+test-core: setup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target core-waiting core-computing
+
+core-waiting: setup
+	$(BIN)/pytest -m "not slow" $(WAITING)
+
+core-computing: setup
+	$(BIN)/pytest -m "not slow" tests $(addprefix --ignore=,$(WAITING) tests/plugins tests/held)
 
 check-computing: setup
 	$(BIN)/pytest tests bench/tests $(addprefix --ignore=,$(WAITING))

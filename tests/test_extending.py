@@ -64,8 +64,26 @@ def test_the_recipe_passes_check(package: Path) -> None:
     assert "checks passed" in polyrhythm(package, "check", "line.yaml", "launcher=inline")
 
 
-def test_two_versions_are_trained(package: Path) -> None:
+def test_two_versions_are_trained_and_observed_under_its_launcher(package: Path) -> None:
     loss = "algorithm.loss={type: acme_squared, uses_proximal: true}"
-    polyrhythm(package, "train", "line.yaml", "--out", "run", loss)
+    said = polyrhythm(package, "train", "line.yaml", "--out", "run", loss, "launcher=acme_here")
+    assert "stations: simulator-0 generator-0 trainer" in said
+    assert said.count("an update is done") == 2
+    assert "evaluation before, version 0: return -" in said
+    assert "evaluation after, version 2: return -" in said
+    assert (package / "run" / "acme.txt").read_text() == "complete"
     lines = [json.loads(line) for line in (package / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len([line for line in lines if "train/actor/distance" in line]) == 2
+
+
+def test_a_launcher_with_a_typo_is_answered_with_its_name(package: Path) -> None:
+    said = polyrhythm(package, "train", "line.yaml", "launcher=acme_her", status=2)
+    assert "launcher = 'acme_her': did you mean acme_here?" in said
+
+
+def test_hooks_that_fail_in_the_end_leave_the_run_complete(package: Path) -> None:
+    hooks = package / "acme" / "observing.py"
+    hooks.write_text(hooks.read_text().replace('(folder / "acme.txt")', '(folder / "nowhere" / "acme.txt")'))
+    said = polyrhythm(package, "train", "line.yaml", "--out", "run-2", "training.versions=1", "launcher=acme_here")
+    assert "Hooks failed after the run, which is complete" in said
+    assert (package / "run-2" / "summary.json").is_file()

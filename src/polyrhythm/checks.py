@@ -75,8 +75,8 @@ class Check:
     cost: the least depth that runs it. until: the depth from which other rows replace it. run: takes the context; what
     it raises of PolyrhythmError is a failure. needs: fields of the context without which it is left out.
     after: of a plugin's row, the row of the core behind which it runs; "": before all; "policies": of
-    `policies TYPE --recipe`; "episode": with an `Episode` of a text environment (`env_trial_process`) in place of the
-    context; "doctor": the last of `doctor`, with None.
+    `policies TYPE --recipe`; "episode": with a `TriedEpisode` of a text environment (`env_trial_process`) in place of
+    the context; "doctor": the last of `doctor`, with None.
     """
 
     name: str

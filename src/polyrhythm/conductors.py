@@ -18,7 +18,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def build_conductor(settings: SchedulerSettings) -> AnyConductor:
-    """A fresh conductor. KeyError: the optional part that the settings ask for is not installed."""
+    """A fresh conductor. PluginError: the optional part that the settings ask for is not installed."""
     tuner = plugin.load("scheduler", "tuner").begin(settings) if settings.batching == "auto" else None
     scoring = plugin.load("scheduler", "scoring")() if settings.scoring is not None else None
     conductor: AnyConductor = Conductor(settings, tuner, scoring)

@@ -17,6 +17,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
+from polyrhythm.errors import PolyrhythmError
+
 #: What can be added; the contract of each kind is in docs/extending.md. An env_key is a key that the section env of
 #: any type may have: its class makes the settings, by `of(section)`. A command `envs NAME` is one of `polyrhythm envs`.
 #: ranks: by `placement.trainer.strategy` what several ranks are (`training.ranks`); checkpoint: reads a state by form.
@@ -29,8 +31,8 @@ Kind = Literal[
 GROUP = "polyrhythm.plugins"
 
 
-class PluginError(ValueError):
-    """A plugin cannot be used: two add one name, or its module is broken."""
+class PluginError(PolyrhythmError, ValueError):
+    """A plugin cannot be used: none adds the name, two do, or its module is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,10 @@ def table(kind: Kind) -> Mapping[str, str]:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """What plugins add under this kind and name. KeyError: nothing."""
-    return import_address(table(kind)[name])
+    """What plugins add under this kind and name. PluginError: nothing."""
+    if name not in (known := table(kind)):
+        raise PluginError(f"{kind} {name}: no plugin that is installed adds it; install the package that does")
+    return import_address(known[name])
 
 
 def load_all(kind: Kind) -> list[Any]:

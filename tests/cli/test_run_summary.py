@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrhythm.cli.run_summary import lines
+from polyrhythm.cli.show import run_lines as lines
 
 
 def test_the_best_policy_is_named_with_its_bias() -> None:

@@ -45,6 +45,7 @@ def test_a_run_trains_without_plugins(core: Path, launcher: str) -> None:
         ("launcher=ray", "launcher = 'ray'"),
         ("policy=pi0", "policy.type = 'pi0'"),
         ("env=metaworld", "env.type = 'metaworld'"),
+        ("placement.sharing=lease", "placement lease: no plugin that is installed adds it"),
     ],
 )
 def test_what_a_plugin_would_add_is_unknown_without_it(core: Path, word: str, says: str) -> None:

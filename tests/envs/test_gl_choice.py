@@ -212,7 +212,7 @@ def test_what_an_environment_in_another_python_chooses_is_chosen_for_the_run(mon
 def test_the_check_of_an_environment_is_told_how_many_simulators_there_are(
     launcher: str, reserved: int, python: str, told: int
 ) -> None:
-    env = {"type": "tests.envs.pinned_env:PinnedSettings", "defect": "check tells"}
+    env = {"type": "tests.plugins.simulators.pinned_env:PinnedSettings", "defect": "check tells"}
     run = config(
         env=env | ({"python": python} if python else {}),
         launcher=launcher,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.pipeline.memory.micro_batch import parts, zeros
+from tests.plugins.memory_estimate.micro_batch import parts, zeros
 
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from polyrhythm.observe.live import Status, bar, block, duration, episodes
-from polyrhythm.observe.terminal import Terminal
+from polyrhythm.observe.live import Status, Terminal, bar, block, duration, episodes
 
 NAN = float("nan")
 TRAINING = Status(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from polyrhythm.observe.settings_changes import CHANGES_FILE, note_changes, read_changes
+from polyrhythm.observe.run_folder import CHANGES_FILE, note_changes, read_changes
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -13,7 +13,7 @@ import pytest
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.terminal import Terminal
+from polyrhythm.observe.live import Terminal
 from polyrhythm.pipeline.observers.hosts import HostTotals, StationHosts, in_order
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay

@@ -55,8 +55,8 @@ def stopped(folder, stop, changes=ASYNCHRONOUS):
 
 
 def snapshot_of(folder, pipeline):
-    memory = (pipeline.launcher.payloads, pipeline.launcher.payloads.in_flight, pipeline.weights)
-    return take_snapshot(folder / STATES, pipeline.loop.conductor, memory, pipeline.states, COUNTS)
+    loop, payloads = pipeline.loop, pipeline.launcher.payloads
+    return take_snapshot(folder / STATES, loop.conductor, payloads, pipeline.weights, pipeline.states, COUNTS)
 
 
 def save(folder, pipeline):

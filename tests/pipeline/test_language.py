@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.envs.chat_families import write_family
-from tests.envs.test_chat import REWRITES
+from tests.plugins.language.chat_families import write_family
+from tests.plugins.language.test_chat import REWRITES
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, validate

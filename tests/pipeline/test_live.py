@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
-from polyrhythm.observe.terminal import Terminal
+from polyrhythm.observe.live import Terminal
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
 from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.blueprint import adaptation_of
 from polyrhythm.plugins.vla.layers.attention import KeysValues
 from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
-from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.plugins.vla.settings import VlaSettings, adaptation_of
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.form import PolicyForm, Role, describe

@@ -20,8 +20,7 @@ from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings
 from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
-from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
-from polyrhythm.plugins.language.causal_lm.vllm_model import VllmModel, VllmStart
+from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine, VllmModel, VllmStart
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.policies.parity_pi0 import recorded, rl_arrays
 from torch import Tensor
 
-from polyrhythm.plugins.vla.flow_network import Prefix
+from polyrhythm.plugins.vla.flow_policy import Prefix
 from polyrhythm.plugins.vla.groot_n1d5.network import GrootNetwork
 from polyrhythm.plugins.vla.groot_n1d5.size import size_from_config
 from polyrhythm.policies import flow_matching

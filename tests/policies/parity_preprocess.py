@@ -15,8 +15,8 @@ from torch import Tensor
 from polyrhythm.plugins.vla import images, statistics
 from polyrhythm.plugins.vla.groot_statistics import groot_scaling
 from polyrhythm.plugins.vla.openvla_oft.tokens import centres, rows_of, rows_of_ids
+from polyrhythm.plugins.vla.prompts import state_bins
 from polyrhythm.plugins.vla.scaling import Scaler, Scaling, switches
-from polyrhythm.plugins.vla.state_prompt import state_bins
 
 #: OpenVLA's token ids of actions: rows and size of the vocabulary without padding.
 _BINS, _IDS = 256, 32000

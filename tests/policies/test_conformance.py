@@ -14,7 +14,7 @@ from tests.built import built
 from torch import Tensor
 
 from polyrhythm.conformance import Note, run_checks
-from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
+from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi0SizeSettings, Pi05Settings
 from polyrhythm.policies import conformance
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.calls import evaluate_act, sample
@@ -22,7 +22,7 @@ from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings, FlowMethod
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -60,7 +60,7 @@ def flow(method: FlowMethod, **settings: int) -> Case:
 
 
 def pi0(settings: type[Pi0Settings | Pi05Settings]) -> Case:
-    size = SizeSettings(width=32, mlp=48, heads=2, head_dim=16, expert_width=24, expert_mlp=32, image=28)
+    size = Pi0SizeSettings(width=32, mlp=48, heads=2, head_dim=16, expert_width=24, expert_mlp=32, image=28)
     policy = settings(size=size, chunk=2, dtype="float32", steps=2, sft_draws=16)
     return Case(policy, EnvSpec(PICTURE, CONTINUOUS, TASKS, 50))
 

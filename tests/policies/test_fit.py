@@ -12,10 +12,9 @@ from tests.built import built
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.tiny_vla.bins import BinsSettings
-from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
+from polyrhythm.policies.tiny_vla.heads import BinsSettings, FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings
-from polyrhythm.policies.tiny_vla.words import word_ids, word_table
+from polyrhythm.policies.tiny_vla.trunk import word_ids, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the door"))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyrhythm.plugins.pretrained.adapting import trained_names
 from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.pretrained.precision import Precision, cast
-from polyrhythm.plugins.vla.flow_network import repeated, restored, stored
+from polyrhythm.plugins.vla.flow_policy import repeated, restored, stored
 from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5, GrootNetwork
 from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize, config_from_size, size_from_config
 from polyrhythm.policies.mlp import seeded

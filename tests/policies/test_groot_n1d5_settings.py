@@ -17,7 +17,7 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.vla.groot_n1d5.settings import GrootSettings, SizeSettings
+from polyrhythm.plugins.vla.groot_n1d5.settings import GrootSettings, GrootSizeSettings
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample
 from polyrhythm.specs import INSTRUCTION, EnvSpec, Task
@@ -84,7 +84,7 @@ def test_full_size_form_is_made_without_weights() -> None:
 
 def test_wrong_settings_are_one_sentence() -> None:
     with pytest.raises(ValidationError, match=r"policy.size.width = 30 is no multiple of 2 x heads = 8"):
-        GrootSettings(size=SizeSettings(width=30))
+        GrootSettings(size=GrootSizeSettings(width=30))
     with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
         GrootSettings(chunk=5, horizon=3).form(SPEC)
 

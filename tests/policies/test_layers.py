@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.plugins.vla.layers import attention
+from polyrhythm.plugins.vla.layers.attention import AdaRMSNorm
 from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
-from polyrhythm.plugins.vla.layers.norms import AdaRMSNorm
 from polyrhythm.plugins.vla.layers.siglip import SiglipSize, SiglipVisionModel
 from polyrhythm.policies.mlp import seeded
 

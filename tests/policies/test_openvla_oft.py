@@ -22,11 +22,10 @@ from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
 from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, dead_patterns
-from polyrhythm.plugins.vla.openvla_oft.policy import FEATURES, HIDDEN
-from polyrhythm.plugins.vla.openvla_oft.settings import OpenVlaOftSettings, SizeSettings
+from polyrhythm.plugins.vla.openvla_oft.policy import FEATURES, HIDDEN, ValueHead
+from polyrhythm.plugins.vla.openvla_oft.settings import OftSizeSettings, OpenVlaOftSettings
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, size_from_config
 from polyrhythm.plugins.vla.openvla_oft.tokens import TokenDistribution, centres, rows_of, rows_of_ids
-from polyrhythm.plugins.vla.openvla_oft.value import ValueHead
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample
 from polyrhythm.policies.mlp import seeded
@@ -80,7 +79,7 @@ def test_an_action_is_decoded_within_half_an_interval() -> None:
     assert (centres(256, torch.float64)[rows_of(actions, 256)] - actions).abs().max() <= 1.0 / 255 + 1e-12
 
 
-SIZE = SizeSettings(
+SIZE = OftSizeSettings(
     width=32, layers=3, heads=2, mlp=48, vision_width=16, vision_layers=2, vision_heads=2, image=28, words=96, bins=32
 )
 SPEC = EnvSpec(

@@ -19,7 +19,7 @@ from polyrhythm.conformance import run_checks
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi05Settings, SizeSettings
+from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi0SizeSettings, Pi05Settings
 from polyrhythm.policies import conformance
 from polyrhythm.policies.base import as_module
 from polyrhythm.policies.calls import sample
@@ -101,9 +101,9 @@ def test_full_size_form_is_made_without_weights(kind: str, numbers: int) -> None
 
 def test_wrong_settings_are_one_sentence() -> None:
     with pytest.raises(ValidationError, match=r"vision_width = 64 is no multiple of vision_heads = 5"):
-        Pi0Settings(size=SizeSettings(vision_heads=5))
+        Pi0Settings(size=Pi0SizeSettings(vision_heads=5))
     with pytest.raises(ValidationError, match=r"image = 56 is no multiple of patch = 15"):
-        Pi0Settings(size=SizeSettings(patch=15))
+        Pi0Settings(size=Pi0SizeSettings(patch=15))
     with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
         Pi0Settings(chunk=5, horizon=3).form(SPEC)
 

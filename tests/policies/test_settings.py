@@ -10,8 +10,7 @@ from polyrhythm.policies.base import as_settings
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.tiny_vla.bins import BinsSettings
-from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
+from polyrhythm.policies.tiny_vla.heads import BinsSettings, FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 
 HEADS = (BinsSettings, FlowMatchingSettings, OdeSettings, FlowSdeSettings, FlowCpsSettings, FlowNoiseSettings)

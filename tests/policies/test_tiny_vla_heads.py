@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings, FlowMethod
 from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings
-from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize
-from polyrhythm.policies.tiny_vla.words import word_table
+from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the door"))

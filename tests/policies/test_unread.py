@@ -11,7 +11,7 @@ from tests.policies.test_pi0_settings import SPEC
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.policies.base import as_module
-from polyrhythm.policies.plain_tensors import plain_tensors
+from polyrhythm.policies.constants import plain_tensors
 
 GOLDEN = Path(__file__).parent / "golden"
 PI0 = {"type": "pi0", "checkpoint": str(GOLDEN / "pi0")}

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.vla import images
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.plugins.vla.settings import InputForm, VlaSettings
 from polyrhythm.plugins.vla.tokenizers import folder_tokenizer
 from polyrhythm.policies.form import describe
 from polyrhythm.specs import INSTRUCTION, ActionSpec, ArraySpec, EnvSpec, Task

@@ -12,8 +12,8 @@ from tests.policies.small_tokenizer import IMAGE_ID, VOCABULARY, write_tokenizer
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import prompts
-from polyrhythm.plugins.vla.state_prompt import StatePrompt, state_bins
-from polyrhythm.plugins.vla.tokenizers import FolderTokenizer, Tokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.plugins.vla.prompts import StatePrompt, state_bins
+from polyrhythm.plugins.vla.tokenizers import FolderPromptTokenizer, PromptTokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the_door\n"), Task("wipe", "wipe the table, slowly"))
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(folder: Path) -> Iterator[FolderTokenizer]:
+def local(folder: Path) -> Iterator[FolderPromptTokenizer]:
     yield folder_tokenizer(str(folder))
     folder_tokenizer.cache_clear()
 
@@ -63,7 +63,7 @@ def test_the_empty_token_is_not_repeated() -> None:
     assert prompts.oft_ids(Recorder(), "x", ord(":"))[-2:] == [ord("t"), ord(":")]
 
 
-def test_a_local_folder_is_encoded_as_by_its_library(folder: Path, local: FolderTokenizer) -> None:
+def test_a_local_folder_is_encoded_as_by_its_library(folder: Path, local: FolderPromptTokenizer) -> None:
     from tokenizers import Tokenizer as Library
 
     library = Library.from_file(str(folder / "tokenizer.json"))
@@ -72,7 +72,7 @@ def test_a_local_folder_is_encoded_as_by_its_library(folder: Path, local: Folder
     assert local.bos == library.token_to_id("<bos>")
 
 
-def test_groots_places_of_images_are_single_tokens(local: FolderTokenizer) -> None:
+def test_groots_places_of_images_are_single_tokens(local: FolderPromptTokenizer) -> None:
     ids = prompts.groot_ids(local, "push the red block", 2, 9, IMAGE_ID)
     assert ids.count(IMAGE_ID) == 18
     with pytest.raises(ConfigError, match="0 tokens 399 for 18 places of images; use the tokenizer of GR00T"):
@@ -146,8 +146,8 @@ class Joining:
 
 
 @pytest.mark.parametrize("kind", ["words", "local", "seams", "joining"])
-def test_state_prompts_equal_whole_ones(kind: str, local: FolderTokenizer, tmp_path: Path) -> None:
-    tokenizer: Tokenizer = WordTokenizer(4096) if kind == "words" else local
+def test_state_prompts_equal_whole_ones(kind: str, local: FolderPromptTokenizer, tmp_path: Path) -> None:
+    tokenizer: PromptTokenizer = WordTokenizer(4096) if kind == "words" else local
     tokenizer = Joining() if kind == "joining" else tokenizer
     if kind == "seams":
         tokenizer = folder_tokenizer(str(write_tokenizer(tmp_path, seams=True)))
@@ -164,12 +164,12 @@ def test_state_prompts_equal_whole_ones(kind: str, local: FolderTokenizer, tmp_p
         assert present[row].tolist() == [True] * len(whole) + [False] * (100 - len(whole))
 
 
-def test_a_state_prompt_that_is_too_long_is_refused_with_both_lengths(local: FolderTokenizer) -> None:
+def test_a_state_prompt_that_is_too_long_is_refused_with_both_lengths(local: FolderPromptTokenizer) -> None:
     with pytest.raises(ConfigError, match=r"task 'wipe' has \d+ tokens with the tokenizer of .*, the network takes 30"):
         prompts.state_prompts(local, TASKS, 8, 30, VOCABULARY)
 
 
-def test_a_prompt_without_a_length_has_room_for_every_state(local: FolderTokenizer) -> None:
+def test_a_prompt_without_a_length_has_room_for_every_state(local: FolderPromptTokenizer) -> None:
     found = prompts.state_prompts(local, TASKS, 3, 0, VOCABULARY)
     assert found.length == max(
         1 + len(local.encode(prompts.state_text(task.instruction, [b] * 3))) for task in TASKS for b in prompts.BINS

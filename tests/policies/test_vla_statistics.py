@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.scaling import Scaler, Scaling
-from polyrhythm.plugins.vla.state_parts import StatePart, in_other_form
+from polyrhythm.plugins.vla.scaling import Scaler, Scaling, StatePart, in_other_form
 from polyrhythm.plugins.vla.statistics import robot_statistics
 
 GOLDEN = Path(__file__).parent / "golden"

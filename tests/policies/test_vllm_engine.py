@@ -28,8 +28,7 @@ from polyrhythm.errors import MissingError, RunHalted
 from polyrhythm.plugins.language.causal_lm.engine_settings import VllmSettings
 from polyrhythm.plugins.language.causal_lm.policy import CausalLm
 from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
-from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
-from polyrhythm.plugins.language.causal_lm.vllm_model import BLOCK, plain_weights
+from polyrhythm.plugins.language.causal_lm.vllm_engine import BLOCK, VllmEngine, plain_weights
 from polyrhythm.policies.engine import Engine
 
 

@@ -16,7 +16,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.servers.weights import write_model
+from polyrhythm.plugins.language.causal_lm.servers.engine import write_model
 
 _LIMIT_S = 600
 

@@ -23,7 +23,7 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import dropped_messages, pending_work, process_ids
 from polyrhythm.runtime.launcher import build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Report
+from polyrhythm.runtime.messages import Report, StationTraits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.sockets import Outbox
 from polyrhythm.scheduler import records
@@ -145,6 +145,8 @@ def test_lockstep_grants_and_trains_the_same_samples_under_every_launcher(launch
 
 class Sits:
     """A station with nothing to do."""
+
+    traits = StationTraits()
 
     def __init__(self, name, incarnation):
         self.name, self.incarnation, self.asked = name, incarnation, 0

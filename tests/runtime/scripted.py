@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.messages import Report, Station
+from polyrhythm.runtime.messages import Report, Station, StationTraits
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import Published, PublishWeights, StartUpdate, TrainerJoined, UpdateDone
 
@@ -24,6 +24,8 @@ _NOTICED_S = 1.0
 
 
 class Scripted:
+    traits = StationTraits()
+
     def __init__(self, name: str, incarnation: int, context: StationContext) -> None:
         self.name, self._incarnation, self._channels = name, incarnation, context.channels
         self._todo: deque[Any] = deque()
@@ -86,3 +88,6 @@ class ScriptedFactory:
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         return [(f"{self.name}.{incarnation}.0", lambda: Scripted(self.name, incarnation, context))]
+
+    def announcements(self, incarnation: int) -> Sequence[Any]:
+        return []

@@ -223,7 +223,7 @@ def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count:
     with steady():
         dropped = Counter[str]()
         for number, frame in enumerate(mutated_frames(frames, count, 3)):
-            joiner = Joiner("tcp://127.0.0.1:9", (SPEC, "an environment"), "1.2", 0.0)
+            joiner = Joiner("tcp://127.0.0.1:9", SPEC, "an environment", "1.2", 0.0)
             station = JoinedStation(welcome, lambda _: env, lambda: None, joiner.drops)
             if number % 3:
                 joiner.handle(FrameCame(memoryview(m.pack(welcome))), 0.0)
@@ -242,7 +242,7 @@ def test_a_spec_that_no_run_would_hear_is_refused_at_once() -> None:
     env = load_env("gymnasium:CartPole-v1")
     spec = dataclasses.replace(env.spec(), tasks=tuple(Task(f"task {i}", "go") for i in range(20_000)))
     with pytest.raises(StartError, match=r"its spec takes [\d,]+ bytes, a run hears at most 61,440"):
-        Joiner("tcp://127.0.0.1:9", (spec, "large"), "1.2", 0.0)
+        Joiner("tcp://127.0.0.1:9", spec, "large", "1.2", 0.0)
 
 
 # ---------------------------------------------------------------- hosts

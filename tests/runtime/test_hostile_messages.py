@@ -64,6 +64,7 @@ class Obeying:
         self.drops, self.connected, self.refused = DropCounter("test"), 0, 0
         self.station = station
         self._part = StationThread("a", lambda: station, PartQueue(), self.drops, layout, self)
+        self._part.adopt(station)
 
     def connect(self, message: wire.Connect | wire.HostAt) -> None:
         self.connected += 1

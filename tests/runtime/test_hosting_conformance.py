@@ -26,8 +26,10 @@ from tests.runtime.scripted import (
     ScriptedFactory,
 )
 
-from polyrhythm.config.sections.running import RaySettings, SupervisionSettings
+from polyrhythm.config.sections.running import SupervisionSettings
+from polyrhythm.pipeline.context import LaunchPlan
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
+from polyrhythm.plugins.cluster.launching import launch_on_ray
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import Hosting, dropped_messages, pending_work, process_ids
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
@@ -72,12 +74,8 @@ def hosts(folder: Path) -> Launcher:
 
 def ray(folder: Path) -> Launcher:
     pytest.importorskip("ray", reason="the ray extra is not installed")
-    from polyrhythm.plugins.cluster.ray.launch import build_ray_launcher
-
     stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
-    return build_ray_launcher(
-        stations, LAYOUT, NO_WEIGHTS, limits_of(), folder / "logs", settings=RaySettings(), slots={}, trainer=""
-    )
+    return launch_on_ray(LaunchPlan(config(launcher="ray"), stations, LAYOUT, NO_WEIGHTS, folder / "logs"))
 
 
 def inline(folder: Path) -> Launcher:

@@ -11,7 +11,7 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import pending_work
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Reply, Report
+from polyrhythm.runtime.messages import Reply, Report, StationTraits
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     CancelRow,
@@ -43,6 +43,10 @@ class Worker:
         self.name, self.context, self.slot, self.diary = factory.name, context, slot, factory.diary
         self.units, self.speaks = factory.units, factory.speaks
         self.heard, self.closed = [], False
+
+    @property
+    def traits(self):
+        return StationTraits(deliver=self.deliver)
 
     def joined(self):
         if not self.slot:

@@ -35,7 +35,7 @@ class Run:
     """A joiner, the time, and what it has sent."""
 
     def __init__(self, **limits: float) -> None:
-        self.joiner, self.now = Joiner("tcp://host:77", (SPEC, "an environment"), "1.2", 100.0, **limits), 100.0
+        self.joiner, self.now = Joiner("tcp://host:77", SPEC, "an environment", "1.2", 100.0, **limits), 100.0
         self.sent: list[Any] = []
         self.status: StationStatus | None = None
         self.ending = self.leaving = False

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.messages import Unobeyable
+from polyrhythm.runtime.messages import StationTraits, Unobeyable
 from polyrhythm.runtime.processes import station_thread
 from polyrhythm.runtime.processes.part_inbox import PartQueue
 from polyrhythm.runtime.processes.station_thread import StationThread
@@ -50,6 +50,10 @@ class Launching:
         self.spoken = [threading.Event(), threading.Event()]
         self.begins: list[float] = []
         self._patience = patience
+
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(patience=self.patience)
 
     def handle(self, command: Any) -> None:
         self.said.append("hear")
@@ -106,6 +110,8 @@ class Unable:
 
     name = "t"
 
+    traits = StationTraits()
+
     def __init__(self) -> None:
         self._todo: list[Any] = []
 
@@ -158,6 +164,10 @@ class Waiting:
 
     def wait_beside(self) -> int:
         return self.read
+
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(wait_beside=self.wait_beside)
 
     def handle(self, command: Any) -> None:
         self.told += 1

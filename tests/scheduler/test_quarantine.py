@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.clustersim.clusters import run, settings
+from tests.plugins.virtual.clustersim.clusters import run, settings
 from tests.scheduler.test_conductor import Script
 
 from polyrhythm.conductors import restore_conductor

@@ -14,7 +14,7 @@ from tests.stations.generators import SLOTS, Stand, policy
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Act
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Patient, Reply
+from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply
 from polyrhythm.runtime.spans import IN_BATCH, PASS
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Serve, WeightsApplied
 from polyrhythm.specs import ArraySpec
@@ -202,7 +202,7 @@ def test_a_station_whose_device_works_beside_it_waits_for_a_batch_before_it_wait
     stand, hour = Stand(make_passes=beside()), 3600.0
     generator, asked = stand.generator, [stand.request("a", 7), stand.request("b", 11), stand.request("c", 2)]
     assert (generator.joined().depth, Stand().generator.joined().depth) == (2, 1)
-    assert isinstance(generator, Patient)
+    assert generator.traits.patience is not None
     assert generator.patience() == 0.0
     generator.handle(Serve("g", Batch(0, "g", (asked[0],))))
     assert generator.work()

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from polyrhythm.cli.recipe_arguments import add_recipe
+from polyrhythm.cli.arguments import add_recipe
 from polyrhythm.cli.show import columns
 from polyrhythm.errors import ConfigError
 from polyrhythm.readable import visible

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from polyrhythm.cli import show
-from polyrhythm.cli.numbers import count, whole
+from polyrhythm.cli.arguments import count, whole
 from polyrhythm.plugin import load
 
 log = logging.getLogger(__name__)

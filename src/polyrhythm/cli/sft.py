@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli import show
-from polyrhythm.cli.recipe_arguments import IMITATION, add_recipe, note_resume_command
+from polyrhythm.cli.arguments import IMITATION, add_recipe, note_resume_command
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig

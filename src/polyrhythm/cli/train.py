@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyrhythm.cli import run_summary
-from polyrhythm.cli.recipe_arguments import note_resume_command
+from polyrhythm.cli import show
+from polyrhythm.cli.arguments import note_resume_command
 from polyrhythm.config.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
-        print(run_summary.lines(summary))
+        print(show.run_lines(summary))
         print(f"summary: {folder / SUMMARY_FILE}")
         if (folder / REPORT_FILE).is_file():
             print(f"report: {folder / REPORT_FILE}")

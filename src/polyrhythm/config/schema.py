@@ -115,6 +115,16 @@ class RunConfig(Section):
     """Supervised warm start on the demonstrations; null for none."""
 
     @property
+    def env_type(self) -> str:
+        """The type of the environment's settings; "" where a class of one's own has none."""
+        return str(getattr(self.env, "type", ""))
+
+    @property
+    def policy_type(self) -> str:
+        """The type of the policy's settings, likewise."""
+        return str(getattr(self.policy, "type", ""))
+
+    @property
     def all_rows(self) -> int:
         """Rows of training at most, those of simulators that join included."""
         own, join = self.rollout, self.join
@@ -122,7 +132,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> RunConfig:
-        check_objective(self)
+        segments, size = self.rollout.segment_steps, self.groups.size
+        check_objective(self.objective, self.algorithm, self.training, segment_steps=segments, group_size=size)
         _check_groups(self)
         _check_join(self)
         _check_ray(self)

@@ -44,6 +44,12 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, NDArray[np.floating]] = MappingProxyType({})
     executed: NDArray[np.bool_] | None = None
 
+    @classmethod
+    def zeros(cls, rows: int) -> StepResult:
+        """No reward, no end and no success, to be filled in."""
+        no = (np.zeros(rows, np.bool_) for _ in range(3))
+        return cls(np.zeros(rows, np.float32), next(no), next(no), next(no))
+
 
 class EpisodeRefused(Exception):
     """An environment does not play an episode, such as one with a prompt that is too long: raised for rows of a `reset`

@@ -1,17 +1,27 @@
-"""Creates and locks the folder of a run: <root>/<recipe>/<time>, never shared and never overwritten."""
+"""Creates and locks the folder of a run: <root>/<recipe>/<time>, never shared and never overwritten.
+
+Settings that were changed when a run was resumed are in `settings_changes.jsonl`, one object a line:
+
+    {"time": ISO 8601, "update": 40, "changes": {"training.versions": [120, 200]}}
+
+The updates from `update` on, counted from 0, were trained under the new settings.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from polyrhythm.errors import RunFolderError
+from polyrhythm.files import atomic_write
 
 log = logging.getLogger(__name__)
 
@@ -114,3 +124,53 @@ def take_folder(folder: Path) -> Path:
     if taken:
         raise RunFolderError(f"folder {folder} is not empty; name another, a run never overwrites one")
     return folder
+
+
+# ------------------------------------------------------------ settings that changed
+
+CHANGES_FILE = "settings_changes.jsonl"
+
+
+class Change(NamedTuple):
+    """A changed setting, with the first update under the new value."""
+
+    time: str
+    update: int
+    setting: str
+    before: Any
+    after: Any
+
+
+def read_changes(folder: Path) -> list[Change]:
+    """All changes of the run in `folder`, oldest first; damaged lines are left out."""
+    return [
+        Change(str(entry["time"]), entry["update"], setting, *values)
+        for entry in _entries(folder / CHANGES_FILE)
+        for setting, values in entry["changes"].items()
+    ]
+
+
+def note_changes(folder: Path, update: int, changes: Mapping[str, tuple[Any, Any]], now: datetime) -> None:
+    """Append changes {setting: (before, after)}, if there are any, to those of the run in `folder`.
+
+    The run resumes at `update`: earlier changes recorded after it are moved to `update`.
+    """
+    path = folder / CHANGES_FILE
+    noted = [{**entry, "update": min(entry["update"], update)} for entry in _entries(path)]
+    if changes:
+        noted.append({"time": now.isoformat(timespec="seconds"), "update": update, "changes": dict(changes)})
+    if noted:
+        with atomic_write(path) as unfinished:
+            unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in noted), encoding="utf-8")
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that are not damaged."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            if type(entry["update"]) is int and all(len(values) == 2 for values in entry["changes"].values()):
+                yield {"time": "", **entry}
+        except (AttributeError, LookupError, TypeError, ValueError):
+            continue

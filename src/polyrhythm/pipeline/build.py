@@ -100,7 +100,7 @@ class Pipeline:
 def env_settings(config: RunConfig) -> EnvSettings:
     """The environment's settings. ConfigError if a user-defined class lacks a method."""
     if not isinstance(config.env, EnvSettings):
-        raise ConfigError(f"env.type = {getattr(config.env, 'type', '')}: its settings need spec() and build(rows)")
+        raise ConfigError(f"env.type = {config.env_type}: its settings need spec() and build(rows)")
     return config.env
 
 
@@ -285,8 +285,7 @@ def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpe
 
 def _sources_of_numbers(config: RunConfig) -> dict[str, str]:
     """The settings that name the policy and the environment, for reports of NaN or inf."""
-    sections = {POLICY: ("policy", config.policy), ENVIRONMENT: ("env", config.env)}
-    return {who: f"{name}.type = {getattr(section, 'type', '')}" for who, (name, section) in sections.items()}
+    return {POLICY: f"policy.type = {config.policy_type}", ENVIRONMENT: f"env.type = {config.env_type}"}
 
 
 def _own_factories(

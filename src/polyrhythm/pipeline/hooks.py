@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.plugin import load_all
 
 if TYPE_CHECKING:
     from polyrhythm.pipeline.build import Pipeline
+    from polyrhythm.pipeline.observers.base import Observer
 
 
 class RunHooks:

@@ -64,7 +64,7 @@ def refuse_without_expert(config: RunConfig) -> None:
     """Raise ConfigError if the environment has no scripted expert."""
     if not has_expert(env_settings(config)):
         raise ConfigError(
-            f"env.type = {getattr(config.env, 'type', '')}: this environment has no scripted expert; "
+            f"env.type = {config.env_type}: this environment has no scripted expert; "
             "choose one that has, such as metaworld"
         )
 

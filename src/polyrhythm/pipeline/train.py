@@ -34,9 +34,8 @@ from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.hooks import run_hooks
-from polyrhythm.pipeline.limit import limit_of
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
-from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.timeline import TraceObserver
@@ -278,18 +277,11 @@ class _Run:
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         saved, trace = self._session.saved, self._session.trace
         began, launcher = loop.clock(), pipeline.launcher
-        lags, episodes = (
-            LagHistogram(saved.counts["lags"] if saved else None),
-            EpisodeTracker(
-                len(pipeline.spec.tasks),
-                scored=config.scoring is not None,
-                earlier=read_lines(self._folder) if saved else (),
-            ),
-        )
-        saver = RunCheckpointer(
-            *(self._folder / STATES, pipeline, config.checkpoint, lags, saved, began),
-            deadline_s=config.supervision.update_s,
-        )
+        lags = LagHistogram(saved.counts["lags"] if saved else None)
+        earlier = read_lines(self._folder) if saved else ()
+        episodes = EpisodeTracker(len(pipeline.spec.tasks), scored=config.scoring is not None, earlier=earlier)
+        states, deadline_s = self._folder / STATES, config.supervision.update_s
+        saver = RunCheckpointer(states, pipeline, config.checkpoint, lags, saved, began, deadline_s=deadline_s)
         saver.totals.recall(self._progress.faults)
         settings = loop.conductor.settings
         longest = settings.max_wait_s if settings.batching == "dynamic" else math.inf
@@ -345,7 +337,8 @@ def _warn_at_end(ledger: SampleLedger, conclusion: str) -> None:
         log.warning(
             "%d of %d samples were dropped because they failed (%s), and the policy was trained only on the others; "
             "the tracebacks are in the run's logs/",
-            *(ledger.dropped_by_faults, ledger.started),
+            ledger.dropped_by_faults,
+            ledger.started,
             "; ".join(f"{count} x {reason}" for reason, count in ledger.dropped_for_faults().items()),
         )
 

@@ -37,9 +37,9 @@ from polyrhythm.policies.calls import (
     take_rows,
     value_limit,
 )
+from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.form_checks import check_form, check_traits
-from polyrhythm.policies.plain_tensors import FIX, plain_tensors
 from polyrhythm.policies.traits import has_methods, plain_traits, policy_traits, settings_traits
 from polyrhythm.specs import EnvSpec
 

@@ -66,8 +66,8 @@ class StationContext:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """stations: those that somebody has yet to join (`Attended`); needed: how many of them must have been joined before
-    the run starts."""
+    """stations: those that somebody has yet to join (`StationTraits.attend`); needed: how many of them must have been
+    joined before the run starts."""
 
     stations: frozenset[str] = frozenset()
     needed: int = 0

@@ -74,6 +74,7 @@ class InlineHosting:
         self._parts: list[_Part] = []
         self._by_name: dict[str, Station] = {}
         self._by_slot: dict[str, Station] = {}
+        self._deliver_by_slot: dict[str, Callable[[Reply], None]] = {}
         self._turns: deque[_Part] = deque()
         self._events: deque[Event] = deque()
         self._reports: list[Report] = []
@@ -109,7 +110,8 @@ class InlineHosting:
         """Host the stations that somebody has joined by now; their announcements."""
         admitted: list[Joined] = []
         for name, part in list(self._awaiting.items()):
-            if part.station.attend(0.0):  # type: ignore[attr-defined]
+            attend = part.station.traits.attend
+            if attend is not None and attend(0.0):
                 del self._awaiting[name]
                 self._attended.append(part)
                 admitted.append(self._host(part))
@@ -126,13 +128,14 @@ class InlineHosting:
         self._turns.remove(part)
         for slot in [slot for slot, station in self._by_slot.items() if station is part.station]:
             del self._by_slot[slot]
+            self._deliver_by_slot.pop(slot, None)
         self._events.append(records.StationLost(name, incarnation, str(departed), departed.blame))
         factory, seat = next((factory, seats[0]) for factory, *seats in self._stations if factory.name == name)
         self._awaiting[name] = _Part(name, next(self._make(factory, seat, incarnation + 1)))
 
     def _wait(self, seconds: float) -> None:
         """Sleep; shorter if something comes to a station that is joined."""
-        sockets = [part.station.socket for part in (*self._attended, *self._awaiting.values())]  # type: ignore[attr-defined]
+        sockets = [part.station.traits.socket for part in (*self._attended, *self._awaiting.values())]
         self.work_done += len(self._attended) < self._joining.needed
         if sockets:
             wait_for(sockets, seconds)
@@ -149,13 +152,17 @@ class InlineHosting:
         self._turns.append(part)
         self._by_name[part.name] = part.station
         if isinstance(joined, records.SimulatorJoined):
-            self._by_slot |= {slot.slot: part.station for info in joined.batches for slot in info.slots}
+            slots, deliver = [slot.slot for info in joined.batches for slot in info.slots], part.station.traits.deliver
+            self._by_slot |= dict.fromkeys(slots, part.station)
+            if deliver is not None:
+                self._deliver_by_slot |= dict.fromkeys(slots, deliver)
         return joined
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         for reply in replies:
-            if reply.slot in self._by_slot:  # else who had joined is gone
-                self._by_slot[reply.slot].deliver(reply)  # type: ignore[attr-defined]
+            deliver = self._deliver_by_slot.get(reply.slot)
+            if deliver is not None:  # else who had joined is gone
+                deliver(reply)
 
     @property
     def names(self) -> Sequence[str]:

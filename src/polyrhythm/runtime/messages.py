@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -116,10 +116,38 @@ def merge_joined(parts: Sequence[Joined]) -> Joined:
     return merged
 
 
+@dataclass(frozen=True, slots=True)
+class StationTraits:
+    """What a station can do beside its units of work; None: it cannot.
+
+    deliver: takes a generator's answer. UnfitMessage: it does not fit.
+    patience: seconds to wait for a message before the next unit of work, asked after one. Of a station that hears
+    nothing while it waits for its device, and would do more beside it if it were told to.
+    calling_thread: the thread of `current_call`, if that may be one of its own; asked by another thread.
+    wait_beside: from now on `work` is False rather than wait for something else than messages. Returns a descriptor
+    that can be read once there may be work; None: its work never waits.
+    attend: receives from simulators that want to join, for so many seconds at most; whether one has joined and is
+    ready. Its work is theirs, and raises `Departed` when they leave. socket: ZeroMQ's, by which it hears of work.
+    listen_by: from now on the function that it is given sends what was said, then has the station `handle` what comes
+    within so many seconds; the station calls it within `work`. StopWork, out of it: the station is to leave.
+    """
+
+    deliver: Callable[[Reply], None] | None = None
+    patience: Callable[[], float] | None = None
+    calling_thread: Callable[[], int | None] | None = None
+    wait_beside: Callable[[], int | None] | None = None
+    attend: Callable[[float], bool] | None = None
+    socket: Any = None
+    listen_by: Callable[[Callable[[float], None]], None] | None = None
+
+
 class Station(Protocol):
     """A worker that obeys commands, one unit of work at a time. `name` is what commands address."""
 
     name: str
+
+    @property
+    def traits(self) -> StationTraits: ...
 
     def handle(self, command: Order) -> None:
         """Accept a command; cheap, never blocks. UnfitMessage: it cannot be meant for this station as it stands; then
@@ -157,24 +185,6 @@ class Station(Protocol):
         ...
 
 
-@runtime_checkable
-class Patient(Protocol):
-    """A station that hears nothing while it waits for its device, and would do more beside it if it were told to."""
-
-    def patience(self) -> float:
-        """Seconds to wait for a message before the next unit of work; asked after one."""
-        ...
-
-
-@runtime_checkable
-class CallsInThreads(Protocol):
-    """A station whose calls may be in threads of its own."""
-
-    def calling_thread(self) -> int | None:
-        """The thread of `current_call`, None between two units of work. Asked by another thread."""
-        ...
-
-
 class OffloadStore(Protocol):
     """Keeps the content of tensors while their memory on a device is free."""
 
@@ -200,39 +210,6 @@ class Offloadable(Station, Protocol):
 
     def resume(self, store: OffloadStore) -> None:
         """Bring them back."""
-        ...
-
-
-@runtime_checkable
-class WaitsBeside(Protocol):
-    """A station whose units of work may wait for something else than messages, and that can leave the waiting to its
-    thread."""
-
-    def wait_beside(self) -> int | None:
-        """From now on `work` is False rather than wait. A descriptor that can be read once there may be work; None:
-        its work never waits."""
-        ...
-
-
-@runtime_checkable
-class Attended(Protocol):
-    """A station whose work is done by somebody who has yet to join it, and may leave: then `work` raises `Departed`.
-    socket: ZeroMQ's, by which it hears of work."""
-
-    socket: Any
-
-    def attend(self, seconds: float) -> bool:
-        """Hear who wants to join, for so many seconds at most; whether somebody has joined and is ready."""
-        ...
-
-
-@runtime_checkable
-class Listening(Protocol):
-    """A station whose unit of work may wait for messages, as a worker's method does."""
-
-    def listen_by(self, hear: Callable[[float], None]) -> None:
-        """From now on `hear` sends what was said, then has the station `handle` what comes within so many seconds; it
-        is called within `work`. StopWork, out of it: the station is to leave."""
         ...
 
 

@@ -22,7 +22,7 @@ are live.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from polyrhythm.scheduler import records
@@ -31,14 +31,13 @@ from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.inference.serving import Tuner
 from polyrhythm.scheduler.inference.streams import StreamScheduler
-from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Halt, TargetReached
+from polyrhythm.scheduler.records import JOINED, SENDERS, ApplyWeights, Command, Event, Halt, TargetReached
 from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 from polyrhythm.scheduler.samples.limits import FaultLimit
 from polyrhythm.scheduler.settings import SchedulerSettings
-from polyrhythm.scheduler.stations import StationRegistry
 from polyrhythm.scheduler.updates import UpdateScheduler
 from polyrhythm.scheduler.versions import VersionLedger
 
@@ -57,8 +56,32 @@ _WEIGHT_EVENTS = frozenset(
     }
 )
 
+#: Events that an earlier incarnation may still send; joining is outdated only by a later incarnation.
+_SENDER = {kind: name for kind, name in SENDERS.items() if kind not in JOINED}
 #: The serving half, in either form.
 Serving = BatchScheduler | StreamScheduler
+
+
+@dataclass(slots=True)
+class StationRegistry:
+    """Which stations are present: events of an earlier incarnation are refused. incarnations: present station → its
+    incarnation; refused: events refused so far."""
+
+    incarnations: dict[str, int] = field(default_factory=dict)
+    refused: int = 0
+
+    def is_outdated(self, event: Event) -> bool:
+        """Whether the event comes from an incarnation that is not present (then it is counted as refused)."""
+        kind = type(event)
+        if (sender := _SENDER.get(kind)) is not None:
+            outdated = self.incarnations.get(getattr(event, sender)) != event.incarnation  # type: ignore[union-attr]
+        elif kind in JOINED:
+            present = self.incarnations.get(getattr(event, SENDERS[kind]), event.incarnation)  # type: ignore[union-attr]
+            outdated = event.incarnation < present  # type: ignore[union-attr]
+        else:
+            return False
+        self.refused += outdated
+        return outdated
 
 
 class AnyConductor(Protocol):

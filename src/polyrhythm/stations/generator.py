@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.tensors import tensors_of
-from polyrhythm.runtime.messages import Channels, OffloadStore, Order
+from polyrhythm.runtime.messages import Channels, OffloadStore, Order, StationTraits
 from polyrhythm.runtime.spans import APPLY, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -71,7 +71,7 @@ class GeneratorEngine(Protocol):
         ...
 
     def patience(self, todo: Todo) -> float:
-        """As `Patient`: seconds to wait for a message before the next unit of work."""
+        """Seconds to wait for a message before the next unit of work."""
         ...
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
@@ -146,6 +146,10 @@ class Generator:
             self._changed, self._changing = command, IDLE
         self._copies.stage_ahead()
         return True
+
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(patience=self.patience)
 
     def patience(self) -> float:
         return self.engine.patience(self._todo)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.memory.weights import Weights
-from polyrhythm.runtime.messages import Channels, OffloadStore, Order, Report, Unobeyable
+from polyrhythm.runtime.messages import Channels, OffloadStore, Order, Report, StationTraits, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -73,6 +73,8 @@ class Trainer:
 
     overlap: publish in a separate thread, where that may be.
     """
+
+    traits = StationTraits()
 
     def __init__(
         self,

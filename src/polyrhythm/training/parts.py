@@ -50,7 +50,7 @@ class SampleFeed:
         return [self._waiting.popleft() for _ in range(count)]
 
 
-class Part(NamedTuple):
+class UpdatePart(NamedTuple):
     """What targets make of a part; packed: with what the policy's frozen part computes."""
 
     packed: PackedBatch
@@ -84,7 +84,7 @@ def weight_factor(algorithm: AlgorithmSettings, parts: Sequence[PackedBatch]) ->
     return sum(part.chunk_steps for part in parts) / sum(len(part.terminated) for part in parts)
 
 
-def target_metrics(algorithm: AlgorithmSettings, parts: Sequence[Part], batch: TrainingBatch) -> Metrics:
+def target_metrics(algorithm: AlgorithmSettings, parts: Sequence[UpdatePart], batch: TrainingBatch) -> Metrics:
     """The metrics of the targets of all parts, as of the joined `batch`: each part's by its entries, which is exact
     for shares of entries and of samples."""
     found: Metrics = {}
@@ -98,7 +98,7 @@ def target_metrics(algorithm: AlgorithmSettings, parts: Sequence[Part], batch: T
     return found
 
 
-def _share(name: str, part: Part, *, by_chunk: bool) -> float:
+def _share(name: str, part: UpdatePart, *, by_chunk: bool) -> float:
     """What the metric of a part is a mean over: samples where groups are compared; entries, or those not rejected."""
     if name.endswith("zero_advantage_fraction"):
         return part.samples

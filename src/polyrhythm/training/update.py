@@ -16,7 +16,7 @@ from polyrhythm.training.batch import PackedBatch, TrainingBatch, all_of_version
 from polyrhythm.training.micro_batches import MiniBatch, Share
 from polyrhythm.training.nonfinite import NORM, SKIPPED, STOPPED, StepLog, StepTable, find_culprit
 from polyrhythm.training.objective import UNSCALED, Normalizers
-from polyrhythm.training.parts import Part, SampleFeed, join_batches, join_packed, target_metrics, weight_factor
+from polyrhythm.training.parts import SampleFeed, UpdatePart, join_batches, join_packed, target_metrics, weight_factor
 from polyrhythm.training.ranks import take_share
 from polyrhythm.training.reference import SharedReference
 from polyrhythm.training.steps import Metrics, PhaseTimes, Steps
@@ -88,7 +88,7 @@ class Update:
         """`prepare`, and the first epoch over samples that come in parts."""
         learner, times = self.learner, self.times
         training = learner.training
-        parts, inputs = list[Part](), None
+        parts, inputs = list[UpdatePart](), None
         for first in range(0, training.batch_size, training.mini_batch_samples):
             learner.optimizer.zero_grad()
             metrics, before, end = dict[str, Tensor](), len(parts), first + training.mini_batch_samples
@@ -118,7 +118,7 @@ class Update:
         self.epoch, self.inputs = 1, inputs
         self._join(parts)
 
-    def _part(self, samples: Sequence[Trajectory], inputs: TargetInputs) -> tuple[Part, MiniBatch]:
+    def _part(self, samples: Sequence[Trajectory], inputs: TargetInputs) -> tuple[UpdatePart, MiniBatch]:
         """These samples with their targets, and as one mini-batch."""
         learner = self.learner
         share, packed = take_share(samples, learner.ranks)
@@ -129,9 +129,9 @@ class Update:
         batch, metrics = compute_targets(packed, learner.algorithm, inputs, self.times)
         minibatch = share.minibatch(batch, torch.arange(len(batch)), learner.limits)
         self.times.end("targets")
-        return Part(packed, batch, metrics, len(samples)), minibatch
+        return UpdatePart(packed, batch, metrics, len(samples)), minibatch
 
-    def _join(self, parts: Sequence[Part]) -> None:
+    def _join(self, parts: Sequence[UpdatePart]) -> None:
         """What `prepare` makes of all samples, from their parts."""
         learner, algorithm = self.learner, self.learner.algorithm
         packed = self.packed = join_packed([part.packed for part in parts])

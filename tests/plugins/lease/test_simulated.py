@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.clustersim.clusters import run, settings, times
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
+from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.lease.conductor import LeasedConductor

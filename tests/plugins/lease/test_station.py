@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.plugins.lease.station import _MOST_AT_HAND, LeasedStation, SwitchReport
-from polyrhythm.runtime.messages import OffloadStore, Reply
+from polyrhythm.runtime.messages import OffloadStore, Reply, StationTraits
 from polyrhythm.runtime.spans import TAKE, YIELD
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -30,6 +30,10 @@ class Counting:
     def __init__(self, log: list[str], units: int = 0) -> None:
         self.log, self.units = log, units
         log.append("made")
+
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(deliver=self.deliver)
 
     def handle(self, command: object) -> None:
         self.units += 1

@@ -59,7 +59,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.cli import show
-from polyrhythm.cli.numbers import count, positive
+from polyrhythm.cli.arguments import count, positive
 from polyrhythm.config.nearest import nearest
 
 #: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last two only on request.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.cli import show
-from polyrhythm.cli.numbers import whole
+from polyrhythm.cli.arguments import whole
 
 #: CPUs of each node of --nodes.
 _CPUS = 2

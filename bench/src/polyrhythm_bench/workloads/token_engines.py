@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork, random_network
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling
-from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
-from polyrhythm.plugins.language.causal_lm.vllm_model import BLOCK, VllmModel, VllmStart
+from polyrhythm.plugins.language.causal_lm.vllm_engine import BLOCK, VllmEngine, VllmModel, VllmStart
 from polyrhythm.policies.engine import Engine, EngineRequest
 
 Prompts = Sequence[Sequence[int]]

@@ -130,6 +130,9 @@ class BackgroundEvaluator(Observer):
             return
         log.warning(
             "the evaluation of version %d is abandoned: %d of its %d episodes ended; the next one is of version %g",
-            *(self._version, len(self._results), len(self._episodes), self._next),
+            self._version,
+            len(self._results),
+            len(self._episodes),
+            self._next,
         )
         self._best.forget(self._version)

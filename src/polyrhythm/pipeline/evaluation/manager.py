@@ -138,7 +138,9 @@ class EvaluationManager:
         settings, (greedy, swap) = self._config.evaluation, mode
         tasks, states = len(self._spec.tasks), self._spec.initial_states
         return held_out(
-            *(count, settings.seed, tasks),
+            count,
+            settings.seed,
+            tasks,
             greedy=greedy,
             swap=swap,
             initial_states=states,

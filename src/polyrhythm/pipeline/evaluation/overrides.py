@@ -110,7 +110,7 @@ def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Va
     if not names:
         return {}
     known = variants_of(config)
-    kind = getattr(config.env, "type", "")
+    kind = config.env_type
     if not known:
         raise ConfigError(
             f"--variants {','.join(names)}: env.type = {kind} has no variants with these settings; leave --variants out"

@@ -112,7 +112,8 @@ def evaluate(
         log.warning(
             "%s was chosen by its success in these episodes (seed %d), so the result is biased upward; for an unbiased "
             "one give another --seed",
-            *(BEST_FILE, seed),
+            BEST_FILE,
+            seed,
         )
 
     said = config.evaluation.conversations if shown is None else shown
@@ -121,7 +122,9 @@ def evaluate(
         if swap:
             refuse_swapping(spec)
         return held_out(
-            *(count, seed, len(spec.tasks)),
+            count,
+            seed,
+            len(spec.tasks),
             greedy=acts,
             swap=swap,
             initial_states=spec.initial_states,

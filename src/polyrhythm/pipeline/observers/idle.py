@@ -1,12 +1,15 @@
 """How much of the time rows and the trainer had nothing to do, and how full passes were, by the decisions alone: the
-same for every launcher."""
+same for every launcher; and what limited a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, ClassVar
 
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.observe.bottleneck import Load, bottleneck, idle_shares
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import AnyConductor
@@ -105,3 +108,37 @@ class PassMeter(Observer):
         self._passes = self._rows = self._padded = 0
         self._waited_s = 0.0
         return found
+
+
+_KINDS = ("simulator", "generator", "scorer", "trainer")
+
+
+def limit_of(config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Mapping[str, Any]]) -> str | None:
+    """The sentence on a run that trained, None if it did not. summary: the content of summary.json; updates: of
+    metrics.jsonl."""
+    shares: Mapping[str, float] = summary.get("utilisation", {})
+    idle = idle_shares(updates)
+    by_kind = {
+        kind: [share for name, share in shares.items() if name.startswith(kind) and not name.endswith("-evaluation")]
+        for kind in _KINDS
+    }
+    busy = {kind: fmean(own) for kind, own in by_kind.items() if own}
+    if not idle or not busy:
+        return None
+    rollout, batching = config.rollout, config.batching
+    count = {kind: len(own) for kind, own in by_kind.items()} | {"trainer": config.placement.trainer.ranks or 1}
+    return bottleneck(
+        Load(
+            busy,
+            count,
+            **idle,
+            max_lag=config.freshness.max_lag,
+            one_thread=config.launcher == "inline",
+            one_slot=rollout.simulators * rollout.env_batches == 1 and rollout.sharding == "whole",
+            rows=rollout.rows,
+            all_rows=config.all_rows,
+            max_rows=getattr(batching, "max_rows", 0),
+            max_wait_ms=getattr(batching, "max_wait_ms", 0.0),
+            fires_when_all_wait=getattr(batching, "fire_when_all_wait", True),
+        )
+    )

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TextIO
 
-from polyrhythm.observe.live import Status, block
-from polyrhythm.observe.terminal import Terminal
+from polyrhythm.observe.live import Status, Terminal, block
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.hosts import StationHosts, in_order

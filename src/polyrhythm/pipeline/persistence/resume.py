@@ -17,8 +17,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
-from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE
-from polyrhythm.observe.settings_changes import note_changes
+from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, note_changes
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import (
     DEMONSTRATIONS_FILE,

@@ -111,9 +111,10 @@ class RunCheckpointer(Observer):
         pipeline = self._pipeline
         states, launcher, counts = pipeline.states, pipeline.launcher, self._counts(statistics)
         assert states is not None
-        memory = (launcher.payloads, launcher.payloads.in_flight, pipeline.weights)
         try:
-            snapshot = take_snapshot(self._folder, pipeline.loop.conductor, memory, states, counts)
+            snapshot = take_snapshot(
+                self._folder, pipeline.loop.conductor, launcher.payloads, pipeline.weights, states, counts
+            )
         except OSError as error:
             _warn_not_saved(self._folder, error)
         else:

@@ -39,7 +39,6 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     saved_runs,
 )
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import Payloads
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
@@ -170,7 +169,8 @@ class RunSnapshot:
 def take_snapshot(
     folder: Path,
     conductor: AnyConductor,
-    memory: tuple[Payloads, InFlight, Weights],
+    payloads: Payloads,
+    weights: Weights,
     states: TrainerStates,
     counts: dict[str, Any],
 ) -> RunSnapshot:
@@ -179,7 +179,6 @@ def take_snapshot(
 
     The trainer's newest state goes with it. Updates that it lacks are rolled back when the run is resumed.
     """
-    payloads, pool, weights = memory
     whole = next_run(folder)
     part = whole.with_name(whole.name + PART)
     shutil.rmtree(part, ignore_errors=True)
@@ -195,7 +194,7 @@ def take_snapshot(
     finished = [sample for sample in conductor.rollout.samples.values() if sample.payload_id]
     waiting = [sample.payload_id for sample in finished if not sample.ticket.evaluation]
     samples = SampleHandover(payloads, waiting)
-    pool.hand_over(samples)
+    payloads.in_flight.hand_over(samples)
     return RunSnapshot(part, conductor.save(), counts, samples, version, published)
 
 

@@ -95,7 +95,7 @@ def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding |
 
 def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield the trial's results as (kind, content). Raises ConfigError if the job fails."""
-    what = f"env.type = {getattr(config.env, 'type', '')}"
+    what = f"env.type = {config.env_type}"
     trial = _in_thread if config.launcher == "inline" else _in_process
     for event in trial(what, job, config, settings, _episode(config, play=play)):
         match event:

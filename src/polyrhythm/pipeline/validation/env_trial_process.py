@@ -52,7 +52,7 @@ class EpisodeTrial(NamedTuple):
 
 
 @dataclass(slots=True)
-class Episode:
+class TriedEpisode:
     """An episode of the environment that is tried, for checks of plugins behind "episode". settings: the environment's;
     about_to: called before each call into user code."""
 
@@ -81,7 +81,7 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
         send("call", call)
 
     def then(env: CheckedEnv, first: Arrays) -> None:
-        played = Episode(episode, settings, env, about_to)
+        played = TriedEpisode(episode, settings, env, about_to)
         for check in added("trial", "episode"):
             check.run(played)
         played.play()

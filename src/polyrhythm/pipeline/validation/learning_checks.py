@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.checks import errors_of, type_of
 from polyrhythm.config.load import training_defaults
-from polyrhythm.config.presets import OBJECTIVE_PRESETS, is_unchanged, reward_level_of_objective
+from polyrhythm.config.presets import OBJECTIVE_PRESETS, is_unchanged, sets_reward_level
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.objectives import DecoupledPpoLoss, PpoLoss
 from polyrhythm.config.streaming import why_whole_updates
@@ -59,7 +59,7 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
         setting = f"policy.value_level {expected}"
     elif hasattr(config.policy, "value_head") and expected == "action":
         setting = "policy.value_head true"
-    if reward_level_of_objective(config):
+    if sets_reward_level(config.objective, config.algorithm):
         other = f"set {setting}" if setting else "use another policy"
         raise ConfigError(
             f"objective = {config.objective}: it needs a policy with one value per {expected} "
@@ -192,7 +192,8 @@ def staleness_findings(config: RunConfig) -> Iterator[Finding]:
         setting, fixes, sibling = "algorithm.proximal", recompute, f"{config.objective}_async"
         if loss.corrects_staleness:  # type: ignore[union-attr]
             setting, fixes = "algorithm.loss.ratio_to", [*recompute, "algorithm.loss.ratio_to=proximal"]
-        elif sibling in OBJECTIVE_PRESETS and is_unchanged(config):  # else it would discard the recipe's own settings
+        # Else it would discard the recipe's own settings.
+        elif sibling in OBJECTIVE_PRESETS and is_unchanged(config.objective, algorithm):
             fixes = [f"objective={sibling}"]
         yield _lag_note(f"{setting} = behavior: {loss.type} clips around {acted}", fixes)
     elif lag >= _LONG_LAG and (

@@ -7,30 +7,29 @@ from collections.abc import Sequence
 from polyrhythm.pipeline.context import Launch, LaunchPlan
 from polyrhythm.pipeline.placed import TRAINER, generator_names
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
-from polyrhythm.plugins.cluster.hosts.nodes import Node
+from polyrhythm.plugins.cluster.hosts.directory import Needs
+from polyrhythm.plugins.cluster.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler.records import SimulatorJoined
 
 
 def launch_on_ray(plan: LaunchPlan) -> Launcher:
-    """`launcher: ray`: each station in an actor of the cluster."""
-    from polyrhythm.plugins.cluster.ray.launch import build_ray_launcher  # ray
+    """`launcher: ray`: each station in an actor of the cluster; those that somebody joins on the driver's machine,
+    whose address the run has named. StartError: there is no such cluster, or no place in it; then nothing is left."""
+    from polyrhythm.plugins.cluster.ray.cluster import Cluster  # ray
 
     assert plan.logs is not None, "actors write their logs to a folder"
-    return build_ray_launcher(
-        plan.stations,
-        plan.layout,
-        plan.weights,
-        plan.config.supervision,
-        plan.logs,
-        settings=plan.config.ray,
-        slots=slots_of(plan.stations),
-        trainer=TRAINER,
-        generators=generator_names(plan.config),
-        check_report=plan.check_report,
-        joining=plan.joining,
-    )
+    settings, joining = plan.config.ray, plan.joining.stations
+    placed = {factory.name: len(seats) for factory, *seats in plan.stations if factory.name not in joining}
+    cluster = Cluster(settings, placed, plan.logs.parent)
+    here = LocalNode("the driver's machine", cluster.address)
+    nodes: dict[str, Node] = {**cluster.nodes, **dict.fromkeys(joining, here)}
+    cpus = {name: count * settings.cpus_per_station for name, count in placed.items()}
+    slots, generators = slots_of(plan.stations), frozenset(generator_names(plan.config))
+    least = [(frozenset(slots) - joining, settings.min_simulators), (generators, settings.min_generators)]
+    needs = Needs(cpus, [(names, len(names) if count is None else count) for names, count in least])
+    return _launch_at(plan, Places(cluster.address, nodes, slots, TRAINER, cluster.close, cluster, needs))
 
 
 def launch_on(nodes: Sequence[Node]) -> Launch:
@@ -38,22 +37,25 @@ def launch_on(nodes: Sequence[Node]) -> Launch:
     and a trainer on two nodes: 0, 1, 0, 1."""
 
     def launch(plan: LaunchPlan) -> Launcher:
-        assert plan.logs is not None, "processes write their logs to a folder"
         at = {factory.name: nodes[index % len(nodes)] for index, (factory, *_) in enumerate(plan.stations)}
-        places = Places(nodes[0].address, at, slots_of(plan.stations), TRAINER)
-        hosts = open_hosts(
-            plan.stations,
-            plan.layout,
-            plan.weights,
-            plan.config.supervision,
-            plan.logs,
-            places,
-            plan.check_report,
-            plan.joining,
-        )
-        return build_hosts_launcher(hosts)
+        return _launch_at(plan, Places(nodes[0].address, at, slots_of(plan.stations), TRAINER))
 
     return launch
+
+
+def _launch_at(plan: LaunchPlan, places: Places) -> Launcher:
+    assert plan.logs is not None, "processes write their logs to a folder"
+    hosts = open_hosts(
+        plan.stations,
+        plan.layout,
+        plan.weights,
+        plan.config.supervision,
+        plan.logs,
+        places,
+        plan.check_report,
+        plan.joining,
+    )
+    return build_hosts_launcher(hosts)
 
 
 def slots_of(stations: StationList) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyrhythm.observe.activity import by_kind
 from polyrhythm.plugins.report.figures import Figure, line_key, look, share_bars, share_curves
-from polyrhythm.plugins.report.page import Section, figure_section, named, section
+from polyrhythm.plugins.report.page import ReportSection, figure_section, named, section
 from polyrhythm.plugins.report.read import Run
 from polyrhythm.plugins.report.tables import table
 
@@ -74,4 +74,4 @@ def _so_far(run: Run, host: str) -> dict[str, Any]:
     return {"utilisation": mean, "faults": int(faults[-1]) if faults else 0, "stations": []}
 
 
-SECTION = Section("Utilisation", draw)
+SECTION = ReportSection("Utilisation", draw)

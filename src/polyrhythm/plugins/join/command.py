@@ -13,7 +13,7 @@ import signal
 import threading
 from pathlib import Path
 
-from polyrhythm.cli.numbers import positive
+from polyrhythm.cli.arguments import positive
 from polyrhythm.readable import visible
 
 

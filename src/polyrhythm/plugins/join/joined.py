@@ -26,6 +26,7 @@ from polyrhythm.runtime.messages import (
     Order,
     Reply,
     Station,
+    StationTraits,
     newest_version,
     part_address,
     process_address,
@@ -110,7 +111,6 @@ class JoinedSimulator:
         except BaseException:
             self._sockets.close()
             raise
-        self.socket = self._end.socket
 
     def _welcome(self, session: str) -> m.Welcome:
         plan = self._plan
@@ -130,6 +130,10 @@ class JoinedSimulator:
         return records.SimulatorJoined(self.name, self.incarnation, (self._plan.info,))
 
     # ------------------------------------------------------------ who has joined
+
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(deliver=self.deliver, attend=self.attend, socket=self._end.socket)
 
     def attend(self, seconds: float) -> bool:
         """Hear who wants to join; whether somebody has and is ready. What they say after that is left to `work`."""

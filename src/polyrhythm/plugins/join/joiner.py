@@ -133,7 +133,7 @@ class _Membership:
 
 
 class Joiner:
-    """Joins the run at `address` (tcp://HOST:PORT). env: its spec, and words for it; version: of this program.
+    """Joins the run at `address` (tcp://HOST:PORT). spec: of the environment; env: words for it; version: of ours.
     patience_s: how long a run that does not answer is waited for; park_s: seconds of a reset after which the simulator
     parks, infinite for never.
 
@@ -143,7 +143,8 @@ class Joiner:
     def __init__(
         self,
         address: str,
-        env: tuple[EnvSpec, str],
+        spec: EnvSpec,
+        env: str,
         version: str,
         now: float,
         *,
@@ -151,8 +152,7 @@ class Joiner:
         park_s: float = float("inf"),
     ) -> None:
         self._host, port = _parse(address)
-        spec, self._env_words = env
-        self._version, self._patience_s, self._park_s = version, patience_s, park_s
+        self._env, self._version, self._patience_s, self._park_s = env, version, patience_s, park_s
         self._encoded = m.encode_settings(spec)
         if len(self._encoded) > m.LARGEST_SPEC:
             raise StartError(
@@ -331,7 +331,7 @@ class Joiner:
                 count = 1 + len(refused.ports)
                 taken = f"all {count} places of the run are" if count > 1 else "the only place of the run is"
                 words = "%s: %s taken; %s waits for one to be free, %g s at most (--patience)"
-                log.warning(words, self._address, taken, self._env_words, self._patience_s)
+                log.warning(words, self._address, taken, self._env, self._patience_s)
             self._disconnect(_TAKEN_S if self._at == 0 else 0.0, now)
             self._heard = self._next  # until then it is not silent, only full
         else:

@@ -58,7 +58,7 @@ class JoinClient:
     def __init__(self, address: str, keys: RunKeys, settings: EnvSettings, version: str, **limits: float) -> None:
         spec = settings.spec()
         words = " ".join(filter(None, (getattr(settings, "type", ""), getattr(settings, "id", ""))))
-        self.joiner = j.Joiner(address, (spec, words), version, time.monotonic(), **limits)
+        self.joiner = j.Joiner(address, spec, words, version, time.monotonic(), **limits)
         self._lines = Lines(keys, m.LARGEST_TOLD)
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._woken, False)

@@ -83,7 +83,7 @@ def _announce(config: RunConfig, folder: Path, needed: int) -> None:
 def _env_words(config: RunConfig) -> str:
     """The environment as `polyrhythm join` takes it: its type, and the settings that are not its defaults."""
     own = config.env.model_dump(mode="json", exclude_defaults=True)
-    kind, found = getattr(config.env, "type", ""), own.pop("id", "")
+    kind, found = config.env_type, own.pop("id", "")
     own.pop("type", None)
     words = [f"{kind}:{found}" if kind == "gymnasium" else str(kind)]
     if found and kind != "gymnasium":

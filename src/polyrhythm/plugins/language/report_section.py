@@ -8,7 +8,7 @@ from typing import Any
 
 from polyrhythm.observe.intervals import counted
 from polyrhythm.plugins.language.conversations import Entry, fits_line, outcome, outline, read_conversations
-from polyrhythm.plugins.report.page import Section, section
+from polyrhythm.plugins.report.page import ReportSection, section
 from polyrhythm.plugins.report.read import Run
 from polyrhythm.plugins.report.tables import RESULTS
 from polyrhythm.readable import readable
@@ -89,4 +89,4 @@ def _text(text: str) -> str:
     return escape(readable(text, _CHARS))
 
 
-SECTION = Section("Results", draw)
+SECTION = ReportSection("Results", draw)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, cast
 
 from polyrhythm.runtime.factories import Announcement, Resources, StationContext, StationFactory
-from polyrhythm.runtime.messages import Offloadable, OffloadStore, Order, Reply, Station, sender_of
+from polyrhythm.runtime.messages import Offloadable, OffloadStore, Order, Reply, Station, StationTraits, sender_of
 from polyrhythm.runtime.spans import TAKE, YIELD, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, Event, TakeDevice, YieldDevice
@@ -140,9 +140,13 @@ class LeasedStation:
         self._switches.append(command)
         self._at_hand = _MOST_AT_HAND
 
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(deliver=self.deliver)
+
     def deliver(self, reply: Reply) -> None:
         """Deliver a generator's answer. UnfitMessage: the station takes none."""
-        deliver = getattr(self._station, "deliver", None)
+        deliver = self._station.traits.deliver if self._station is not None else None
         if deliver is None:
             raise UnfitMessage("misdirected", f"{self.name} expects no reply")
         deliver(reply)

@@ -11,9 +11,8 @@ from typing import Any
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.images import require_video
 from polyrhythm.plugins.lerobot.metadata import DatasetInfo, Episode, Feature, read_episodes, read_info, read_tasks
-from polyrhythm.plugins.lerobot.video import check_size
+from polyrhythm.plugins.lerobot.video import check_size, require_video
 from polyrhythm.specs import EnvSpec
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
@@ -12,12 +17,13 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
 from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
 from polyrhythm.pipeline.warm_start.demos import OnProgress
-from polyrhythm.pipeline.warm_start.episodes import Actor, expert_of
-from polyrhythm.plugins.lerobot.acting import PolicyActor
+from polyrhythm.pipeline.warm_start.episodes import Actor, DemoEpisode, expert_of
 from polyrhythm.plugins.lerobot.layout import require_pyarrow
 from polyrhythm.plugins.lerobot.recording import Source, open_recording, record_dataset, recorded_form
-from polyrhythm.policies.base import as_module
+from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published
+from polyrhythm.runtime.memory.tensors import as_array, as_tensors
+from polyrhythm.specs.hashing import mix, mix_array
 from polyrhythm.stations.simulator.slot import StepSettings
 
 
@@ -71,3 +77,36 @@ def _policy_of(config: RunConfig, run: Path) -> tuple[Actor, str]:
     except ValueError as error:
         raise RunFolderError(f"{run}: {error}; this policy belongs to another environment, name another run") from error
     return PolicyActor(policy, greedy=True), f"policy {run.resolve().name} version {version}"
+
+
+#: Hash domain of a demonstrator's own noise, within its episode's seed.
+_NOISE = 2
+
+
+class PolicyActor:
+    """Acts in the episodes under way; a new chunk is asked for where the last one is used up. greedy: without noise."""
+
+    def __init__(self, policy: Policy, *, greedy: bool) -> None:
+        self._policy, self._greedy = policy, greedy
+        self._chunks: dict[tuple[int, int], NDArray[Any]] = {}
+
+    def __call__(self, _rows: NDArray[np.intp], episodes: Sequence[DemoEpisode]) -> NDArray[Any]:
+        """Actions [n,A]."""
+        begun = [e for e in episodes if len(e.labels) % self._policy.chunk == 0]
+        if begun:
+            self._ask(begun)
+        for key in self._chunks.keys() - {(e.task, e.index) for e in episodes}:
+            del self._chunks[key]
+        return np.stack([self._chunks[e.task, e.index][len(e.labels) % self._policy.chunk] for e in episodes])
+
+    def _ask(self, episodes: Sequence[DemoEpisode]) -> None:
+        cpu = torch.device("cpu")
+        obs = {name: np.stack([e.obs[-1][name] for e in episodes]) for name in episodes[0].obs[-1]}
+        streams = np.array([mix(e.seed, _NOISE) for e in episodes], np.int64)
+        steps = np.array([len(e.labels) // self._policy.chunk for e in episodes], np.int64)
+        keys = {"greedy": np.full(len(episodes), self._greedy), "noise_key": mix_array(streams, steps)}
+        given = as_tensors(keys, cpu)
+        with torch.inference_mode():
+            actions = as_array(self._policy.act(as_tensors(obs, cpu), given["greedy"], given["noise_key"]).actions)
+        for episode, chunk in zip(episodes, actions, strict=True):
+            self._chunks[episode.task, episode.index] = np.array(chunk)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli import show
-from polyrhythm.cli.numbers import count
-from polyrhythm.cli.recipe_arguments import IMITATION, add_recipe
+from polyrhythm.cli.arguments import IMITATION, add_recipe, count
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig

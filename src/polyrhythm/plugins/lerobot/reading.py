@@ -23,9 +23,8 @@ from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import inner_path
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.checking import CheckedDataset, check_dataset
-from polyrhythm.plugins.lerobot.images import as_array, decoded
 from polyrhythm.plugins.lerobot.metadata import Episode
-from polyrhythm.plugins.lerobot.video import VideoFrames
+from polyrhythm.plugins.lerobot.video import VideoFrames, as_array, decoded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.training.sft import Demonstrations

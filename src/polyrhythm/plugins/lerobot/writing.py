@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.files import atomic_write
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.images import as_images, decoded, png
-from polyrhythm.plugins.lerobot.statistics import array_statistics, image_statistics
+from polyrhythm.plugins.lerobot.video import as_images, decoded, png
 from polyrhythm.specs import EnvSpec
 
 #: Most images, evenly spread over the frames, of which a camera's statistics are made.
@@ -238,3 +237,32 @@ def _arrow_type(feature: Mapping[str, Any]) -> Any:
         return pa.struct({"bytes": pa.binary(), "path": pa.string()})
     kind = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
     return kind if list(feature["shape"]) == [1] else pa.list_(kind, feature["shape"][0])
+
+
+#: Linearly interpolated (`numpy.quantile`). Of an array statistics are over all frames, entry by entry; of an image by
+#: channel, over its pixels divided by 255. std is the population's.
+QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+
+
+def array_statistics(values: NDArray[Any]) -> dict[str, Any]:
+    """Statistics of an array [N,D], over the N frames; lists of D numbers, and count [1]."""
+    exact = np.asarray(values, np.float64).reshape(len(values), -1)
+    return _statistics(exact, len(values), (exact.shape[1],))
+
+
+def image_statistics(images: NDArray[np.uint8]) -> dict[str, Any]:
+    """Statistics by channel of images [N,H,W,C], in 0..1; nested lists [C,1,1], and count [1] of images."""
+    channels = images.shape[-1]
+    return _statistics(images.reshape(-1, channels) / 255.0, len(images), (channels, 1, 1))
+
+
+def _statistics(values: NDArray[np.float64], count: int, shape: tuple[int, ...]) -> dict[str, Any]:
+    quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)
+    found = {
+        "min": values.min(0),
+        "max": values.max(0),
+        "mean": values.mean(0),
+        "std": values.std(0),
+        **dict(zip(QUANTILES, quantiles, strict=True)),
+    }
+    return {name: x.reshape(shape).tolist() for name, x in found.items()} | {"count": [count]}

@@ -4,7 +4,7 @@
     traced    the policy's outline runs on tensors without memory, whatever its size or the length of its rows
     unknown   it is large and has no outline, or failed
 
-Two passes of a few rows give the number for any rows (`meter.Profile`).
+Two passes of a few rows give the number for any rows (`meter.PassProfile`).
 Training is the forward and backward pass of a micro-batch without the gradients of parameters, which are counted with
 the weights; it includes the copies of weights that autocast makes. Bytes are those of the CPU's kernels.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.pipeline.array_specs import shown
-from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, Profile, gradients_dropped, real_meter
+from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, PassProfile, gradients_dropped, real_meter
 from polyrhythm.policies.base import (
     OptionalSettings,
     Policy,
@@ -52,7 +52,7 @@ class Activations:
     how: str
     _passes: _Passes
     acts_like: Activations | None = None
-    _found: dict[str, Profile] = field(default_factory=dict)
+    _found: dict[str, PassProfile] = field(default_factory=dict)
 
     def training(self, rows: int) -> int:
         """Bytes of the forward and backward pass of a micro-batch of so many rows."""
@@ -74,9 +74,9 @@ class Activations:
         """Bytes that the trainer keeps of what a frozen part gives for so many rows."""
         return rows * self._passes.precomputed
 
-    def _profile(self, name: str, run: Callable[[int], Meter]) -> Profile:
+    def _profile(self, name: str, run: Callable[[int], Meter]) -> PassProfile:
         if name not in self._found:
-            self._found[name] = Profile((_FEW, run(_FEW)), (_MORE, run(_MORE)))
+            self._found[name] = PassProfile((_FEW, run(_FEW)), (_MORE, run(_MORE)))
         return self._found[name]
 
 

@@ -59,7 +59,7 @@ class Meter:
         return int(_levels(self.changes).max())
 
 
-class Profile:
+class PassProfile:
     """The peak of a pass for any number of rows, from the changes of two passes.
 
     A pass does the same operations whatever its rows, and the size of each tensor is a number plus a number per row. So

@@ -38,7 +38,7 @@ HOST = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """Bytes of one station for one purpose. device: `cpu`, the host's memory, or `cuda:N`.
 
     certain: follows from shapes. stays: kept between units of work, so a station that gives its device up moves it.
@@ -78,7 +78,7 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
 
 def list_parts(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, placed: Placed, *, activations: Activations | None = None
-) -> list[Part]:
+) -> list[MemoryPart]:
     """All parts of the stations. activations: None leaves out what is estimated."""
     trains = bool(placed.names["trainer"])
     infos = env_batch_infos(config, spec, trainer=trains)
@@ -86,8 +86,8 @@ def list_parts(
     published = WeightsLayout.of(form.published)
     inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay where they are made
     parts = [
-        Part(SHARED, "arena", HOST, layout.nbytes),
-        Part(SHARED, "published weights", placed.ends.trainer if inline else HOST, shared_nbytes(published)),
+        MemoryPart(SHARED, "arena", HOST, layout.nbytes),
+        MemoryPart(SHARED, "published weights", placed.ends.trainer if inline else HOST, shared_nbytes(published)),
     ]
     for name in placed.names["generators"]:
         device = placed.seats[name].device
@@ -104,7 +104,7 @@ def list_parts(
 
 def _generator(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, published: int
-) -> list[Part]:
+) -> list[MemoryPart]:
     """What a generator keeps: its module, that of the evaluation, on a device a version that is on its way, and, where
     it streams, keys and values of all rows that may be under way, or what another engine keeps."""
     both = name == evaluator_name(config) and name in generator_names(config)
@@ -114,16 +114,16 @@ def _generator(
     if form.engine is not None:
         engine = dict(form.engine) if places else {}
     return [
-        Part(name, "weights", device, form.act_bytes),
-        Part(name, "weights of the evaluation", device, form.act_bytes * both),
-        Part(name, "staging", device, published * stages, stays=False),
-        *(Part(name, purpose, device, kept * (1 + both), stays=False) for purpose, kept in engine.items()),
+        MemoryPart(name, "weights", device, form.act_bytes),
+        MemoryPart(name, "weights of the evaluation", device, form.act_bytes * both),
+        MemoryPart(name, "staging", device, published * stages, stays=False),
+        *(MemoryPart(name, purpose, device, kept * (1 + both), stays=False) for purpose, kept in engine.items()),
     ]
 
 
 def _passes(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, rows: int, activations: Activations
-) -> list[Part]:
+) -> list[MemoryPart]:
     """A generator's largest pass, and the memory through which batches go in and out."""
     infos = env_batch_infos(config, spec)
     inputs = rows * (_row_bytes(shown(spec)) + 9)  # and a row's noise key and flag
@@ -131,16 +131,16 @@ def _passes(
     kept = activations.kept(rows) + form.row_cache * rows
     streams = stream_places(config, spec) > 0  # then they are certain
     parts = [
-        Part(name, "keys and values", device, kept * (not streams), certain=False, stays=False),
-        Part(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
+        MemoryPart(name, "keys and values", device, kept * (not streams), certain=False, stays=False),
+        MemoryPart(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
     ]
     if device == HOST:
-        return [*parts, Part(name, "batches", HOST, inputs + answers, certain=False)]
+        return [*parts, MemoryPart(name, "batches", HOST, inputs + answers, certain=False)]
     pinned = 2 * (inputs + answers) + 2 * min(CHUNK_BYTES, WeightsLayout.of(form.published).nbytes)
     return [
         *parts,
-        Part(name, "batches", device, 3 * inputs + answers, certain=False),
-        Part(name, "pinned batches and chunks", HOST, pinned, certain=False),
+        MemoryPart(name, "batches", device, 3 * inputs + answers, certain=False),
+        MemoryPart(name, "pinned batches and chunks", HOST, pinned, certain=False),
     ]
 
 
@@ -154,17 +154,19 @@ def _trainer(
     placed: Placed,
     layout: ArenaLayout,
     activations: Activations | None,
-) -> list[Part]:
+) -> list[MemoryPart]:
     """What the trainer's ranks keep, and what an update takes."""
     ranks = placed.names["trainer"]
-    parts: list[Part] = []
+    parts: list[MemoryPart] = []
     for name in ranks:
         device = placed.seats[name].device
         parts += _rank(config, form, name, device, len(ranks), layout.steps)
         if activations is not None and config.training.versions:
             parts += _update(config, spec, form, name, device, len(ranks), layout, activations)
     if ranks and config.launcher == "local" and keeps_copy(placed.ends, _any_device):
-        parts.append(Part(ranks[0], "published weights", placed.ends.trainer, WeightsLayout.of(form.published).nbytes))
+        parts.append(
+            MemoryPart(ranks[0], "published weights", placed.ends.trainer, WeightsLayout.of(form.published).nbytes)
+        )
     return parts
 
 
@@ -173,7 +175,7 @@ def _any_device(_reader: str, _memory: str) -> bool:
     return True
 
 
-def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int, steps: int) -> list[Part]:
+def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int, steps: int) -> list[MemoryPart]:
     """What a rank, of so many, keeps between its updates, and what it has twice in one. steps: of a sample."""
     learns = config.training.versions > 0
     share = ranks if config.placement.trainer.strategy == "shard" else 1
@@ -182,22 +184,22 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
     buckets = ranks > share  # of DDP: what others drop with the gradients stays
     moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
     parts = [
-        Part(name, "weights", keeps, -(-form.train_bytes // share)),
-        Part(name, "gradients", keeps, -(-form.trainable_bytes // share) * learns, stays=buckets),
-        Part(name, "optimizer", HOST if offload else keeps, moments),
-        Part(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
+        MemoryPart(name, "weights", keeps, -(-form.train_bytes // share)),
+        MemoryPart(name, "gradients", keeps, -(-form.trainable_bytes // share) * learns, stays=buckets),
+        MemoryPart(name, "optimizer", HOST if offload else keeps, moments),
+        MemoryPart(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
     ]
     # Beside those of DDP, where the last micro-batch brings them.
     if buckets and accumulates(config, steps, ranks, form.row_tokens):
         summed = form.trainable_bytes * learns
-        parts.append(Part(name, "gradients, not yet summed", device, summed, stays=False))
+        parts.append(MemoryPart(name, "gradients, not yet summed", device, summed, stays=False))
     if share > 1:
         block = min(form.block_bytes or form.train_bytes, form.train_bytes)
         gathered = block + min(block, form.trainable_bytes) * learns
-        parts.append(Part(name, "largest block, gathered", device, gathered, stays=False))
+        parts.append(MemoryPart(name, "largest block, gathered", device, gathered, stays=False))
     if offload and device != HOST and learns:
         moved = _MOMENTS * min(form.trainable_bytes // share, PIECE_BYTES)
-        parts.append(Part(name, "moments on their way", device, moved, certain=False, stays=False))
+        parts.append(MemoryPart(name, "moments on their way", device, moved, certain=False, stays=False))
     return parts
 
 
@@ -226,7 +228,7 @@ def _update(
     ranks: int,
     layout: ArenaLayout,
     activations: Activations,
-) -> list[Part]:
+) -> list[MemoryPart]:
     """What an update takes: its largest micro-batch, and its samples, once packed and once a mini-batch."""
     row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
     rows = -(-update_rows(config, layout.steps) // ranks)
@@ -235,13 +237,17 @@ def _update(
     frozen = activations.precomputed(rows)
     fits = frozen <= config.training.precomputed_mib * 2**20
     parts = [
-        Part(name, "micro-batch", device, activations.training(micro), certain=False, stays=False),
-        Part(name, "precomputed", device if fits else HOST, frozen + mini * frozen // rows, certain=False, stays=fits),
-        Part(name, "samples of an update", HOST, (rows + mini) * row, certain=False),
-        Part(name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False),
+        MemoryPart(name, "micro-batch", device, activations.training(micro), certain=False, stays=False),
+        MemoryPart(
+            name, "precomputed", device if fits else HOST, frozen + mini * frozen // rows, certain=False, stays=fits
+        ),
+        MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False),
+        MemoryPart(
+            name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False
+        ),
     ]
     if device != HOST:  # one is sent ahead
-        parts.append(Part(name, "batches", device, 2 * micro * row, certain=False, stays=False))
+        parts.append(MemoryPart(name, "batches", device, 2 * micro * row, certain=False, stays=False))
     return parts
 
 

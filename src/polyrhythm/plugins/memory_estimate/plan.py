@@ -17,7 +17,7 @@ from polyrhythm.pipeline.build import policy_settings
 from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.plugins.lease.seats import HOST as HOST_NUMBER
 from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
-from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, Part, Sharing, list_parts
+from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, MemoryPart, Sharing, list_parts
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.messages import station_of
@@ -38,7 +38,7 @@ class DeviceMemory:
 
     name: str
     free: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     sharing: Sharing = "share"
     building: int = 0
 
@@ -154,7 +154,7 @@ class Planner:
         return self._known[key]
 
     def _devices(
-        self, config: RunConfig, form: PolicyForm, placed: Placed, parts: Sequence[Part]
+        self, config: RunConfig, form: PolicyForm, placed: Placed, parts: Sequence[MemoryPart]
     ) -> tuple[DeviceMemory, ...]:
         leased = _leased_devices(placed)
         moved = _suspended(parts, leased)
@@ -179,7 +179,7 @@ def _leased_devices(placed: Placed) -> set[str]:
     return {HOST if number == HOST_NUMBER else f"cuda:{number}" for own in devices for number in own}
 
 
-def _suspended(parts: Sequence[Part], leased: set[str]) -> list[Part]:
+def _suspended(parts: Sequence[MemoryPart], leased: set[str]) -> list[MemoryPart]:
     """What lies in host memory because its station gives up its device: the pinned copies stay there once made. All
     ranks of a trainer leave where one of them has to."""
     sizes: dict[tuple[str, str], int] = {}
@@ -190,7 +190,7 @@ def _suspended(parts: Sequence[Part], leased: set[str]) -> list[Part]:
             sizes[place] = sizes.get(place, 0) + part.nbytes * part.stays
             leaving |= {station_of(part.station)} if part.device in leased else set()
     return [
-        Part(name, f"while suspended from {device}", HOST, size)
+        MemoryPart(name, f"while suspended from {device}", HOST, size)
         for (device, name), size in sizes.items()
         if station_of(name) in leaving
     ]

@@ -40,7 +40,7 @@ _SIGNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSource:
     """Where one tensor lies: its file and its name in there."""
 
     file: Path
@@ -61,9 +61,9 @@ class Checkpoint:
     config: Mapping[str, Any]
     prefix: str
     tensors: Mapping[str, WeightSpec]
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorSource]
     side: frozenset[str]
-    extra: Mapping[str, Place]
+    extra: Mapping[str, TensorSource]
     ours: Mapping[str, WeightSpec]
     files: Mapping[Path, Header]
     statistics: tuple[Path, ...]
@@ -76,7 +76,7 @@ class Checkpoint:
         folder_files.check_is_folder(folder)
         expected = folder_files.weight_files(folder)
         files = {folder / name: _header(folder / name, names) for name, names in expected.items()}
-        stored = {name: Place(path, name) for path, header in files.items() for name in header.tensors}
+        stored = {name: TensorSource(path, name) for path, header in files.items() for name in header.tensors}
         extra = {name: place for name, place in stored.items() if name.startswith(_NORMALISERS)}
         inner = [name for name in stored if name not in extra]
         prefix = _PREFIX if inner and all(name.startswith(_PREFIX) for name in inner) else ""
@@ -169,12 +169,12 @@ def _header(file: Path, expected: list[str] | None) -> Header:
     return header
 
 
-def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, Place]]:
+def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, TensorSource]]:
     """Tensors of side files, by the name of their module and their own."""
     found = {}
     for module, file in folder_files.side_files(folder).items():
         for stored, spec in stored_specs(file).items():
-            found[f"{module}.{stored.removeprefix(_DDP)}"] = (spec, Place(file, stored))
+            found[f"{module}.{stored.removeprefix(_DDP)}"] = (spec, TensorSource(file, stored))
     return found
 
 

@@ -33,7 +33,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
 from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, save_folder
 from polyrhythm.policies.base import extended
-from polyrhythm.policies.plain_tensors import FIX, plain_tensors
+from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.checkpoint import Saving
 

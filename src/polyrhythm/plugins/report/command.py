@@ -25,8 +25,8 @@ class ReportHooks(RunHooks):
             log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
 
     def write(self, folders: Sequence[Path], path: Path | None = None) -> Path:
-        """As `plugins.report.write.write_report`."""
-        from polyrhythm.plugins.report.write import write_report  # long to import
+        """As `page.write_report`."""
+        from polyrhythm.plugins.report.page import write_report  # long to import
 
         return write_report(folders, path)
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.plugins.report.write import COMPARISON_FILE, write_report
+    from polyrhythm.plugins.report.page import COMPARISON_FILE, write_report
 
     # `report runs/quickstart/*` also matches the page of an earlier call.
     runs = [path for path in arguments.runs if path.name != COMPARISON_FILE] or arguments.runs

@@ -1,15 +1,19 @@
-"""Assembles the HTML page of a report: one self-contained file without scripts."""
+"""Assembles the HTML page of a report, one self-contained file without scripts, and writes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
+from polyrhythm.errors import RunFolderError
+from polyrhythm.files import atomic_write
+from polyrhythm.observe.run_folder import REPORT_FILE, find_run
 from polyrhythm.plugin import load_all
 from polyrhythm.plugins.report import bars, figures, tables, updates
 from polyrhythm.plugins.report.figures import Figure
-from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.read import Run, read_run
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#1c2126;--soft:#59636e;--rule:#d5dae0;--lane:#f1f3f5;--faint:#c3cad2;
@@ -71,7 +75,7 @@ _SERIES = "".join(
 )
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
     """A section that a plugin adds. after: heading of the section behind which it stands, Results or Utilisation; draw:
     runs → its HTML, "" for none."""
 
@@ -89,7 +93,7 @@ def page(runs: Sequence[Run]) -> str:
     parts_of_one = (tables.by_task, tables.by_samples, tables.by_metric)
     details = "" if several else "".join(part(runs[0]) for part in parts_of_one)
     parts.append(section("Results", tables.results(runs), details))
-    added: Sequence[Section] = load_all("report")
+    added: Sequence[ReportSection] = load_all("report")
     parts += [one.draw(runs) for one in added if one.after == "Results"]
     draw = (
         *(figures.success, figures.returns, updates.env_metrics, updates.updates),
@@ -160,3 +164,32 @@ def section(heading: str, *content: str) -> str:
 
 def _config(run: Run) -> str:
     return f"<details><summary>{escape(run.label)}: config.yaml</summary><pre>{escape(run.config)}</pre></details>"
+
+
+COMPARISON_FILE = "comparison.html"
+
+
+def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
+    """Write the page on these runs and return its path: the run's report.html, or comparison.html next to the first.
+
+    RunFolderError: a folder is not a run's, or the page cannot be written.
+    """
+    folders = [find_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in folders]
+    try:
+        text = page(runs)
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        names = " or ".join(str(folder) for folder in folders)
+        raise RunFolderError(
+            f"a file in {names} has invalid content ({type(error).__name__}: {error}); if it was not edited, "
+            "please report this with the folder"
+        ) from error
+    if path is None:
+        first = folders[0].resolve()
+        path = folders[0] / REPORT_FILE if len(runs) == 1 else first.parent / COMPARISON_FILE
+    try:
+        with atomic_write(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written ({error.strerror}); name another with --out") from error
+    return path

@@ -18,9 +18,8 @@ import numpy as np
 from polyrhythm.config.yaml_text import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, Change, read_changes
 from polyrhythm.observe.setbacks import setbacks
-from polyrhythm.observe.settings_changes import Change, read_changes
 
 Line = Mapping[str, Any]
 

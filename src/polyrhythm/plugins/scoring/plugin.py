@@ -8,7 +8,7 @@ from polyrhythm.checks import Check, CheckContext
 from polyrhythm.plugin import Plugin
 
 if TYPE_CHECKING:
-    from polyrhythm.pipeline.validation.env_trial_process import Episode
+    from polyrhythm.pipeline.validation.env_trial_process import TriedEpisode
 
 
 def _function(context: CheckContext) -> tuple[()]:
@@ -21,7 +21,7 @@ def _function(context: CheckContext) -> tuple[()]:
     return ()
 
 
-def _on_episode(episode: Episode) -> tuple[()]:
+def _on_episode(episode: TriedEpisode) -> tuple[()]:
     """The reward function, on an episode of a text environment."""
     if episode.trial.function:
         from polyrhythm.plugins.scoring.reward_trial import try_reward

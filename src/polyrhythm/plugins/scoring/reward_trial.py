@@ -5,11 +5,11 @@ from __future__ import annotations
 from polyrhythm.conformance import raised, remedy
 from polyrhythm.envs.trial_episode import SEED
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.validation.env_trial_process import WAY_OUT, Episode
+from polyrhythm.pipeline.validation.env_trial_process import WAY_OUT, TriedEpisode
 from polyrhythm.plugins.scoring.reward_function import WrongScore, as_score, load_reward, view_of
 
 
-def try_reward(episode: Episode) -> None:
+def try_reward(episode: TriedEpisode) -> None:
     """Make the reward function, and score an episode. Raises ConfigError for the function, ContractViolation for the
     environment."""
     episode.about_to("load")

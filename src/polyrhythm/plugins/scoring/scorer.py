@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from polyrhythm.conformance import own_place
 from polyrhythm.plugins.scoring.reward_function import RewardFunction, WrongScore, as_score, view_of
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Channels, Order
+from polyrhythm.runtime.messages import Channels, Order, StationTraits
 from polyrhythm.runtime.spans import SCORE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import SampleScored, ScorerJoined, ScoreSample, ScoringFailed
@@ -139,6 +139,10 @@ class Scorer:
         """The call that has lasted longest."""
         begun = list(self._calls.values())
         return (SCORE, min(begun)[0]) if begun else IDLE
+
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(calling_thread=self.calling_thread)
 
     def calling_thread(self) -> int | None:
         """The thread of that call."""

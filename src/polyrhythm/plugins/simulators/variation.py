@@ -140,6 +140,23 @@ def _rotation(axis: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
     return turn
 
 
+def open_renderer(model: mujoco.MjModel, size: int, *, cheap: bool) -> mujoco.Renderer:
+    """A renderer to `size` × `size` RGB images; cheap: without shadows, reflections, sky, haze and fog. The GL context
+    reads the model's settings of quality here, once."""
+    import mujoco
+
+    model.vis.global_.offwidth = model.vis.global_.offheight = size
+    # Its __del__ reads these, even if Ctrl-C interrupted its __init__.
+    renderer = mujoco.Renderer.__new__(mujoco.Renderer)
+    renderer._gl_context = renderer._mjr_context = None
+    renderer.__init__(model, size, size)
+    flags = mujoco.mjtRndFlag
+    if cheap:
+        for flag in (flags.mjRND_SHADOW, flags.mjRND_REFLECTION, flags.mjRND_SKYBOX, flags.mjRND_HAZE, flags.mjRND_FOG):
+            renderer.scene.flags[flag] = 0
+    return renderer
+
+
 def draw_beyond(
     uniform: Callable[[Vector, Vector], Vector], low: Vector, high: Vector, free: NDArray[np.bool_]
 ) -> Vector:

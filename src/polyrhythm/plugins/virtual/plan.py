@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli import show
-from polyrhythm.cli.numbers import count
+from polyrhythm.cli.arguments import count
 from polyrhythm.plugins.memory_estimate import command as plan_memory
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import scaling
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.scaling import Scaler, Scaling
-from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.plugins.vla.settings import InputForm, VlaSettings
 from polyrhythm.plugins.vla.statistics import RobotStatistics
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.specs import ActionSpec, EnvSpec

@@ -10,11 +10,9 @@ from torch import nn
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.blueprint import Blueprint
 from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowPolicy
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.plugins.vla.settings import VlaSettings
+from polyrhythm.plugins.vla.settings import Blueprint, InputForm, VlaSettings
 from polyrhythm.policies.base import named, type_or
 from polyrhythm.policies.flow_methods import (
     FlowCpsSettings,
@@ -23,7 +21,7 @@ from polyrhythm.policies.flow_methods import (
     OdeSettings,
     check_steps,
 )
-from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 
 FlowMethod = Annotated[
@@ -72,15 +70,6 @@ class FlowVlaSettings(VlaSettings):
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         plan = self._blueprint(env_spec)
         return plan.form(self.method.answers(self.steps, (plan.size.horizon, plan.size.action_dim)))
-
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
-
-    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
-
-    def outline(self, env_spec: EnvSpec, *, role: Role) -> FlowPolicy:
-        return self._blueprint(env_spec).outline(role)
 
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[FlowPolicy]:
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None

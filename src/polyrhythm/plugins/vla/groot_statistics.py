@@ -24,8 +24,7 @@ import numpy as np
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair
 from polyrhythm.plugins.vla import scaling
-from polyrhythm.plugins.vla.scaling import Scaling
-from polyrhythm.plugins.vla.state_parts import ROTATIONS, SIN_COS, StatePart
+from polyrhythm.plugins.vla.scaling import ROTATIONS, SIN_COS, Scaling, StatePart
 
 Transform = Literal["min_max", "mean_std", "binary", "none", "sin_cos", "rotation_6d", "axis_angle"]
 #: Key -> what becomes of it, in the order in which the network takes them.

@@ -16,16 +16,13 @@ from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
 from polyrhythm.plugins.vla import prompts, scaling
 from polyrhythm.plugins.vla.actions import ActionPlan, plan_actions
-from polyrhythm.plugins.vla.folder_inputs import FolderInputs, folder_inputs
 from polyrhythm.plugins.vla.images import HALF, IMAGENET, Colours, Resizing
-from polyrhythm.plugins.vla.input_form import CAMERAS, EMBODIMENTS, InputForm
 from polyrhythm.plugins.vla.inspection import camera_names
 from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompts
-from polyrhythm.plugins.vla.scaling import Scaling
-from polyrhythm.plugins.vla.settings import VlaSettings
-from polyrhythm.plugins.vla.state_parts import StatePart
-from polyrhythm.plugins.vla.statistics import BOUNDS, RobotStatistics, robot_statistics
-from polyrhythm.plugins.vla.tokenizers import WORDS, Tokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.plugins.vla.scaling import Scaling, StatePart
+from polyrhythm.plugins.vla.settings import CAMERAS, EMBODIMENTS, InputForm, VlaSettings
+from polyrhythm.plugins.vla.statistics import BOUNDS, FolderInputs, RobotStatistics, folder_inputs, robot_statistics
+from polyrhythm.plugins.vla.tokenizers import WORDS, PromptTokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -211,7 +208,7 @@ def _shown(env_spec: EnvSpec) -> str:
 
 def _tokenizer(
     settings: VlaSettings, form: InputForm, source: Checkpoint | None, choices: Mapping[str, Any]
-) -> Tokenizer:
+) -> PromptTokenizer:
     """That of the settings, of the folder, or hashed words."""
     name = settings.tokenizer or choices.get("tokenizer", "")
     if name == WORDS or (not name and source is None):
@@ -232,7 +229,7 @@ def _plan_prompts(
     settings: VlaSettings,
     env_spec: EnvSpec,
     form: InputForm,
-    tokenizer: Tokenizer,
+    tokenizer: PromptTokenizer,
     cameras: int,
     entries: int,
     release: FolderInputs,

@@ -16,12 +16,10 @@ from torch.nn import functional
 
 from polyrhythm.plugins.vla import images
 from polyrhythm.plugins.vla.actions import ActionMap
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.input_plan import InputPlan, plan_inputs
-from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompts
-from polyrhythm.plugins.vla.scaling import Scaler
-from polyrhythm.plugins.vla.state_parts import in_other_form
-from polyrhythm.plugins.vla.state_prompt import StatePrompt
+from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompt, StatePrompts
+from polyrhythm.plugins.vla.scaling import Scaler, in_other_form
+from polyrhythm.plugins.vla.settings import InputForm
 from polyrhythm.specs import INSTRUCTION
 
 __all__ = ["InputForm", "InputPlan", "VlaInputs", "plan_inputs"]

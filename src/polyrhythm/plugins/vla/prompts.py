@@ -17,10 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.tokenizers import Tokenizer
+from polyrhythm.plugins.vla.tokenizers import PromptTokenizer
 from polyrhythm.specs import Task
 
 #: Bins of π0.5's state: 0..255 within −1..1, −1 below.
@@ -45,7 +48,7 @@ class PromptTable:
         return int(self.ids.shape[1])
 
 
-def pi0_ids(tokenizer: Tokenizer, instruction: str, *, cleans: bool = True) -> Ids:
+def pi0_ids(tokenizer: PromptTokenizer, instruction: str, *, cleans: bool = True) -> Ids:
     """π0's prompt. cleans: as openpi; else as lerobot, which encodes the line end with the instruction as it is."""
     if not cleans:
         return [tokenizer.bos, *tokenizer.encode(instruction.removesuffix("\n") + "\n")]
@@ -62,7 +65,7 @@ def state_text(instruction: str, bins: Sequence[int]) -> str:
     return f"Task: {cleaned(instruction)}, State: {' '.join(map(str, bins))};\nAction: "
 
 
-def oft_ids(tokenizer: Tokenizer, instruction: str, empty: int) -> Ids:
+def oft_ids(tokenizer: PromptTokenizer, instruction: str, empty: int) -> Ids:
     """OpenVLA-OFT's prompt; it ends with the token `empty`, as the release appends it."""
     text = f"In: What action should the robot take to {instruction.lower()}?\nOut:"
     ids = tokenizer.encode(text)
@@ -76,7 +79,7 @@ def groot_text(instruction: str, images: int, tokens: int) -> str:
     return f"{system}<|im_start|>user\n{places}{instruction}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def groot_ids(tokenizer: Tokenizer, instruction: str, images: int, tokens: int, image_token: int) -> Ids:
+def groot_ids(tokenizer: PromptTokenizer, instruction: str, images: int, tokens: int, image_token: int) -> Ids:
     """GR00T's prompt. ConfigError: the tokenizer has another id for an image's places."""
     ids = tokenizer.encode(groot_text(instruction, images, tokens))
     if ids.count(image_token) != images * tokens:
@@ -162,7 +165,7 @@ class StatePrompts:
 
 
 def state_prompts(
-    tokenizer: Tokenizer, tasks: Sequence[Task], entries: int, length: int, vocabulary: int
+    tokenizer: PromptTokenizer, tasks: Sequence[Task], entries: int, length: int, vocabulary: int
 ) -> StatePrompts:
     """The prompts for a state of this many entries.
 
@@ -221,3 +224,73 @@ def _trials(tasks: int, entries: int) -> list[tuple[int, list[int]]]:
         bins[i % entries] = BINS[i % len(BINS)]
         trials.append((i % tasks, bins))
     return trials
+
+
+def state_bins(state: Tensor) -> Tensor:
+    """The bin of each entry of a normalised state, float64 [...]: 0..255 within −1..1, −1 below, 255 above.
+
+    The 256 edges are −1, −1 + 1/128, ...; an entry on an edge is in the bin above.
+    """
+    edges = torch.arange(256, dtype=torch.float64, device=state.device) / 128.0 - 1.0
+    return torch.bucketize(state.double().contiguous(), edges, right=True) - 1
+
+
+class StatePrompt(nn.Module):
+    """Prompts by task and state. A prompt longer than L is cut, as in the release."""
+
+    heads: Tensor
+    head_present: Tensor
+    numbers: Tensor
+    number_present: Tensor
+    tail: Tensor
+
+    def __init__(self, prompts: StatePrompts) -> None:
+        super().__init__()
+        self.length, self.entries, self.whole = prompts.length, prompts.entries, prompts.whole
+        self.known: dict[tuple[int, ...], list[int]] = {}
+        tables = {
+            "heads": prompts.heads.ids,
+            "head_present": prompts.heads.present,
+            "numbers": prompts.numbers.ids,
+            "number_present": prompts.numbers.present,
+        }
+        for name, array in tables.items():
+            dtype = torch.bool if name.endswith("present") else torch.int64
+            self.register_buffer(name, torch.tensor(array.tolist(), dtype=dtype), persistent=False)
+        self.register_buffer("tail", torch.tensor(prompts.tail, dtype=torch.int64), persistent=False)
+
+    def forward(self, tasks: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """tasks int64 [B], state normalised float64 [B,D] -> ids int64 [B,L], present bool [B,L]."""
+        bins = state_bins(functional.pad(state, (0, self.entries - state.shape[1])))
+        if self.whole is not None:
+            return self._encoded(tasks, bins)
+        rows = len(tasks)
+        ids = torch.cat((self.heads[tasks], self.numbers[bins + 1].flatten(1), self.tail.expand(rows, -1)), dim=1)
+        there = self.tail.new_ones((rows, len(self.tail)), dtype=torch.bool)
+        there = torch.cat((self.head_present[tasks], self.number_present[bins + 1].flatten(1), there), dim=1)
+        place = (there.cumsum(1) - 1).clamp(max=self.length)
+        place = torch.where(there, place, self.length)  # what does not exist or fit goes to a place beyond the end
+        packed = ids.new_zeros(rows, self.length + 1).scatter_(1, place, ids)
+        used = there.sum(1, keepdim=True)
+        present = torch.arange(self.length, device=ids.device).unsqueeze(0) < used
+        return packed[:, : self.length] * present, present
+
+    def _encoded(self, tasks: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole prompts, encoded on the CPU; each is kept."""
+        assert self.whole is not None
+        ids = torch.zeros(len(tasks), self.length, dtype=torch.int64)
+        used = torch.zeros(len(tasks), 1, dtype=torch.int64)
+        for row, key in enumerate(torch.cat((tasks.unsqueeze(1), bins), dim=1).tolist()):
+            found = self.known.get(tuple(key))
+            if found is None:
+                if len(self.known) >= _MOST_KNOWN:
+                    self.known.clear()
+                found = self.known[tuple(key)] = self.whole(key[0], key[1:])[: self.length]
+            ids[row, : len(found)] = torch.tensor(found)
+            used[row] = len(found)
+        ids, used = ids.to(tasks.device), used.to(tasks.device)
+        return ids, torch.arange(self.length, device=tasks.device).unsqueeze(0) < used
+
+
+#: Prompts that are kept, for tokenizers whose prompts are not composed.
+_MOST_KNOWN = 65536

@@ -54,7 +54,7 @@ class VlaFolders:
         refuse_adapters(source, weights)
         if spec is None:
             raise ConfigError(f"{source}: the file lacks the environment's form; resume the run once, which adds it")
-        policy = as_module(settings.build(spec, seed=seed, device="cpu", role="train"))  # type: ignore[attr-defined]
+        policy = as_module(settings.build(spec, seed=seed, device="cpu", role="train"))
         load_published(policy, weights)
         inputs, network = policy.get_submodule("inputs"), policy.get_submodule("network")
         assert isinstance(inputs, VlaInputs)

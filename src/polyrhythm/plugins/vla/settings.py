@@ -1,21 +1,143 @@
-"""Settings that all published VLA policies share."""
+"""Settings that all published VLA policies share, what each architecture reads and writes, and how a policy is made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field
+import torch
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from torch import nn
 
-from polyrhythm.plugins.pretrained.adapting import Listed, LoraSettings, Named, TrainedPart
-from polyrhythm.plugins.vla.input_form import CAMERAS
+from polyrhythm.plugins.pretrained.adapting import (
+    Adaptation,
+    AdaptedPolicy,
+    Listed,
+    LoraSettings,
+    Named,
+    TrainedPart,
+    UnreadTensors,
+    draw_adapters,
+)
+from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network, unfilled_network
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.base import SETTINGS
-from polyrhythm.policies.form import ValueKind
+from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
+from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import ArraySpec, EnvSpec
+
+PolicyType = Literal["pi0", "pi05", "openvla_oft", "groot_n1d5"]
+
+#: Names of the cameras of each architecture in the order of its inputs, for folders that do not name theirs.
+CAMERAS = {
+    "pi0": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
+    "pi05": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
+    "openvla_oft": ("primary", "left_wrist", "right_wrist"),
+    "groot_n1d5": ("ego_view", "wrist", "third"),
+}
+#: GR00T's rows of its per-embodiment weights, by the tag of the statistics (NVIDIA; RLinf).
+EMBODIMENTS = {
+    "new_embodiment": 31,
+    "gr1": 24,
+    "oxe_droid": 17,
+    "agibot_genie1": 26,
+    "genie1_gripper": 26,
+    "libero_franka": 31,
+    "isaaclab_franka": 31,
+    "maniskill_widowx": 30,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputForm:
+    """The inputs and outputs of one network.
+
+    image: side of its images in pixels. horizon: H; action_dim: entries of an action, padded. state_dim: entries of the
+    state, padded; 0: as many as the environment has. needs_state: the network reads the state. vocabulary: ids lie
+    below; words: hashed words do. length: places for the prompt; 0: as many as the longest prompt. fill: where short
+    prompts are filled up: right, left, or inside (behind the first token). bos, pad, empty, image_token: ids.
+    image_tokens: places of an image in the prompt (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the
+    area. embodiments: GR00T's number of them.
+    """
+
+    architecture: PolicyType
+    image: int
+    horizon: int
+    action_dim: int
+    vocabulary: int
+    words: int = 0
+    state_dim: int = 0
+    needs_state: bool = True
+    length: int = 0
+    fill: Literal["right", "left", "inside"] = "right"
+    bos: int = 2
+    pad: int = 0
+    empty: int = 0
+    image_token: int = 0
+    image_tokens: int = 0
+    state_in_prompt: bool = False
+    crop: bool = False
+    embodiments: int = 0
+
+    @property
+    def pads(self) -> bool:
+        """Whether the network's state and actions may have more entries than the robot's."""
+        return self.architecture != "openvla_oft"
+
+    def __post_init__(self) -> None:
+        if not self.words:
+            object.__setattr__(self, "words", self.vocabulary)
+
+
+class InputSizeSettings(BaseModel):
+    """Images, vision tower and words; an architecture's own settings of its size derive from this."""
+
+    model_config = SETTINGS
+
+    vision_width: int = Field(64, ge=8)
+    """Features per patch of a vision tower."""
+    vision_layers: int = Field(3, ge=1)
+    """Its layers."""
+    vision_heads: int = Field(4, ge=1)
+    """Its attention heads; divides vision_width."""
+    image: int = Field(56, ge=8)
+    """Side of the images in pixels."""
+    patch: int = Field(14, ge=2)
+    """Side of a patch in pixels; divides image."""
+    words: int = Field(512, ge=16)
+    """Rows of the word embedding that words are hashed into."""
+
+    @model_validator(mode="after")
+    def _check_multiples(self) -> InputSizeSettings:
+        for name, value, divisor, of in self.multiples():
+            if value % of:
+                raise ValueError(f"policy.size.{name} = {value} is no multiple of {divisor} = {of}: choose one")
+        return self
+
+    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
+        """A setting that must be a multiple, its value, of what, and that value."""
+        return (
+            ("vision_width", self.vision_width, "vision_heads", self.vision_heads),
+            ("image", self.image, "patch", self.patch),
+        )
+
+
+def _tag(value: Any) -> str:
+    return "released" if isinstance(value, str) else "SizeSettings"
+
+
+Own = TypeVar("Own", bound=InputSizeSettings)
+#: Settings of a size, of a class SizeSettings, or the release's size.
+OwnOrReleased = Annotated[
+    Annotated[Own, Tag("SizeSettings")] | Annotated[Literal["released"], Tag("released")], Discriminator(_tag)
+]
+
 
 FOLDERS = "polyrhythm.plugins.vla.released:VlaFolders"
 
@@ -91,6 +213,19 @@ class VlaSettings(BaseModel):
         makes = SettingsTraits(outlines=True, builds_in_parts=True, has_miniature=True)
         return replace(makes, adapts=True, folders=FOLDERS, policy=policy)
 
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[Any]:
+        """What is built for this environment."""
+        raise NotImplementedError
+
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Any:
+        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
+
+    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Any:
+        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
+
+    def outline(self, env_spec: EnvSpec, *, role: Role) -> Any:
+        return self._blueprint(env_spec).outline(role)
+
     def state_entries(self, env_spec: EnvSpec) -> int:
         """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""
         spec = env_spec.observation.get(self.state)
@@ -127,3 +262,86 @@ class VlaSettings(BaseModel):
                 "dtype": "float32",
             }
         )
+
+
+P = TypeVar("P", bound=AdaptedPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint(Generic[P]):
+    """How one policy is made.
+
+    architecture: with the tensors that are dead in a network of this size. source: the checkpoint, None for weights
+    from the seed. around: makes the policy around its network, which may be on the meta device, and its precision.
+    """
+
+    settings: VlaSettings
+    architecture: Architecture
+    size: Any
+    source: Checkpoint | None
+    around: Callable[[nn.Module, Precision], P]
+
+    def form(self, answers: Mapping[str, ArraySpec]) -> PolicyForm:
+        """The form. answers: one row of the policy's forward_inputs. ConfigError: the folder's tensors do not fit."""
+
+        return describe(self.outline, answers, self.settings.value_level)
+
+    def outline(self, role: Role) -> P:
+        """The policy with weights that have shapes and dtypes alone where the caller has chosen the meta device.
+        ConfigError: the folder's tensors do not fit."""
+        network = self.architecture.network(self.size)
+        if self.source is not None:
+            check_fit(self.architecture, self.source, network)
+        adaptation = self._adaptation
+        adaptation.prepare(network, role)
+        adaptation.finish(network, role, 0)
+        return self.around(network, adaptation.precision)
+
+    def build(self, *, seed: int, device: str, role: Role) -> P:
+        """The policy, from the checkpoint straight to the device; without one the seed decides, on the CPU."""
+        adaptation, of = self._adaptation, self.architecture
+
+        def prepare(network: nn.Module) -> None:
+            adaptation.prepare(network, role)
+
+        with seeded(seed):
+            if self.source is None:
+                network = random_network(of, self.size, seed=seed, device=device, prepare=prepare)
+            else:
+                network = load_network(of, self.source, device=device, prepare=prepare, seed=seed, size=self.size)
+            adaptation.finish(network, role, seed)
+            policy = self.around(network, adaptation.precision).to(device)
+        if self.source is not None:
+            load_ours(policy, self.source)
+        return policy
+
+    def build_in_parts(self, *, seed: int, role: Role) -> P:
+        """The policy on the host; what the checkpoint has of its network is there only once `load_part` has read it."""
+        adaptation = self._adaptation
+        if self.source is None:
+            return self.build(seed=seed, device="cpu", role=role)
+
+        def prepare(network: nn.Module) -> None:
+            adaptation.prepare(network, role)
+
+        with seeded(seed):
+            network, found = unfilled_network(
+                self.architecture, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size
+            )
+            adaptation.finish(network, role, seed)
+            draw_adapters(network, seed, allocate=True)
+            policy = self.around(network, adaptation.precision)
+        policy.unread = UnreadTensors(self.source, found)
+        load_ours(policy, self.source)
+        return policy
+
+    @property
+    def _adaptation(self) -> Adaptation:
+        return adaptation_of(self.settings, self.architecture)
+
+
+def adaptation_of(settings: VlaSettings, of: Architecture) -> Adaptation:
+    """What the settings train, by the patterns of the architecture."""
+    precision = Precision(getattr(torch, settings.dtype), getattr(torch, settings.master), tuple(of.float32))
+    recomputes = settings.gradient_checkpointing
+    return Adaptation(settings.train, of.parts, precision, tuple(of.dead), settings.lora, recomputes)

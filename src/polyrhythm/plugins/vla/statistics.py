@@ -23,10 +23,62 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
 from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair, read_json, value_of
 from polyrhythm.plugins.vla import scaling
-from polyrhythm.plugins.vla.folder_inputs import lerobot_steps
 from polyrhythm.plugins.vla.groot_statistics import groot_scalings
-from polyrhythm.plugins.vla.scaling import Scaling
-from polyrhythm.plugins.vla.state_parts import StatePart
+from polyrhythm.plugins.vla.images import Resizing
+from polyrhythm.plugins.vla.scaling import Scaling, StatePart
+
+_RELATIVE = "relative_actions_processor"
+_STATE_DIM = 32
+
+
+@dataclass(frozen=True, slots=True)
+class FolderInputs:
+    """resizing: of pictures that do not have the network's size. state_entries: of the state in π0.5's prompt, filled
+    up with 0; 0: as many as there are. cleans: whether π0's instruction is cleaned (`prompts.cleaned`). relative:
+    whether actions are relative to the state."""
+
+    resizing: Resizing = "openpi"
+    state_entries: int = 0
+    cleans: bool = True
+    relative: bool = False
+
+
+def folder_inputs(source: Checkpoint | None) -> FolderInputs:
+    """How the folder's own code makes inputs; openpi's way without a folder."""
+    if source is None or not _is_lerobots(source):
+        return FolderInputs()
+    steps, config = lerobot_steps(source), source.config
+    if _RELATIVE in steps or "use_relative_actions" in config:
+        return FolderInputs("lerobot", cleans=False, relative=bool(steps.get(_RELATIVE, {}).get("enabled")))
+    if not steps and (source.extra or "resize_imgs_with_padding" in config):
+        return FolderInputs("lerobot_0.3", cleans=False)
+    entries = config.get("max_state_dim", _STATE_DIM)
+    if not isinstance(entries, int):
+        raise ConfigError(
+            f"checkpoint = {source.folder}: config.json has max_state_dim = {entries!r}, which is not a number; copy "
+            "it again from its release"
+        )
+    return FolderInputs("lerobot_0.4", entries, cleans=False)
+
+
+def _is_lerobots(source: Checkpoint) -> bool:
+    """Whether lerobot saved the folder: it has its processors, its buffers, or its configuration alone."""
+    openpi = any(path.name == "norm_stats.json" for path in source.statistics)
+    return bool(lerobot_steps(source) or source.extra or ("input_features" in source.config and not openpi))
+
+
+def lerobot_steps(source: Checkpoint) -> dict[str, Mapping[str, Any]]:
+    """Name of each step of policy_preprocessor.json -> its settings."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for path in source.statistics:
+        if path.suffix == ".json" and "preprocessor" in path.name:
+            for step in read_json(path).get("steps") or ():
+                if not isinstance(step, Mapping):
+                    raise ConfigError(f"{path}: {step!r} is not a step; copy it again from its release")
+                name = str(step.get("registry_name") or step.get("class", ""))
+                found[name] = mapping_in(step, "config", f"{path}: {name}")
+    return found
+
 
 #: `policy.robot` that asks for no statistics: actions between the environment's bounds, the state as it is.
 BOUNDS = "bounds"

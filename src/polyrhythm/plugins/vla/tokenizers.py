@@ -22,7 +22,7 @@ WORDS = "words"
 _BOS, _FIRST = 2, 4
 
 
-class Tokenizer(Protocol):
+class PromptTokenizer(Protocol):
     """Text to ids, without special tokens around it. bos: the begin token's id. origin: its name in messages."""
 
     bos: int
@@ -54,7 +54,7 @@ class WordTokenizer:
         return _FIRST + mix(*word.lower().encode()) % (self._last - _FIRST)
 
 
-class FolderTokenizer:
+class FolderPromptTokenizer:
     """The tokenizer of a folder, as transformers loads it."""
 
     def __init__(self, folder: str) -> None:
@@ -67,9 +67,9 @@ class FolderTokenizer:
 
 
 @lru_cache(maxsize=8)
-def folder_tokenizer(folder: str) -> FolderTokenizer:
+def folder_tokenizer(folder: str) -> FolderPromptTokenizer:
     """The tokenizer of a local folder. ConfigError: there is none, or it cannot be loaded."""
-    return FolderTokenizer(folder)
+    return FolderPromptTokenizer(folder)
 
 
 def _loaded(folder: str) -> Any:

@@ -21,7 +21,7 @@ from polyrhythm.plugins.workflow.errors import WorkerFailed, WorkflowError
 from polyrhythm.plugins.workflow.turns import Turn
 from polyrhythm.plugins.workflow.worker import Place, Worker, WorkerPort, is_public
 from polyrhythm.runtime.factories import StationContext
-from polyrhythm.runtime.messages import FromWorker, Order, Station, StopWork, ToWorker, WorkerJoined
+from polyrhythm.runtime.messages import FromWorker, Order, Station, StationTraits, StopWork, ToWorker, WorkerJoined
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
@@ -124,6 +124,10 @@ class WorkerStation:
         return Channel(name, self._port)
 
     # ------------------------------------------------------------ messages
+
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(listen_by=self.listen_by)
 
     def listen_by(self, hear: Callable[[float], None]) -> None:
         self._hear = hear

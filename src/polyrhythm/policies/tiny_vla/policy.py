@@ -19,11 +19,8 @@ from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.normalizer import ObservationNormalizer
-from polyrhythm.policies.tiny_vla.bins import BinsSettings
-from polyrhythm.policies.tiny_vla.flow import FlowMatchingSettings
-from polyrhythm.policies.tiny_vla.head import Head
-from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize
-from polyrhythm.policies.tiny_vla.words import word_table
+from polyrhythm.policies.tiny_vla.heads import BinsSettings, FlowMatchingSettings, Head
+from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize, word_table
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 

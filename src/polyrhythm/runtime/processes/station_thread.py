@@ -11,18 +11,14 @@ from polyrhythm.conformance import own_call
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import (
     ORDERS,
-    Attended,
-    CallsInThreads,
     Departed,
     Joined,
-    Listening,
     Order,
-    Patient,
     Reply,
     Station,
+    StationTraits,
     StopWork,
     Unobeyable,
-    WaitsBeside,
 )
 from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
@@ -96,6 +92,7 @@ class StationThread:
         self.address = address
         self.error: BaseException | None = None
         self.station: Station | None = None
+        self._traits = StationTraits()
         self.busy_s, self.units = 0.0, 0
         self.spans = SpanLog()
         self.ready, self.over = threading.Event(), threading.Event()
@@ -106,10 +103,14 @@ class StationThread:
     def start(self) -> None:
         self._thread.start()
 
+    def adopt(self, station: Station) -> None:
+        """The station that was made, whose messages come from now on."""
+        self.station, self._traits = station, station.traits
+
     def own_call(self) -> str:
         """Where in user code it is, in words; "" if it is elsewhere."""
-        station = self.station
-        return own_call(station.calling_thread() if isinstance(station, CallsInThreads) else self._thread.ident)
+        calling_thread = self._traits.calling_thread
+        return own_call(calling_thread() if calling_thread is not None else self._thread.ident)
 
     def joined(self) -> Joined:
         """The announcement of a part that is ready."""
@@ -120,11 +121,12 @@ class StationThread:
         """Make the station and work, in the thread that calls this; `start` has it called by one of its own."""
         try:
             self._host.collect()
-            self.station = self._make()
-            if isinstance(self.station, Attended):
-                self._await_somebody(self.station)
-            if isinstance(self.station, Listening):
-                self.station.listen_by(self._hear)
+            self.adopt(self._make())
+            assert self.station is not None
+            if self._traits.attend is not None:
+                self._await_somebody(self._traits.attend)
+            if self._traits.listen_by is not None:
+                self._traits.listen_by(self._hear)
             self.ready.set()
             self._host.notify()
             try:
@@ -144,20 +146,19 @@ class StationThread:
             self.over.set()
             self._host.notify()
 
-    def _await_somebody(self, station: Attended) -> None:
+    def _await_somebody(self, attend: Callable[[float], bool]) -> None:
         """Consumes: what who wants to join says. Waits for: that. Unblocked by: it, or `_WAIT_S`. Produces: nothing.
         Ends once somebody has joined; the process is killed if the run ends before."""
-        while not station.attend(_WAIT_S):
+        while not attend(_WAIT_S):
             pass
 
     def _work(self, station: Station, inbox: PartInbox) -> None:
         """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`, or the patience of a
         station whose device works meanwhile, or what a station waits for beside messages. Produces: what the station
         says. Ends with `Stop`."""
-        patience, socket = 0.0, station.socket if isinstance(station, Attended) else None
-        if isinstance(station, WaitsBeside):
-            socket = station.wait_beside()
-        patient = station if isinstance(station, Patient) else None
+        patience, traits, socket = 0.0, self._traits, self._traits.socket
+        if traits.wait_beside is not None:
+            socket = traits.wait_beside()
         end, beside = 0.0, False  # of the last unit of work; whether the device has worked since
         while True:
             content = inbox.receive(patience, socket)
@@ -181,7 +182,7 @@ class StationThread:
                 self.busy_s += end - begin
                 if self.spans.on:
                     self.spans.add(station.spans(begin, end))
-                patience = patient.patience() if patient is not None else 0.0
+                patience = traits.patience() if traits.patience is not None else 0.0
                 beside = patience > 0.0
 
     def _hear(self, seconds: float) -> None:
@@ -210,8 +211,8 @@ class StationThread:
                     return False
                 case Connect() | HostAt():
                     self._host.connect(message)
-                case Reply() if hasattr(station, "deliver"):
-                    station.deliver(message)
+                case Reply() if self._traits.deliver is not None:
+                    self._traits.deliver(message)
                 case _ if isinstance(message, ORDERS):
                     self._order(station, message, content)
                 case _:

@@ -46,7 +46,7 @@ class SupervisionLimits(Protocol):
     def forgive_s(self) -> float: ...
 
 
-#: The call under way of a station that nobody has joined yet (`runtime.messages.Attended`).
+#: The call under way of a station that nobody has joined yet (`runtime.messages.StationTraits.attend`).
 AWAITING = "join"
 #: That of one whose simulator is to come back by another connection; `join.reconnect_s` limits it.
 RECONNECTING = "reconnect"

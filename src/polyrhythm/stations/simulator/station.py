@@ -17,7 +17,15 @@ from polyrhythm.envs.mujoco import RUN_FOLDER
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import OffloadStore, Order, Reply, Station, part_address, process_address
+from polyrhythm.runtime.messages import (
+    OffloadStore,
+    Order,
+    Reply,
+    Station,
+    StationTraits,
+    part_address,
+    process_address,
+)
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import (
@@ -76,6 +84,10 @@ class Simulator:
             case _:
                 raise UnfitMessage("misdirected", f"{type(command).__name__} is not for a simulator")
 
+    @property
+    def traits(self) -> StationTraits:
+        return StationTraits(deliver=self.deliver, wait_beside=self.wait_beside)
+
     def deliver(self, reply: Reply) -> None:
         """Deliver a generator's answer to its slot. Raises UnfitMessage if it does not fit."""
         self._host(reply.slot).deliver(reply)
@@ -87,7 +99,7 @@ class Simulator:
         return host
 
     def wait_beside(self) -> int | None:
-        """See `runtime.messages.WaitsBeside`: of calls that steps have begun."""
+        """As `StationTraits.wait_beside`: of calls that steps have begun."""
         found = [number for host in self.hosts if (number := host.defer()) is not None]
         if not found:
             return None

@@ -1,4 +1,4 @@
-"""The processes of stations in actors, as `ChildProcess` wants to see them, and the thread that watches them.
+"""The processes of stations in actors, as the supervisor wants to see them, and the thread that watches them.
 
 Nothing here waits for Ray in the thread of the run: an actor is asked, and its answers are received by the watcher.
 """

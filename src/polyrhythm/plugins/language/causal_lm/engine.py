@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polyrhythm.plugins.language.causal_lm.cache import SlotCache
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.packing import Packing
+from polyrhythm.plugins.language.causal_lm.packing import Packing, SlotCache
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling, draw, process_logits
 from polyrhythm.policies import noise
 from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
@@ -227,3 +226,27 @@ class NativeEngine:
                     own[place] = own[last].clone()
             self._running[place] = self._running[last]
         self._running.pop()
+
+
+#: Tokens of an answer that is compared, and of its prompt.
+COMPARED = 4
+
+
+def compared_prompt(choices: int) -> list[int]:
+    """A prompt of different tokens, where there are as many."""
+    return [token % choices for token in range(1, COMPARED + 1)]
+
+
+@torch.no_grad()
+def worst_difference(
+    network: CausalNetwork, sampling: Sampling, prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]
+) -> float:
+    """The largest difference of an engine's log-probs of `tokens` from the network's; inf if there are none."""
+    if not tokens:
+        return torch.inf
+    sequence = torch.tensor([*prompt, *tokens], device=next(network.parameters()).device)
+    features = network.packed(sequence[:-1], Packing([len(sequence) - 1]))[len(prompt) - 1 :]
+    log_p = process_logits(network.logits(features), sampling)
+    expected = log_p.gather(-1, sequence[len(prompt) :, None])[:, 0].cpu()
+    difference = (expected - torch.tensor(logprobs)).abs().max().item()
+    return difference if difference == difference else torch.inf  # noqa: PLR0124 - NaN

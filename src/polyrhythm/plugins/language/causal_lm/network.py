@@ -9,17 +9,24 @@ Features and logits are separate, because logits of all positions of a large voc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.plugins.language.causal_lm.cache import SlotCache
-from polyrhythm.plugins.language.causal_lm.packing import Packing, register_attention
+from polyrhythm.plugins.language.causal_lm.packing import Packing, SlotCache, register_attention
+from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings
 from polyrhythm.plugins.pretrained.folder_files import weight_files
+from polyrhythm.plugins.pretrained.precision import Precision
+from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.specs import ActionSpec
+from polyrhythm.specs.model_folder import end_ids
 
 #: Kinds of layers of which the state is keys and values alone.
 _ATTENTION = {"full_attention", "sliding_attention"}
@@ -202,3 +209,73 @@ def loaded_network(folder: str) -> CausalNetwork:
             f"policy.checkpoint = {folder}: its weights lack {missing[0]} (and {len(missing) - 1} more); fetch it again"
         )
     return CausalNetwork(model)
+
+
+def adapt(model: nn.Module, train: str, lora: LoraSettings, role: Role, seed: int) -> None:
+    """Set what is trained and published of the model, and add its adapters; their values are drawn from `seed`.
+
+    Without `lora.targets` all linear layers but that of the logits get one. ValueError: there is no such layer.
+    """
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    inner = tuple(
+        f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Linear) and part is not output
+    )
+    how = Adaptation(train, {"lora": inner}, Precision(torch.float32), lora=lora)  # type: ignore[arg-type]
+    how.prepare(model, role)
+    how.finish(model, role, seed)
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Let each decoder layer keep its input alone, and compute the rest again in the backward pass. That of
+    transformers works in training mode only, in which dropout would change log-probs. ValueError: it has none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"policy.gradient_checkpointing = true: {type(model).__name__} has no layers that can be computed again; "
+            "set it to false"
+        )
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **options)
+    return checkpoint(forward, *inputs, use_reentrant=False, **options)
+
+
+def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
+    """ConfigError: the folder's own tokenizer has another largest id than the environment's, or none of the folder's
+    end-of-text tokens ends a message there. what: the setting that names the folder.
+
+    A tokenizer with the same largest id and end of text is not told apart.
+    """
+    folder = Path(checkpoint).expanduser()
+    own = _own_ids(folder)
+    if own and own != action.choices:
+        raise ConfigError(
+            f"{what}: its own tokenizer has ids below {own}, the environment's ids below {action.choices}; set "
+            "env.tokenizer to the same folder"
+        )
+    ends = set(end_ids(folder))
+    if ends and not ends & set(action.stops):
+        named, stops = (", ".join(map(str, sorted(ids))) for ids in (ends, set(action.stops)))
+        raise ConfigError(
+            f"{what}: its end of text is token {named}, the environment's messages end at {stops}; set env.tokenizer "
+            "to the same folder, or correct eos_token_id in its generation_config.json"
+        )
+
+
+@lru_cache(maxsize=8)
+def _own_ids(folder: Path) -> int:
+    """The largest id of the folder's tokenizer.json, added ones included, and 1: ids may have gaps. 0 where there is no
+    tokenizer that can be read."""
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        known = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")).get_vocab()
+    except Exception:  # noqa: BLE001 - transformers and tokenizers raise many kinds
+        return 0
+    return 1 + max(known.values(), default=-1)

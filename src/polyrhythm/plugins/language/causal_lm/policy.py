@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polyrhythm.plugins.language.causal_lm.cache import SlotCache
 from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
 from polyrhythm.plugins.language.causal_lm.engine_settings import ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.packing import PackedMessages, Packing, pack, pack_longest
+from polyrhythm.plugins.language.causal_lm.packing import PackedMessages, Packing, SlotCache, pack, pack_longest
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling, entropy, process_logits
 from polyrhythm.plugins.language.causal_lm.servers.build import ask_server, engine_at_server
-from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine
-from polyrhythm.plugins.language.causal_lm.vllm_model import VllmModel, VllmStart
+from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine, VllmModel, VllmStart
 from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
 from polyrhythm.policies import distributions
 from polyrhythm.policies.base import Act, Evaluation, Observations

@@ -182,7 +182,7 @@ class CausalLmSettings(BaseModel):
         return self._adapted(env_spec, empty_network(config), role, seed=0)
 
     def _adapted(self, env_spec: EnvSpec, network: CausalNetwork, role: Role, seed: int) -> CausalLm:
-        from polyrhythm.plugins.language.causal_lm.adapting import adapt, recompute_layers
+        from polyrhythm.plugins.language.causal_lm.network import adapt, recompute_layers
 
         adapt(network.model, self.train, self.lora, role, seed)
         if self.gradient_checkpointing and role == "train":
@@ -195,8 +195,7 @@ class CausalLmSettings(BaseModel):
 
     def _config(self, env_spec: EnvSpec) -> Any:
         """The configuration of transformers, for an environment that it fits."""
-        from polyrhythm.plugins.language.causal_lm.network import check_context, open_config
-        from polyrhythm.plugins.language.causal_lm.vocabulary import check_vocabulary
+        from polyrhythm.plugins.language.causal_lm.network import check_context, check_vocabulary, open_config
 
         _refuse_other_environment(env_spec)
         tokens = env_spec.observation[TOKENS].shape[0] + env_spec.chunk

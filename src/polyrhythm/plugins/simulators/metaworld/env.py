@@ -181,7 +181,7 @@ class MetaWorldBatch:
             raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        outcome = _empty_result(len(rows))
+        outcome = StepResult.zeros(len(rows))
         clipped = np.clip(actions, -1.0, 1.0).astype(np.float32, copy=False)
         failed: dict[int, Exception] = {}
         for i, row in enumerate(rows):
@@ -249,12 +249,3 @@ class MetaWorldBatch:
         instance = self._scenes[task].check_out()
         self._held[row] = (task, instance)
         return instance
-
-
-def _empty_result(rows: int) -> StepResult:
-    return StepResult(
-        reward=np.zeros(rows, np.float32),
-        terminated=np.zeros(rows, np.bool_),
-        truncated=np.zeros(rows, np.bool_),
-        success=np.zeros(rows, np.bool_),
-    )

@@ -1,4 +1,8 @@
-"""What Meta-World finds of rendering on this machine, for `polyrhythm doctor`."""
+"""What Meta-World finds of rendering on this machine, for `polyrhythm doctor`.
+
+`python -m` this module and a task renders a frame as a run does, in a process of its own, because a broken driver can
+hang or crash it. It prints one line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
+
 from polyrhythm.conformance import Finding, last_line
-from polyrhythm.errors import as_root, install_command
+from polyrhythm.errors import PolyrhythmError, as_root, install_command
 from polyrhythm.imports import same_imports
+from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 
 #: Debian packages for rendering without a screen; tools/render_libs.sh installs the same.
 RENDER_PACKAGES = "libosmesa6 libgl1 libegl1"
@@ -41,7 +49,7 @@ def rendering(backend: str, *, needed: bool) -> Finding:
     bad: Literal["note", "missing"] = "missing" if needed else "note"
     try:
         done = subprocess.run(  # noqa: S603 - our own module
-            [sys.executable, "-m", "polyrhythm.plugins.simulators.metaworld.render_probe", _TASK],
+            [sys.executable, "-m", "polyrhythm.plugins.simulators.metaworld.findings", _TASK],
             capture_output=True,
             text=True,
             timeout=_RENDER_S,
@@ -69,3 +77,26 @@ def _fix(backend: str) -> str:
     if not shutil.which("apt-get"):
         return f"(with your system's package manager) install OSMesa and EGL, on Debian {RENDER_PACKAGES}"
     return f"{as_root()}apt-get install -y {RENDER_PACKAGES}"
+
+
+def probe(task: str) -> dict[str, float]:
+    """first_s: seconds until the first frame; frame_ms: time of the second; shades: distinct values in it."""
+    batch = MetaWorldSettings(tasks=(task,)).build(1)
+    out = {name: np.zeros((1, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
+    began = time.perf_counter()
+    try:
+        batch.reset([0], [0], [0])
+        batch.observe([0], out)
+        first = time.perf_counter()
+        batch.observe([0], out)
+        frame = time.perf_counter() - first
+    finally:
+        batch.close()
+    return {"first_s": first - began, "frame_ms": 1000 * frame, "shades": len(np.unique(out["image"]))}
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(json.dumps(probe(sys.argv[1])) + "\n")
+    except (PolyrhythmError, ImportError) as error:
+        sys.exit(str(error))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.envs.mujoco import choose_gl_backend, refuse_unstable
 from polyrhythm.plugins.simulators.metaworld.tasks import GOAL_MARKERS
-from polyrhythm.plugins.simulators.variation import Appearance, background_of, draw_beyond
+from polyrhythm.plugins.simulators.variation import Appearance, background_of, draw_beyond, open_renderer
 
 if TYPE_CHECKING:
     import mujoco
@@ -240,18 +240,11 @@ class FrameRenderer:
     def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, camera: Camera = "free") -> None:
         import mujoco
 
-        model.vis.global_.offwidth = model.vis.global_.offheight = size
-        # Its __del__ reads these, even if Ctrl-C interrupted its __init__.
-        self._renderer = mujoco.Renderer.__new__(mujoco.Renderer)
-        self._renderer._gl_context = self._renderer._mjr_context = None
-        self._renderer.__init__(model, size, size)
+        self._renderer = open_renderer(model, size, cheap=quality == "cheap")
         self._turned = camera == "corner2"
         self._camera = _corner_camera(model) if self._turned else _free_camera()
         self._option = mujoco.MjvOption()
         self._option.geomgroup[_VISUAL_GROUPS:] = 0
-        if quality == "cheap":
-            for name in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
-                self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
         self._background = background_of(model)
 
     def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None = None) -> None:

@@ -131,7 +131,7 @@ class RobosuiteBatch:
             raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        outcome = _empty_result(len(rows))
+        outcome = StepResult.zeros(len(rows))
         clipped = np.clip(actions.astype(np.float64), self._low, self._high)
         failed: dict[int, Exception] = {}
         for i, row in enumerate(rows):
@@ -251,12 +251,3 @@ class RobosuiteBatch:
             with self._changing:
                 self._instances[row, task] = found
         return found
-
-
-def _empty_result(rows: int) -> StepResult:
-    return StepResult(
-        reward=np.zeros(rows, np.float32),
-        terminated=np.zeros(rows, np.bool_),
-        truncated=np.zeros(rows, np.bool_),
-        success=np.zeros(rows, np.bool_),
-    )

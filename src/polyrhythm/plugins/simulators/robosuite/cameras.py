@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.plugins.simulators.variation import Appearance, background_of
+from polyrhythm.plugins.simulators.variation import Appearance, background_of, open_renderer
 
 if TYPE_CHECKING:
     import mujoco
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 Quality = Literal["cheap", "full"]
 #: Geoms of group 0 are collision shapes, those of group 1 are drawn.
 _COLLISION_GROUP = 0
-_COSTLY = ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG")
 
 
 class CameraRenderer:
@@ -28,21 +27,14 @@ class CameraRenderer:
         import mujoco
 
         self.model, self._moves = model, moves
-        model.vis.global_.offwidth = model.vis.global_.offheight = size
         if quality == "cheap":  # the GL context reads these once
             model.vis.quality.offsamples = 0
             model.vis.quality.shadowsize = 0
-        # Its __del__ reads these, even if Ctrl-C interrupted its __init__.
-        self._renderer = mujoco.Renderer.__new__(mujoco.Renderer)
-        self._renderer._gl_context = self._renderer._mjr_context = None
-        self._renderer.__init__(model, size, size)
+        self._renderer = open_renderer(model, size, cheap=quality == "cheap")
         self._option = mujoco.MjvOption()
         self._option.geomgroup[_COLLISION_GROUP] = 0
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        if quality == "cheap":
-            for name in _COSTLY:
-                self._renderer.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
         self._background = background_of(model)
         self._leave()
 

@@ -32,8 +32,7 @@ def import_robosuite() -> Any:
     """
     if importlib.util.find_spec("robosuite") is None:
         raise MissingError(
-            f"env.type = robosuite: the package robosuite is not installed; run: "
-            f"{install_command('robosuite')}"
+            f"env.type = robosuite: the package robosuite is not installed; run: {install_command('robosuite')}"
         )
     with contextlib.suppress(RenderingUnavailable):
         choose_gl_backend()  # MuJoCo reads it once, at import: a batch of states may be drawn for a video later

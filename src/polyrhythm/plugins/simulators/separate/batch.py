@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,12 @@ from polyrhythm.envs.mujoco import simulator_count
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
 from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
+
+_MODULE = "polyrhythm.plugins.simulators.separate.server"
+#: Seconds for the process to end. Its calls have no limit here: the trial before a run and supervision limit them.
+_CLOSE_S = 10.0
+
+R = TypeVar("R", bound=p.Reply)
 
 
 class SeparateBatch:
@@ -42,65 +48,51 @@ class SeparateBatch:
             expert=has.expert, draws_rows=has.draws_rows, discards_rows=has.discards_rows, texts=has.texts
         )
 
-    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        done = self._process.ask(p.Reset(_numbers(rows), _numbers(tasks), _numbers(seeds)), p.CallDone)
-        if done.failed:
-            raise RowsFailed(_errors(done.failed, done.refused))
-
-    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        found = self._process.ask(p.Step(_numbers(rows), p.packed(actions)), p.Stepped)
-        result = StepResult(
-            p.unpacked(found.reward),
-            p.unpacked(found.terminated),
-            p.unpacked(found.truncated),
-            p.unpacked(found.success),
-            {name: p.unpacked(array) for name, array in found.metrics.items()},
-            None if found.executed is None else p.unpacked(found.executed),
-        )
+    def _call(self, method: str, rows: RowNumbers, **more: Any) -> p.Returned:
+        found = self._process.ask(p.BatchCall(method, tuple(map(int, rows)), **more), p.Returned)  # type: ignore[arg-type]
         for text in found.warned:
             warn_once(text)
-        if found.failed:
-            raise RowsFailed(_errors(found.failed), result)
+        return found
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        _refuse_failed(self._call("reset", rows, tasks=tuple(map(int, tasks)), seeds=tuple(map(int, seeds))))
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        found = self._call("step", rows, actions=p.packed(actions))
+        arrays, metrics = ({name: p.unpacked(x) for name, x in part.items()} for part in (found.arrays, found.metrics))
+        result = StepResult(**arrays, metrics=metrics)
+        _refuse_failed(found, result)
         return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        self._process.ask(p.Observe(_numbers(rows)), p.CallDone)
+        self._call("observe", rows)
         for name, view in self._views.items():
             out[name][: len(rows)] = view[: len(rows)]
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
+        found = self._call("expert_actions", rows)
+        actions = p.unpacked(found.arrays["result"])
+        _refuse_failed(found, actions)
+        return actions
+
+    def render(self, row: int) -> NDArray[Any]:
+        return p.unpacked(self._call("render", [row]).arrays["result"])
+
+    def discard(self, row: int) -> None:
+        self._call("discard", [row])
+
+    def texts(self, row: int) -> tuple[str, ...]:
+        return self._call("texts", [row]).texts
 
     def close(self) -> None:
         self._process.close()
 
-    def expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
-        found = self._process.ask(p.ExpertActions(_numbers(rows)), p.ArrayAnswer)
-        actions = p.unpacked(found.array)
-        if found.failed:
-            raise RowsFailed(_errors(found.failed, found.refused), actions)
-        return actions
 
-    def render(self, row: int) -> NDArray[Any]:
-        return p.unpacked(self._process.ask(p.Render(int(row)), p.ArrayAnswer).array)
-
-    def discard(self, row: int) -> None:
-        self._process.ask(p.Discard(int(row)), p.CallDone)
-
-    def texts(self, row: int) -> tuple[str, ...]:
-        return self._process.ask(p.Texts(int(row)), p.Said).texts
-
-
-def _errors(failed: Mapping[int, str], refused: Collection[int] = ()) -> dict[int, Exception]:
-    return {row: (EpisodeRefused if row in refused else RuntimeError)(text) for row, text in failed.items()}
-
-
-def _numbers(values: RowNumbers | Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(int, values))
-
-
-_MODULE = "polyrhythm.plugins.simulators.separate.server"
-#: Seconds for the process to end. Its calls have no limit here: the trial before a run and supervision limit them.
-_CLOSE_S = 10.0
-
-R = TypeVar("R", bound=p.Reply)
+def _refuse_failed(found: p.Returned, result: Any = None) -> None:
+    """RowsFailed: rows have failed alone."""
+    if found.failed:
+        kinds = {row: EpisodeRefused if row in found.refused else RuntimeError for row in found.failed}
+        raise RowsFailed({row: kinds[row](text) for row, text in found.failed.items()}, result)
 
 
 class EnvProcess:
@@ -128,7 +120,7 @@ class EnvProcess:
             raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
         finally:
             theirs.close()
-        self._line = p.Connection(ours, "reply")
+        self._line = p.EnvLink(ours, "reply")
         try:
             opened = self._open(env)
         except BaseException:
@@ -180,7 +172,7 @@ class EnvProcess:
         if self.memory < 0:
             return
         try:
-            self.ask(p.CloseBatch(), p.CallDone, timeout_s=_CLOSE_S)
+            self.ask(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
         except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
             pass  # it is killed
         finally:

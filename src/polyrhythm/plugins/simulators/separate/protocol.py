@@ -1,7 +1,7 @@
 """Messages between a process that uses an environment and the one in another Python that has it.
 
 Frames over a socket pair: the length of the content in 4 bytes, then one message in MessagePack. A request is answered
-before the next one is sent. Observations go through a file in memory that both processes have mapped: `Observe` is
+before the next one is sent. Observations go through a file in memory that both processes have mapped: `observe` is
 answered once they are there.
 """
 
@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ from polyrhythm.envs.base import EnvTraits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 7
+VERSION = 8
 _LENGTH = struct.Struct("<I")
 
 
@@ -57,45 +57,14 @@ class Rendering(msgspec.Struct, tag=True, frozen=True):
     """Ask for the settings whose batches can render. Answered by `Renders`."""
 
 
-class Reset(msgspec.Struct, tag=True, frozen=True):
+class BatchCall(msgspec.Struct, tag=True, frozen=True):
+    """A call of the batch's method for rows. tasks, seeds: of `reset`; actions: of `step`. Answered by `Returned`."""
+
+    method: Literal["reset", "step", "observe", "expert_actions", "render", "discard", "texts"]
     rows: tuple[int, ...]
-    tasks: tuple[int, ...]
-    seeds: tuple[int, ...]
-
-
-class Step(msgspec.Struct, tag=True, frozen=True):
-    """Answered by `Stepped`."""
-
-    rows: tuple[int, ...]
-    actions: Array
-
-
-class Observe(msgspec.Struct, tag=True, frozen=True):
-    rows: tuple[int, ...]
-
-
-class ExpertActions(msgspec.Struct, tag=True, frozen=True):
-    """Answered by an `ArrayAnswer`."""
-
-    rows: tuple[int, ...]
-
-
-class Render(msgspec.Struct, tag=True, frozen=True):
-    """Answered by an `ArrayAnswer`."""
-
-    row: int
-
-
-class Discard(msgspec.Struct, tag=True, frozen=True):
-    """Answered by `CallDone`."""
-
-    row: int
-
-
-class Texts(msgspec.Struct, tag=True, frozen=True):
-    """Answered by `Said`."""
-
-    row: int
+    tasks: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()
+    actions: Array | None = None
 
 
 class CloseBatch(msgspec.Struct, tag=True, frozen=True):
@@ -127,36 +96,21 @@ class Built(msgspec.Struct, tag=True, frozen=True):
     traits: EnvTraits
 
 
-class CallDone(msgspec.Struct, tag=True, frozen=True):
-    """failed: rows that failed alone, each with what it raised; refused: those of them whose episode is refused."""
+class Returned(msgspec.Struct, tag=True, frozen=True):
+    """arrays, metrics: what the call returned, of a step by the names of `StepResult`, else as `result`; texts: of the
+    row. failed: rows that failed alone, each with what it raised; refused: those of them whose episode is refused.
+    warned: what the environment's module has logged as a warning since the last call."""
 
+    arrays: dict[str, Array] = {}
+    metrics: dict[str, Array] = {}
+    texts: tuple[str, ...] = ()
     failed: dict[int, str] = {}
     refused: tuple[int, ...] = ()
-
-
-class Stepped(msgspec.Struct, tag=True, frozen=True):
-    """warned: what the environment's module has logged as a warning since the last step."""
-
-    reward: Array
-    terminated: Array
-    truncated: Array
-    success: Array
-    metrics: dict[str, Array]
-    failed: dict[int, str] = {}
-    executed: Array | None = None
     warned: tuple[str, ...] = ()
 
 
-class ArrayAnswer(msgspec.Struct, tag=True, frozen=True):
-    """failed, refused: as in `CallDone`."""
-
-    array: Array
-    failed: dict[int, str] = {}
-    refused: tuple[int, ...] = ()
-
-
-class Said(msgspec.Struct, tag=True, frozen=True):
-    texts: tuple[str, ...]
+class Closed(msgspec.Struct, tag=True, frozen=True):
+    """The last answer."""
 
 
 class CallRaised(msgspec.Struct, tag=True, frozen=True):
@@ -167,8 +121,8 @@ class CallRaised(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-Request = Open | Rendering | Build | Reset | Step | Observe | ExpertActions | Render | Discard | Texts | CloseBatch
-Reply = EnvOpened | Renders | Built | CallDone | Stepped | ArrayAnswer | Said | CallRaised
+Request = Open | Rendering | Build | BatchCall | CloseBatch
+Reply = EnvOpened | Renders | Built | Returned | CallRaised | Closed
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     "request": msgspec.msgpack.Decoder(Request),
@@ -176,7 +130,7 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-class Connection:
+class EnvLink:
     """One end of the connection. side: `request` or `reply`, what is read here."""
 
     def __init__(self, end: socket.socket, side: str) -> None:

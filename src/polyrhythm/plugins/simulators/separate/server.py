@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from functools import singledispatchmethod
 from typing import Any, cast
 
 from numpy.typing import NDArray
@@ -27,9 +26,9 @@ from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import own_place
 from polyrhythm.env_warnings import EnvWarnings
 from polyrhythm.envs.base import (
-    EnvBatch,
     EnvSettings,
     EpisodeRefused,
+    FullEnvBatch,
     FullEnvSettings,
     RowsFailed,
     batch_traits,
@@ -49,17 +48,32 @@ class EnvServer:
     def __init__(self, memory: int) -> None:
         self._memory = memory
         self._settings: EnvSettings | None = None
-        self._batch: Any = None
+        self._batch: FullEnvBatch | None = None
         self._views: dict[str, NDArray[Any]] = {}
         self._warnings = EnvWarnings()
 
-    @singledispatchmethod
-    def answer(self, request: object) -> p.Reply:
+    def answer(self, request: p.Request) -> p.Reply:
         """The reply to a request; it may raise whatever the environment raises."""
-        raise TypeError(f"no such request: {request}")
+        match request:
+            case p.Open():
+                return self._open(request)
+            case p.Rendering():
+                own = cast(FullEnvSettings, self._settings)
+                found = own.rendering() if traits_of(own).rendering else own
+                assert found is None or isinstance(found, BaseModel), "settings are"
+                return p.Renders(None if found is None else found.model_dump(mode="json"))
+            case p.Build():
+                assert self._settings is not None, "it was opened"
+                batch = self._settings.build(request.rows)
+                self._batch = cast(FullEnvBatch, batch)
+                self._views = p.map_observations(self._memory, batch.spec.observation, batch.rows)
+                return p.Built(batch.rows, batch.spec, batch_traits(batch))
+            case p.BatchCall():
+                return self._call(request)
+        self.close()
+        return p.Closed()
 
-    @answer.register
-    def _(self, request: p.Open) -> p.Reply:
+    def _open(self, request: p.Open) -> p.EnvOpened:
         if request.version != p.VERSION:
             raise ConfigError("it has another version of polyrhythm than the run; install that of the run there")
         settings = _resolved(request.env)
@@ -71,80 +85,44 @@ class EnvServer:
         self._settings = settings
         return p.EnvOpened(settings.spec(), settings.model_dump(mode="json"), os.environ.get("MUJOCO_GL", ""))
 
-    @answer.register
-    def _(self, _request: p.Rendering) -> p.Reply:
-        own = cast(FullEnvSettings, self._settings)
-        found = own.rendering() if traits_of(own).rendering else own
-        assert found is None or isinstance(found, BaseModel), "settings are"
-        return p.Renders(None if found is None else found.model_dump(mode="json"))
-
-    @answer.register
-    def _(self, request: p.Build) -> p.Reply:
-        assert self._settings is not None, "it was opened"
-        batch: EnvBatch = self._settings.build(request.rows)
-        self._batch = batch
-        self._views = p.map_observations(self._memory, batch.spec.observation, batch.rows)
-        return p.Built(batch.rows, batch.spec, batch_traits(batch))
-
-    @answer.register
-    def _(self, request: p.Reset) -> p.Reply:
-        try:
-            self._batch.reset(request.rows, request.tasks, request.seeds)
-        except RowsFailed as failed:
-            return p.CallDone(_texts(failed), _refused(failed))
-        return p.CallDone()
-
-    @answer.register
-    def _(self, request: p.Step) -> p.Reply:
+    def _call(self, call: p.BatchCall) -> p.Returned:
         failed: dict[int, str] = {}
+        refused: tuple[int, ...] = ()
         try:
-            found = self._batch.step(request.rows, p.unpacked(request.actions))
+            found = self._called(call)
         except RowsFailed as error:
-            if error.result is None:
+            if error.result is None and call.method != "reset":
                 raise
-            found, failed = error.result, _texts(error)
-        return p.Stepped(
-            p.packed(found.reward),
-            p.packed(found.terminated),
-            p.packed(found.truncated),
-            p.packed(found.success),
-            {name: p.packed(array) for name, array in found.metrics.items()},
+            found, failed, refused = error.result, _texts(error), _refused(error)
+        arrays: dict[str, Any] = {}
+        if call.method == "step":
+            names = ("reward", "terminated", "truncated", "success", "executed")
+            arrays = {name: x for name in names if (x := getattr(found, name)) is not None}
+        elif call.method in ("expert_actions", "render"):
+            arrays = {"result": found}
+        return p.Returned(
+            {name: p.packed(array) for name, array in arrays.items()},
+            {name: p.packed(array) for name, array in found.metrics.items()} if call.method == "step" else {},
+            tuple(map(as_utf8, found)) if call.method == "texts" else (),
             failed,
-            None if found.executed is None else p.packed(found.executed),
+            refused,
             self._warnings.take(),
         )
 
-    @answer.register
-    def _(self, request: p.Observe) -> p.Reply:
-        self._batch.observe(request.rows, {name: view[: len(request.rows)] for name, view in self._views.items()})
-        return p.CallDone()
-
-    @answer.register
-    def _(self, request: p.ExpertActions) -> p.Reply:
-        try:
-            return p.ArrayAnswer(p.packed(self._batch.expert_actions(request.rows)))
-        except RowsFailed as failed:
-            if failed.result is None:
-                raise
-            return p.ArrayAnswer(p.packed(failed.result), _texts(failed), _refused(failed))
-
-    @answer.register
-    def _(self, request: p.Render) -> p.Reply:
-        return p.ArrayAnswer(p.packed(self._batch.render(request.row)))
-
-    @answer.register
-    def _(self, request: p.Discard) -> p.Reply:
-        self._batch.discard(request.row)
-        return p.CallDone()
-
-    @answer.register
-    def _(self, request: p.Texts) -> p.Reply:
-        return p.Said(tuple(map(as_utf8, self._batch.texts(request.row))))
-
-    @answer.register
-    def _(self, _request: p.CloseBatch) -> p.Reply:
-        self.close()
-        return p.CallDone()
+    def _called(self, call: p.BatchCall) -> Any:
+        batch, rows = self._batch, call.rows
+        assert batch is not None, "it was built"
+        match call.method:
+            case "reset":
+                return batch.reset(rows, call.tasks, call.seeds)
+            case "step":
+                assert call.actions is not None
+                return batch.step(rows, p.unpacked(call.actions))
+            case "observe":
+                return batch.observe(rows, {name: view[: len(rows)] for name, view in self._views.items()})
+            case "expert_actions":
+                return batch.expert_actions(rows)
+        return getattr(batch, call.method)(rows[0])
 
     def close(self) -> None:
         """Close the batch, if it is open."""
@@ -185,7 +163,7 @@ def raised(error: BaseException) -> p.CallRaised:
     return p.CallRaised("", f"{type(error).__name__}: {error}{own_place(error)}")
 
 
-def serve(line: p.Connection, server: EnvServer) -> None:
+def serve(line: p.EnvLink, server: EnvServer) -> None:
     """Answer requests until the last one."""
     while True:
         request = line.receive()
@@ -207,7 +185,7 @@ def main(words: list[str]) -> int:
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever started it ends it
-    line, server = p.Connection(socket.socket(fileno=end), "request"), EnvServer(memory)
+    line, server = p.EnvLink(socket.socket(fileno=end), "request"), EnvServer(memory)
     with suppress(EOFError, OSError):
         serve(line, server)
     server.close()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from polyrhythm.observe.utilisation import Utilisation
+from polyrhythm.observe.activity import Utilisation
 from polyrhythm.plugins.virtual.clustersim.clock import Causes, Level, Presence
 
 #: States of a slot: waits for tickets, resets, waits for a generator, is in a batch, waits for its thread, steps.

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from polyrhythm.plugins.pretrained.precision import in_float32
 from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize
-from polyrhythm.plugins.vla.layers.attention import KeysValues, attend, split_heads
-from polyrhythm.plugins.vla.layers.recompute import run_layer
+from polyrhythm.plugins.vla.layers.attention import KeysValues, attend, run_layer, split_heads
 
 _TIME_CHANNELS, _LONGEST = 256, 10000.0
 _NORM_EPS, _LAST_EPS = 1e-5, 1e-6

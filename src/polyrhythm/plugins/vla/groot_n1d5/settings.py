@@ -12,13 +12,12 @@ from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
 from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
 from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5
 from polyrhythm.plugins.vla.groot_n1d5.size import QWEN3, GrootSize, StackSize
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.layers.siglip import SiglipSize
-from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
+from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 
-class SizeSettings(InputSizeSettings):
+class GrootSizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default has 1 million parameters."""
 
     width: int = Field(96, ge=8)
@@ -78,7 +77,7 @@ class GrootSettings(FlowVlaSettings):
 
     type: Literal["groot_n1d5"] = "groot_n1d5"
     """The policy's name."""
-    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    size: OwnOrReleased[GrootSizeSettings] = GrootSizeSettings()
     """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
 
     def fitted_architecture(self, size: GrootSize) -> Architecture:  # noqa: ARG002 - dead whatever the size

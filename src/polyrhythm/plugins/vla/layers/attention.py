@@ -1,15 +1,60 @@
-"""Rotary positions, attention masks and attention itself.
-
-A mask is a bool tensor [B,1,Q,K], true where a query may look at a key. A query that may look at nothing gets zeros,
-as from flash attention; `additive` turns a mask into one with which such a query gets the mean of all values, as from
-an implementation that adds large negative numbers to the scores.
-"""
+"""What the layers share: norms, attention, and recomputation in the backward pass."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation (Zhang and Sennrich 2019) times a learned scale.
+
+    offset: added to the stored weight; 1 in Gemma, whose weights are deviations from 1, otherwise 0.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
+        self.eps, self.offset = eps, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[...,width] -> the same shape and dtype."""
+        return (normalise(x, self.eps) * (self.offset + self.weight.float())).to(x.dtype)
+
+
+class AdaRMSNorm(nn.Module):
+    """Root-mean-square normalisation whose scale and shift follow from a condition (pi0.5's action expert).
+
+    Its third output is the gate by which the branch behind the norm is multiplied.
+    """
+
+    def __init__(self, width: int, condition: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dense = nn.Linear(condition, 3 * width)
+        self.eps = eps
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """x [B,T,width], condition [B,condition] -> normalised x [B,T,width], gate [B,1,width], in x's dtype."""
+        scale, shift, gate = self.dense(condition).unsqueeze(1).float().chunk(3, dim=-1)
+        return (normalise(x, self.eps) * (1.0 + scale) + shift).to(x.dtype), gate.to(x.dtype)
+
+
+def normalise(x: Tensor, eps: float) -> Tensor:
+    """x [...,width] divided by its root mean square over the last axis, in float32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def run_layer(layer: nn.Module, *arguments: object, recompute: bool) -> Any:
+    """`layer(*arguments)`. recompute: keep only the arguments for the backward pass, if there will be one."""
+    if recompute and torch.is_grad_enabled():
+        return checkpoint(layer, *arguments, use_reentrant=False)
+    return layer(*arguments)
+
 
 #: Keys and values of one layer: [B,KV,T,D] each, keys already rotated.
 KeysValues = tuple[Tensor, Tensor]

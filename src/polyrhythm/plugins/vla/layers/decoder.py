@@ -13,9 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.layers.attention import KeysValues, Rotary, attend, rotary, rotate, split_heads
-from polyrhythm.plugins.vla.layers.norms import AdaRMSNorm, RMSNorm
-from polyrhythm.plugins.vla.layers.recompute import run_layer
+from polyrhythm.plugins.vla.layers.attention import (
+    AdaRMSNorm,
+    KeysValues,
+    RMSNorm,
+    Rotary,
+    attend,
+    rotary,
+    rotate,
+    run_layer,
+    split_heads,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.layers.attention import attend, split_heads
-from polyrhythm.plugins.vla.layers.recompute import run_layer
+from polyrhythm.plugins.vla.layers.attention import attend, run_layer, split_heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class FusedBackbone(nn.Module):
         return found.flatten(1, 2)
 
 
-class Projector(nn.Module):
+class OftProjector(nn.Module):
     """Vision features to the width of the language model; gelu with the exact error function."""
 
     def __init__(self, vision: int, width: int) -> None:
@@ -71,7 +71,7 @@ class ProprioProjector(nn.Module):
         return found
 
 
-class LanguageModel(nn.Module):
+class OftLanguageModel(nn.Module):
     """Llama with an output matrix of its own (not the embeddings)."""
 
     def __init__(self, size: OpenVlaOftSize) -> None:
@@ -142,8 +142,8 @@ class OpenVlaOft(nn.Module):
         super().__init__()
         self.size, width = size, size.llama.width
         self.vision_backbone = FusedBackbone(size)
-        self.projector = Projector(size.dino.width + size.siglip.width, width)
-        self.language_model = LanguageModel(size)
+        self.projector = OftProjector(size.dino.width + size.siglip.width, width)
+        self.language_model = OftLanguageModel(size)
         if size.proprio:
             self.proprio_projector = ProprioProjector(size.proprio, width)
         if size.l1_head is not None:

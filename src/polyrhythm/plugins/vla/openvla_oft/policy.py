@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
-from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.flow_network import STORED, STORED_INPUT
+from polyrhythm.plugins.pretrained.precision import Precision, in_float32
+from polyrhythm.plugins.vla.flow_policy import STORED, STORED_INPUT
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
 from polyrhythm.plugins.vla.openvla_oft.tokens import (
@@ -28,11 +28,43 @@ from polyrhythm.plugins.vla.openvla_oft.tokens import (
     soft_labels,
     token_distribution,
 )
-from polyrhythm.plugins.vla.openvla_oft.value import ValueHead
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.form import ValueKind
 from polyrhythm.specs import PROGRESS
+
+_HIDDEN = (512, 128)
+
+
+class ValueHead(nn.Module):
+    """An MLP in float32 on the hidden state of the prompt's last token.
+
+    `mlp` has the names and shapes of RLinf's value head, whose golden values the parity tests compare. `seen` adds the
+    normalised state and the episode's progress to its first layer; it begins at zero. actions: number of values, one
+    per action (RLinf's value_type: action_level); None for one in all.
+    """
+
+    def __init__(self, width: int, seen: int, actions: int | None = None) -> None:
+        super().__init__()
+        first, second = _HIDDEN
+        self.mlp = nn.Sequential(
+            nn.Linear(width, first),
+            nn.GELU(),
+            nn.Linear(first, second),
+            nn.GELU(),
+            nn.Linear(second, actions or 1, bias=False),
+        )
+        self._per_action = actions is not None
+        self.seen = nn.Linear(seen, first, bias=False)
+        nn.init.zeros_(self.seen.weight)
+
+    def forward(self, hidden: Tensor, seen: Tensor) -> Tensor:
+        """Hidden state [B,width] of any dtype, seen [B,entries] -> value [B] or [B,actions] float32."""
+        with in_float32(hidden.device):
+            first = self.mlp[0](hidden.float()) + self.seen(seen.float())
+            value: Tensor = self.mlp[1:](first)
+        return value if self._per_action else value.squeeze(-1)
+
 
 #: What `precompute` adds to the observations: the vision towers' features [B,n·tokens,width], or the final hidden
 #: states of the slots [B,H·A,width].
@@ -41,7 +73,7 @@ FEATURES, HIDDEN = f"{STORED}features", f"{STORED}hidden"
 HEADS = ("language_model.lm_head.", "action_head.")
 
 
-class Sampling(NamedTuple):
+class TokenSampling(NamedTuple):
     """How tokens become actions: see the settings of the same names."""
 
     temperature: float
@@ -67,7 +99,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         self,
         network: OpenVlaOft,
         inputs: VlaInputs,
-        sampling: Sampling,
+        sampling: TokenSampling,
         precision: Precision,
         *,
         value_detach: bool,

@@ -13,23 +13,20 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import released_size
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.blueprint import Blueprint
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.timm_vit import VitSize
 from polyrhythm.plugins.vla.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
-from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, Sampling
+from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, TokenSampling
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
-from polyrhythm.plugins.vla.settings import VlaSettings
-from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
-from polyrhythm.policies.form import PolicyForm, Role
+from polyrhythm.plugins.vla.settings import Blueprint, InputForm, InputSizeSettings, OwnOrReleased, VlaSettings
+from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 log = logging.getLogger(__name__)
 
 
-class SizeSettings(InputSizeSettings):
+class OftSizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default learns on a CPU."""
 
     width: int = Field(128, ge=8)
@@ -73,7 +70,7 @@ class OpenVlaOftSettings(VlaSettings):
 
     type: Literal["openvla_oft"] = "openvla_oft"
     """The policy's name."""
-    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    size: OwnOrReleased[OftSizeSettings] = OftSizeSettings()
     """Form of the network without a checkpoint; released: full size (7.5 billion parameters), for measurements."""
     variant: Literal["rlinf", "official"] = "rlinf"
     """End of the sequence: rlinf drops the stop token, official keeps it. A checkpoint acts well only in the layout in
@@ -103,20 +100,11 @@ class OpenVlaOftSettings(VlaSettings):
             answers["kept"] = ArraySpec((*tokens, self.top_k), "uint8")
         return plan.form(answers)
 
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> OpenVlaOftPolicy:
-        return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
-
-    def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> OpenVlaOftPolicy:
-        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
-
-    def outline(self, env_spec: EnvSpec, *, role: Role) -> OpenVlaOftPolicy:
-        return self._blueprint(env_spec).outline(role)
-
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[OpenVlaOftPolicy]:
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self._network_size(env_spec, source)
         inputs = plan_inputs(self, env_spec, self._input_form(size), source)
-        sampling = Sampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
+        sampling = TokenSampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
 
         def around(network: nn.Module, precision: Precision) -> OpenVlaOftPolicy:
             assert isinstance(network, OpenVlaOft)

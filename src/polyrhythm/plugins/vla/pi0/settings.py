@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,16 +11,15 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
 from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
-from polyrhythm.plugins.vla.input_form import InputForm
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.siglip import SiglipSize
 from polyrhythm.plugins.vla.pi0.network import PI0, PI05, dead_tensors
 from polyrhythm.plugins.vla.pi0.size import Pi0Size
-from polyrhythm.plugins.vla.size_settings import InputSizeSettings, OwnOrReleased
+from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 
-class SizeSettings(InputSizeSettings):
+class Pi0SizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default has 1 million parameters and learns on a CPU."""
 
     width: int = Field(128, ge=8)
@@ -76,14 +75,12 @@ def _prompt_length(source: Checkpoint, released: int) -> int:
 class _FlowGemmaSettings(FlowVlaSettings):
     """What π0 and π0.5 share."""
 
+    architecture: ClassVar[Architecture]
+
     type: Literal["pi0", "pi05"]
     """The policy's name."""
-    size: OwnOrReleased[SizeSettings] = SizeSettings()
+    size: OwnOrReleased[Pi0SizeSettings] = Pi0SizeSettings()
     """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
-
-    @property
-    def architecture(self) -> Architecture:
-        raise NotImplementedError
 
     @property
     def _binned_state(self) -> bool:
@@ -127,25 +124,21 @@ class _FlowGemmaSettings(FlowVlaSettings):
 class Pi0Settings(_FlowGemmaSettings):
     """π0 (Black et al. 2024)."""
 
+    architecture: ClassVar = PI0
+
     type: Literal["pi0"] = "pi0"
     """The policy's name."""
-
-    @property
-    def architecture(self) -> Architecture:
-        return PI0
 
 
 class Pi05Settings(_FlowGemmaSettings):
     """π0.5 (Black et al. 2025)."""
 
+    architecture: ClassVar = PI05
+
     type: Literal["pi05"] = "pi05"
     """The policy's name."""
     state_in_prompt: bool = True
     """Write the normalised state into the prompt in 256 bins; off in the LIBERO release (discrete_state_input)."""
-
-    @property
-    def architecture(self) -> Architecture:
-        return PI05
 
     @property
     def _binned_state(self) -> bool:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerClient, ServerRefusal
-from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, Part
-from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.protocol import AnswerPart, NotLoaded, ServerStream
 
 #: Seeds are below this; multiplied with this odd number, small counts are far apart.
 _SEEDS, _APART = 2**63, 0x9E3779B97F4A7C15
@@ -107,9 +106,9 @@ class OpenAiProtocol:
 
     # ------------------------------------------------------------ answers
 
-    def answer(self, stream: ServerStream) -> Generator[Part, None, None]:
+    def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
         """The weights are asked for once the answer has begun: a server that starts anew afterwards ends it."""
-        last: Part | None = None  # held back until the counts, which come behind it, or the end
+        last: AnswerPart | None = None  # held back until the counts, which come behind it, or the end
         shared, first = 0, True
         with closing(self.client.stream(self.path, self._body(stream), stream.line)) as events:
             for event in events:
@@ -149,7 +148,7 @@ class OpenAiProtocol:
             **({"logit_bias": self._bias} if self._bias else {}),
         }
 
-    def _part(self, event: dict[str, Any], stream: ServerStream) -> Part | None:
+    def _part(self, event: dict[str, Any], stream: ServerStream) -> AnswerPart | None:
         """None: an event without a choice."""
         try:
             if not event["choices"]:
@@ -170,7 +169,7 @@ class OpenAiProtocol:
                 f"{self.path} answered {len(tokens)} token ids and {len(logprobs)} log-probs; name a server that "
                 "answers with both for each token"
             )
-        return Part(tokens, logprobs, reason, matched, len(stream.request.prompt) + len(stream.prefix))
+        return AnswerPart(tokens, logprobs, reason, matched, len(stream.request.prompt) + len(stream.prefix))
 
     def abort(self, stream: ServerStream) -> None:
         """Nothing: its connection is closed."""

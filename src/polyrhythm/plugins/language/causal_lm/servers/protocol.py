@@ -3,14 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from polyrhythm.plugins.language.causal_lm.servers.client import ServerClient
-from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+import numpy as np
+
+from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.language.causal_lm.servers.client import Line, ServerClient, ServerLost
+from polyrhythm.policies.engine import EngineRequest, Generated
 
 
-class Part(NamedTuple):
+@dataclass(slots=True)
+class ServerStream:
+    """A request at the server. version: of its weights; tokens, logprobs: since it began; reason: why it ended, ""
+    before. error: what ended it otherwise. failures: lost connections in a row before it. prompt_tokens, shared_tokens:
+    of its prompt, and those that the server had computed before. line: its connection."""
+
+    request: EngineRequest
+    name: str
+    version: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str = ""
+    error: RunHalted | None = None
+    failures: int = 0
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    line: Line = field(default_factory=Line)
+
+    @property
+    def prefix(self) -> list[int]:
+        """Tokens of the answer that were there before the stream began."""
+        return [] if self.request.prefix is None else self.request.prefix.tokens.tolist()
+
+    @property
+    def over(self) -> bool:
+        return bool(self.reason) or self.error is not None
+
+    @property
+    def lost(self) -> bool:
+        """Its connection was lost, and it may go on."""
+        return isinstance(self.error, ServerLost)
+
+    def generated(self, *, finished: bool) -> Generated:
+        """The prefix and what the stream has added."""
+        tokens, logprobs = np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32)
+        versions = np.full(len(self.tokens), self.version, np.int32)
+        if (before := self.request.prefix) is not None:
+            tokens = np.concatenate([before.tokens, tokens])
+            logprobs = np.concatenate([before.logprobs, logprobs])
+            versions = np.concatenate([before.versions, versions])
+        return Generated(self.request.request_id, tokens, logprobs, versions, finished)
+
+
+class AnswerPart(NamedTuple):
     """What an event adds to an answer.
 
     reason: why the answer ended, "stop" or "length" where it did so by itself, "" while it goes on; matched: what
@@ -44,7 +91,7 @@ class ServerProtocol(Protocol):
         """At the start: the server is of this kind, and takes sequences of `length` tokens."""
         ...
 
-    def answer(self, stream: ServerStream) -> Generator[Part, None, None]:
+    def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
         """The parts of an answer as they come; the last has a reason."""
         ...
 

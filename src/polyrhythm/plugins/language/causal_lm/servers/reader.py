@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.language.causal_lm.servers.protocol import Part, ServerProtocol
-from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.protocol import AnswerPart, ServerProtocol, ServerStream
 
 
 class StreamReader:
@@ -48,7 +47,7 @@ class StreamReader:
                     stream.error = error
                 self.news.notify_all()
 
-    def _take(self, stream: ServerStream, part: Part) -> None:
+    def _take(self, stream: ServerStream, part: AnswerPart) -> None:
         """The tokens of a part."""
         if unknown := [token for token in part.tokens if not 0 <= token < self._choices]:
             raise self._client.error(

@@ -10,8 +10,7 @@ from typing import Any
 
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerClient
-from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, Part
-from polyrhythm.plugins.language.causal_lm.servers.stream import ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.protocol import AnswerPart, NotLoaded, ServerStream
 
 #: The server's seeds are below this.
 _SEEDS = 2**31
@@ -43,7 +42,7 @@ class SglangProtocol:
 
     # ------------------------------------------------------------ answers
 
-    def answer(self, stream: ServerStream) -> Generator[Part, None, None]:
+    def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
         have = 0
         with closing(self.client.stream(self.path, self._body(stream), stream.line)) as events:
             for event in events:
@@ -68,14 +67,14 @@ class SglangProtocol:
             "stream": True,
         }
 
-    def _part(self, event: dict[str, Any], have: int) -> Part:
+    def _part(self, event: dict[str, Any], have: int) -> AnswerPart:
         """What is new in an event, which has all tokens so far, or those that are new, as the server is set."""
         try:
             info = event["meta_info"]
             total, pairs = int(info["completion_tokens"]), info.get("output_token_logprobs") or []
             ending = info.get("finish_reason") or {}
             added = pairs[have:] if len(pairs) == total else pairs
-            part = Part(
+            part = AnswerPart(
                 [int(pair[1]) for pair in added],
                 [float(pair[0]) for pair in added],
                 ending.get("type", ""),
