@@ -64,6 +64,15 @@ def test_the_recipe_passes_check(package: Path) -> None:
     assert "checks passed" in polyrhythm(package, "check", "line.yaml", "launcher=inline")
 
 
+def test_its_check_is_a_row_of_the_list(package: Path) -> None:
+    said = polyrhythm(package, "check", "line.yaml", "launcher=inline")
+    assert "✓ goals                         8 of 48 goals" in said
+    assert "✓ goals" in polyrhythm(package, "train", "line.yaml", "--check", "launcher=inline")
+    said = polyrhythm(package, "train", "line.yaml", "launcher=inline", "rollout.rows=49", status=2)
+    assert "rollout.rows = 49: there are 48 goals; use at most 48" in said
+    assert "goals" not in polyrhythm(package, "train", "cartpole", "--check", "launcher=inline")
+
+
 def test_two_versions_are_trained_and_observed_under_its_launcher(package: Path) -> None:
     loss = "algorithm.loss={type: acme_squared, uses_proximal: true}"
     said = polyrhythm(package, "train", "line.yaml", "--out", "run", loss, "launcher=acme_here")
