@@ -264,7 +264,7 @@ class JoinedStation:
     def beat(self, *, pending_work: bool = False) -> None:
         """Nothing: signs of life come in their own time."""
 
-    def collect(self) -> None:
+    def begin_frame(self) -> None:
         """Nothing is collected: what the station says is sent by the thread that has the connection."""
 
     def flush(self) -> None:

@@ -1,0 +1,223 @@
+"""Shards of tensors (DTensors), and the state that they make: a folder in the format of torch.distributed.checkpoint
+(DCP).
+
+    <folder>/__0_0.distcp, __1_0.distcp, …     tensors, each an archive of torch.save
+    <folder>/index                             where they are, where each belongs in the state, and what is no tensor
+    <folder>/.metadata                         what DCP itself reads; a pickle, so it is not read here
+
+Each rank writes its shards; a tensor that all ranks have is written once. The index is plain text (Python literals).
+The folder is written under the name `<folder>.part`, and renamed once all ranks have written.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor, Shard
+
+from polyrhythm.errors import RunFolderError
+from polyrhythm.files import inner_path, remove_whole
+from polyrhythm.training.checkpoint import BackgroundSaving
+
+Group = torch.distributed.ProcessGroup
+_INDEX = "index"
+Path_ = tuple[Any, ...]
+
+
+def is_sharded(x: Tensor) -> bool:
+    return isinstance(x, DTensor)
+
+
+def part_of(x: Tensor, like: Tensor | None = None) -> Tensor:
+    """See `Ranks.part`."""
+    if isinstance(x, DTensor):
+        with torch.no_grad():
+            return x.to_local()
+    if not isinstance(like, DTensor):
+        return x
+    mesh, (placement,) = like.device_mesh, like.placements
+    assert isinstance(placement, Shard)
+    pieces = x.chunk(mesh.size(), dim=placement.dim)
+    rank = mesh.get_local_rank()
+    return pieces[rank] if rank < len(pieces) else x.narrow(placement.dim, 0, 0)
+
+
+def join(part: Tensor, like: Tensor) -> Tensor:
+    """See `Ranks.join`."""
+    if not isinstance(like, DTensor):
+        return part
+    return DTensor(part, like._spec, requires_grad=False)  # from_local would move an offloaded part
+
+
+def save_folder(state: Mapping[str, Any], folder: Path, rank: int, group: Group) -> BackgroundSaving:
+    """Save a state of tensors, plain data and dicts of them; copied to host memory before this returns, and written in
+    a thread. group: of all ranks, for its collectives alone, so one saving at a time."""
+    tensors: dict[str, Tensor] = {}
+    index: list[tuple[Path_, Any]] = []
+    for path, value in _leaves(state):
+        if isinstance(value, Tensor):
+            name = "/".join(map(str, path))
+            tensors[name] = join(part_of(value.detach()).to("cpu", copy=True), value.detach())
+            index.append((path, name))
+        else:
+            index.append((path, [value]))
+    return BackgroundSaving(partial(_write, tensors, index, folder, rank, group))
+
+
+def load_folder(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The state, its tensors sharded as those of `like` that stand in the same place, else whole in host memory.
+    RunFolderError: it is damaged, or no such folder. Whoever reads all of it (an empty `like`) also learns of a tensor
+    that was changed since."""
+    try:
+        reader = _Reader(folder)
+        if not like:
+            reader.check_sums()
+        rooms = {
+            name: _room(reader.tensors[name], _at(like, path)) for path, name in reader.state if isinstance(name, str)
+        }
+        tensors = _read(reader, rooms)
+    except (Exception, CheckpointException) as error:  # arbitrary bytes may raise anything
+        raise RunFolderError(f"{folder} cannot be read as a checkpoint ({error}); name another") from error
+    state: dict[str, Any] = {}
+    for path, value in reader.state:
+        inner = state
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = tensors[value] if isinstance(value, str) else value[0]
+    return state
+
+
+def _write(
+    tensors: dict[str, Tensor], index: Sequence[tuple[Path_, Any]], folder: Path, rank: int, group: Group
+) -> None:
+    unfinished = folder.with_name(f"{folder.name}.part")
+    try:
+        save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
+    except CheckpointException as error:  # torch's own, no Exception, with that of each rank within
+        causes = [cause for cause, _ in error.failures.values()]
+        raise next((cause for cause in causes if isinstance(cause, OSError)), OSError(str(causes[0]))) from None
+    if rank == 0:
+        remove_whole(folder)  # of the same updates, saved before
+        unfinished.rename(folder)
+
+
+def _leaves(state: Mapping[Any, Any], above: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    """Every path of keys and what stands there: tensors, and plain data (empty dicts included)."""
+    for key, value in state.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _at(like: Any, path: Path_) -> Tensor | None:
+    for key in path:
+        like = like.get(key) if isinstance(like, Mapping) else None
+    return like if isinstance(like, Tensor) else None
+
+
+@torch.no_grad()
+def _room(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
+    """Host memory for a stored tensor or this rank's part of it, as `like` is sharded; for all of it if that has
+    another shape, so it is of another policy, which whoever takes it says."""
+    if like is None or like.shape != stored.size:
+        return torch.empty(stored.size, dtype=stored.properties.dtype)
+    part = torch.empty_like(part_of(like.detach()), dtype=stored.properties.dtype, device="cpu")
+    return join(part, like.detach())
+
+
+def _read(reader: FileSystemReader, rooms: dict[str, Tensor]) -> dict[str, Tensor]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads for itself
+        load(rooms, storage_reader=reader, no_dist=True)
+    return rooms
+
+
+class _Writer(FileSystemWriter):
+    """Writes the index beside DCP's metadata. state: places in the state, and what is no tensor."""
+
+    def __init__(self, folder: Path, state: Sequence[tuple[Path_, Any]]) -> None:
+        super().__init__(folder)
+        self._state = state
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        tensors = {
+            name: (tuple(stored.size), str(stored.properties.dtype).removeprefix("torch."))
+            for name, stored in metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata)
+        }
+        pieces = [
+            (key.fqn, tuple(key.offset or ()), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
+            for key, place in metadata.storage_data.items()
+            for chunk in metadata.state_dict_metadata[key.fqn].chunks  # type: ignore[union-attr]
+            if chunk.offsets == key.offset
+        ]
+        with (Path(self.path) / _INDEX).open("w", encoding="utf-8") as file:
+            file.write(repr({"state": self._state, "tensors": tensors, "pieces": pieces}))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class _Reader(FileSystemReader):
+    """Reads by the index."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        found = ast.literal_eval((folder / _INDEX).read_text(encoding="utf-8"))
+        self.state: list[tuple[Path_, Any]] = found["state"]
+        self.tensors = {
+            name: TensorStorageMetadata(TensorProperties(dtype=_dtype(dtype)), torch.Size(size), [])
+            for name, (size, dtype) in found["tensors"].items()
+        }
+        self.places: dict[MetadataIndex, _StorageInfo] = {}
+        for name, offsets, sizes, file, offset, length in found["pieces"]:
+            path = inner_path(folder, file)
+            if not path.is_file() or path.stat().st_size < offset + length:
+                raise ValueError(f"{file} is absent or too short")
+            self.tensors[name].chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            self.places[MetadataIndex(name, offsets)] = _StorageInfo(file, offset, length)
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        return Metadata(dict(self.tensors), storage_data=self.places, storage_meta=StorageMeta(load_id=self.load_id))
+
+    def check_sums(self) -> None:
+        """ValueError: a tensor is not as it was written. Each is an archive with checksums, which torch does not
+        verify."""
+        for index, place in self.places.items():
+            with (Path(self.path) / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                with zipfile.ZipFile(io.BytesIO(file.read(place.length))) as parts:
+                    if parts.testzip() is not None:
+                        raise ValueError(f"{index.fqn} in it is damaged")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"it names the dtype {name}")
+    return found
