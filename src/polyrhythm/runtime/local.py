@@ -236,14 +236,14 @@ class LocalHosting:
                 self._events.append(message)
             case wire.Heartbeat():
                 self._supervisor.on_heartbeat(message, time.monotonic())
-                self._note_drops(message)
-                self._note_link(message)
+                self._warn_of_drops(message)
+                self._log_link(message)
             case wire.Hello():
-                self._greet(message)
+                self._on_hello(message)
             case wire.Failed(station=station):
                 self._supervisor.stations[station].incarnation.rank(message.rank).failure = message
             case wire.Refused():
-                self._note_refusal(message)
+                self._on_refused(message)
             case wire.Warned(text=text):
                 warn_once(text)
             case Report() | Spans():
@@ -273,7 +273,7 @@ class LocalHosting:
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
         self._woken = True
 
-    def _greet(self, hello: wire.Hello) -> None:
+    def _on_hello(self, hello: wire.Hello) -> None:
         """A rank of a station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
         station = self._supervisor.stations[hello.station]
         if not station.incarnation.alive:
@@ -302,7 +302,7 @@ class LocalHosting:
         name, _ = sender_of(joined) or ("", 0)
         return replace(joined, host=self._hosts.host_of(name))
 
-    def _note_drops(self, beat: wire.Heartbeat) -> None:
+    def _warn_of_drops(self, beat: wire.Heartbeat) -> None:
         """Warn once for each process and kind of message that it drops; its own log has each."""
         process = rank_name(beat.station, beat.rank)
         for name in beat.statistics:
@@ -313,7 +313,7 @@ class LocalHosting:
                 what = "somebody who wants to join is refused" if kind == "refused" else f"dropped a message ({kind})"
                 log.warning("%s: %s; its log says why: %s", process, what, file)
 
-    def _note_link(self, beat: wire.Heartbeat) -> None:
+    def _log_link(self, beat: wire.Heartbeat) -> None:
         """Say once that who has joined is not heard, and that it is heard again."""
         broken = beat.doing == RECONNECTING
         if broken == (beat.station in self._broken):
@@ -330,7 +330,7 @@ class LocalHosting:
             if self._supervisor.stations[beat.station].incarnation.announced:
                 log.info("%s: its connection is back", beat.station)
 
-    def _note_refusal(self, refused: wire.Refused) -> None:
+    def _on_refused(self, refused: wire.Refused) -> None:
         """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""
         command = wire.decode(refused.command)
         if not isinstance(command, ORDERS) or not self._in_flight.is_due(command):

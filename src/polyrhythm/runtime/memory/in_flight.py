@@ -254,9 +254,14 @@ class InFlight:
 
     def on_command(self, command: object) -> None:
         """A command has been sent to its station."""
+        if (key := _KEYS.get(type(command))) is not None:
+            name, due = key(command)
+            self._stations[name].due.append(due)
         match command:
             case records.Serve(generator=name, batch=batch):  # first: the most frequent
                 self._stations[name].passes.append(batch.number)
+            case records.ApplyWeights(version=version) | records.PublishWeights(version=version):
+                self.on_version(version)
             case records.StartRows():
                 self._grant(command, owned=False)
             case records.StartStream(generator=name, stream=stream):
@@ -267,11 +272,6 @@ class InFlight:
             case records.StartUpdate(trainer=name, update=update):
                 station = self._stations[name]
                 station.update, station.updates = update, max(station.updates, update + 1)
-            case _ if (key := _KEYS.get(type(command))) is not None:
-                name, due = key(command)
-                self._stations[name].due.append(due)
-                if isinstance(command, records.ApplyWeights | records.PublishWeights):
-                    self.on_version(command.version)
 
     def on_version(self, version: int) -> None:
         """Weights of this version exist."""

@@ -115,7 +115,7 @@ def open_hosts(
         own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
-        directory.on_host = memory.note_host
+        directory.on_host = memory.add_host
         answer_s = min(ANSWER_S, limits.heartbeat_s / 2)
         directory.watch_hosts(lambda host, endpoint: HostWatch(memory.client(host, endpoint, answer_s)))
         agents.callback(directory.close)
