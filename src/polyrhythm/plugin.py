@@ -21,9 +21,10 @@ from polyrhythm.errors import PolyrhythmError
 
 #: What can be added; the contract of each kind is in docs/extending.md. An env_key is a key that the section env of
 #: any type may have: its class makes the settings, by `of(section)`. A command `envs NAME` is one of `polyrhythm envs`.
+#: ranks: by `placement.trainer.strategy` what several ranks are (`training.ranks`); checkpoint: reads a state by form.
 Kind = Literal[
-    "env", "env_key", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "placement",
-    "demonstrations", "observer", "check", "command", "report",
+    "env", "env_key", "policy", "engine", "loss", "launcher", "station", "scheduler", "placement", "ranks",
+    "checkpoint", "demonstrations", "observer", "check", "command", "report",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.

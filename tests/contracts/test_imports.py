@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "observe": "PIL av numpy prometheus_client tensorboard yaml .config.yaml_text .errors .files .readable",
     "envs": "numpy pydantic gymnasium mujoco .config .conformance .env_warnings .errors .imports .specs",
     "policies": "numpy pydantic torch .conformance .errors .files .specs",
-    "training": "numpy torch .algorithms .config .errors .files .policies .specs",
+    "training": "numpy torch .algorithms .config .errors .files .plugin .policies .specs",
     "runtime": (
         "msgspec numpy torch zmq .conformance .env_warnings .errors .imports .plugin .readable .scheduler .specs"
     ),
@@ -123,6 +123,12 @@ def test_the_core_names_no_plugins_module() -> None:
             assert not any("polyrhythm.plugins." in word for word in words), file
 
 
+def test_ranks_alone_know_torchs_distributed() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not path.is_relative_to(PACKAGE / "plugins" / "ranks"):
+            assert not any(name.startswith(("torch.distributed", "torch._C")) for name in _imports(path)), path
+
+
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
@@ -153,7 +159,12 @@ def test_sockets_are_known_where_processes_talk() -> None:
 def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
     pure = {"__future__", "collections", "collections.abc", "dataclasses", "heapq", "math", "signal", "typing"}
     records = {"errors", "runtime.hosts", "runtime.messages", "runtime.spans", "scheduler.records"}
-    forms = {"runtime.memory.arena", "runtime.processes.supervision", "runtime.transport.drops", "runtime.transport.wire"}
+    forms = {
+        "runtime.memory.arena",
+        "runtime.processes.supervision",
+        "runtime.transport.drops",
+        "runtime.transport.wire",
+    }
     for found in _imports(PACKAGE / "runtime" / f"{name}.py"):
         assert found in pure or found.removeprefix("polyrhythm.") in records | forms, found
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.rank_cases import built, trained
-from tests.training.rank_pool import RankPool
+from tests.plugins.ranks.cases import built, trained
+from tests.plugins.ranks.pool import RankPool
+from tests.plugins.ranks.test_ranks import CASES, RELEASED, distance, plain_case
 from tests.training.test_learner import stale
-from tests.training.test_ranks import CASES, RELEASED, distance, plain_case
 
 from polyrhythm.training.ranks import ONE_RANK
 

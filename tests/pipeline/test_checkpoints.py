@@ -18,7 +18,7 @@ import pytest
 import torch
 from tests.built import built
 from tests.pipeline.runs import config
-from tests.stations.sharded import save_as_folder
+from tests.plugins.ranks.folders import save_as_folder
 
 from polyrhythm.config.load import merge
 from polyrhythm.errors import RunFolderError

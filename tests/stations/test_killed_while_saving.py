@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from polyrhythm.plugins.ranks.sharded import ShardedRanks
 from polyrhythm.stations.trainer_states import TrainerStates
-from polyrhythm.training.checkpoint import load, save
-from polyrhythm.training.distributed import ProcessRanks
+from polyrhythm.training.checkpoint import load
 from polyrhythm.training.ranks import ONE_RANK
 
 #: Large enough to be killed in: writing takes some tenths of a second.
@@ -23,13 +23,13 @@ PATIENCE_S = 60.0
 
 def write_two(folder: Path, *, sharded: bool) -> None:
     """In a process of its own: write a small state, say so, and begin to write a large one."""
-    ranks = ProcessRanks(0, 1, folder / "store", "cpu", "shard", None) if sharded else ONE_RANK
+    ranks = ShardedRanks(0, 1, folder / "store", "cpu", None) if sharded else ONE_RANK
     end = "" if sharded else ".pt"
-    save({"x": torch.ones(4), "updates": 1}, folder / f"trainer-00000001{end}", ranks, background=True).wait()
+    ranks.save({"x": torch.ones(4), "updates": 1}, folder / f"trainer-00000001{end}", background=True).wait()
     sys.stdout.write("written\n")
     sys.stdout.flush()
     large = torch.ones(NUMBERS)
-    save({"x": large, "updates": 2}, folder / f"trainer-00000002{end}", ranks, background=True).wait()
+    ranks.save({"x": large, "updates": 2}, folder / f"trainer-00000002{end}", background=True).wait()
     time.sleep(PATIENCE_S)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.stations.sharded import save_as_folder
+from tests.plugins.ranks.folders import save_as_folder
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -20,8 +20,7 @@ class Ranks(OneRank):
     size = 2
 
     def __init__(self, rank: int, strategy: str) -> None:
-        self.rank, self.strategy = rank, strategy  # type: ignore[assignment]
-        self.divides = strategy == "shard"
+        self.rank, self.divides = rank, strategy == "shard"
 
 
 class Saving:
@@ -33,7 +32,7 @@ class Saving:
     def save(self, path: Path, *, background: bool = False) -> Saved:
         self.saved.append(path.name)
         if self.ranks.rank == 0:
-            (save_as_folder if self.ranks.strategy == "shard" else save_state)(state(self.updates), path)
+            (save_as_folder if self.ranks.divides else save_state)(state(self.updates), path)
         return Saved()
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tests.training import toy
-from tests.training.rank_pool import RankPool
 from tests.training.toy import algorithm, training
 from torch import Tensor, nn
 
@@ -255,23 +254,3 @@ def test_a_learner_that_is_saved_and_loaded_goes_on_bit_for_bit(tmp_path: Path) 
     samples = collect(policy, (9, 2), seed=2)
     assert finish(resumed.update(samples, 2)) == finish(learner.update(samples, 2))
     assert toy.same(policy.state_dict(), other.state_dict())
-
-
-@pytest.mark.parametrize(("size", "strategy"), [(2, "replicate"), (2, "shard"), (4, "replicate")])
-def test_statistics_are_those_of_one_rank(pool: RankPool, size: int, strategy: str) -> None:
-    """The third update has fewer samples than ranks."""
-    policy, _ = learner_of()
-    data = [collect(policy, lengths, seed) for seed, lengths in enumerate([(6, 7, 4, 5), (1, 9, 2, 2), (3,)])]
-    one = rank_statistics(ONE_RANK, data)
-    for found in pool.run(f"{__name__}:rank_statistics", size, strategy, trajectories=data):
-        assert found["train/critic/reward_scale"] == pytest.approx(one["train/critic/reward_scale"], rel=1e-9)
-        for name in ("count", "mean", "variance"):
-            np.testing.assert_allclose(found[name], one[name], rtol=1e-9, atol=1e-15)
-
-
-def rank_statistics(ranks: Ranks, trajectories: list[list[Trajectory]]) -> dict[str, Any]:
-    """Statistics after updates on these, as they are published, and the metrics of the last one."""
-    _, learner = learner_of(ranks=ranks)
-    metrics = [finish(learner.update(data, index)) for index, data in enumerate(trajectories)][-1]
-    published = {name.removeprefix("flat.normalizer."): x.clone() for name, x in learner.publishable()}
-    return published | metrics

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.training.rank_cases import trained
-from tests.training.rank_pool import RankPool
-from tests.training.test_ranks import CASES, compare, plain_case
 from tests.training.toy import ToyPolicy, algorithm, collect, same, training, weights
 
 from polyrhythm.config.load import load_config, save_config
@@ -23,7 +20,6 @@ from polyrhythm.pipeline.persistence.resume_rules import saved_config
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import minibatches
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.ranks import ONE_RANK
 from polyrhythm.training.steps import Metrics, finish
 from polyrhythm.training.update import STEPS
 
@@ -121,20 +117,6 @@ def test_micro_batches_do_not_change_it() -> None:
     whole, cut = learned(4, 4, epochs=2), learned(4, 4, epochs=2, micro_batch_steps=2)
     for name, x in whole[0].state_dict().items():
         torch.testing.assert_close(cut[0].state_dict()[name], x, atol=1e-7, rtol=1e-6)
-
-
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
-def test_two_ranks_take_the_steps_of_one(pool: RankPool, strategy: str) -> None:
-    """A mini-batch of one group has nothing for one of them; the others are dealt each by itself."""
-    cases = [
-        plain_case({"advantage": "grpo"}, [samples()], mini_batch_samples=m, require_batches=16 // m)
-        for m in (8, 4, 2)
-    ]
-    answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
-    for case, *found in zip(cases, *answers, strict=True):
-        one = trained(ONE_RANK, **case)
-        assert one["metrics"][0][STEPS] == case["train"]["require_batches"] == found[0]["metrics"][0][STEPS]
-        compare(one, found)
 
 
 def test_the_warm_up_of_a_critic_and_the_end_by_max_kl_count_as_before() -> None:

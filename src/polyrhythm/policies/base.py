@@ -126,7 +126,7 @@ class OptionalMethods(Policy, Protocol):
 
     def blocks(self) -> Iterable[torch.nn.Module]:
         """Modules whose weights a rank of a sharded trainer gathers one after another, where these are not its repeated
-        layers (`training.sharding`)."""
+        layers (`plugins.ranks.sharded`)."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Saved states: written atomically, read without executing anything in the file.
 
-A state is a file, or where it is sharded over ranks a folder (`training.sharded_checkpoint`). Either can be read by any
-number of ranks.
+A state is a file, or a folder where it is sharded over ranks: a plugin of kind `checkpoint` reads it, `folder`. Either
+can be read by any number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from torch import Tensor
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import atomic_write
-from polyrhythm.training.ranks import Ranks
+from polyrhythm.plugin import load as load_plugin
+from polyrhythm.plugin import table
+
+#: The form of a state that is a folder.
+_FOLDER = "folder"
 
 
 class Saving(Protocol):
@@ -74,18 +78,12 @@ class BackgroundSaving:
             self._error = error
 
 
-def save(state: Mapping[str, Any], path: Path, ranks: Ranks, *, background: bool = False) -> Saving:
-    """Save the state of a learner: in a file that rank 0 writes, or where it is sharded in a folder, in the background.
-    All ranks call it. background: a file is written in the background, too, from a copy. OSError: cannot write."""
-    if ranks.divides:
-        from polyrhythm.training.sharded_checkpoint import save_sharded  # torch.distributed
-
-        return save_sharded(state, path, ranks.rank, ranks.background)
-    if ranks.rank == 0 and background:
+def save_file(state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
+    """Save the state of a learner as a file. background: in the background, from a copy. OSError: cannot write."""
+    if background:
         copied = _copied(state, {})
         return BackgroundSaving(partial(save_state, copied, path), copied)
-    if ranks.rank == 0:
-        save_state(state, path)
+    save_state(state, path)
     return Saved()
 
 
@@ -102,16 +100,18 @@ def _copied(state: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
 
 
 def load(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Read what `save` wrote; nothing is sent, so each rank reads its own part of a folder, and the whole of a file.
+    """Read what `Ranks.save` wrote; nothing is sent, so each rank reads its own part of a folder, and the whole of a
+    file.
 
     like: nested as the state; its tensors are sharded as the state's shall be, which are whole where it has none.
     RunFolderError: damaged, or no checkpoint.
     """
     if not path.is_dir():
         return load_state(path)
-    from polyrhythm.training.sharded_checkpoint import load_sharded
-
-    return load_sharded(path, like or {})
+    if _FOLDER not in table("checkpoint"):
+        raise RunFolderError(f"{path}: the plugin that reads a sharded state is not installed; add polyrhythm's ranks")
+    state: dict[str, Any] = load_plugin("checkpoint", _FOLDER)(path, like or {})
+    return state
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:

@@ -3,8 +3,8 @@
 Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch
 size; an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's
 index alone; masked entries have no effect; a gradient that is not finite changes neither weights nor optimizer.
-The number of ranks changes nothing but rounding (tests/training/test_ranks.py), nor do the parts in which samples come
-(tests/training/test_streamed_updates.py).
+The number of ranks changes nothing but rounding (tests/plugins/ranks/test_ranks.py), nor do the parts in which samples
+come (tests/training/test_streamed_updates.py).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from polyrhythm.policies.form import published_state
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import all_of_version
-from polyrhythm.training.checkpoint import Saved, Saving, load, save
+from polyrhythm.training.checkpoint import Saved, Saving, load
+from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.moments import UpdateStatistics
 from polyrhythm.training.nonfinite import SkippedSteps
 from polyrhythm.training.objective import MicroStep, Objective
 from polyrhythm.training.parts import SampleFeed
-from polyrhythm.training.rank_batch import MicroBatchLimits
-from polyrhythm.training.ranks import ONE_RANK, Ranks, part_of
+from polyrhythm.training.ranks import ONE_RANK, Ranks
 from polyrhythm.training.reference import Reference, load_weights, make_reference, room_for_copy
 from polyrhythm.training.steps import Steps
 from polyrhythm.training.update import Update
@@ -76,12 +76,12 @@ class Learner:
         self.device = ranks.device or next(p.device for p in self.module.parameters() if p.requires_grad)
         self.objective = Objective(algorithm)
         self.limits = MicroBatchLimits(policy, training.micro_batch_steps, training.micro_batch_tokens)
-        self._room = room_for_copy(policy) if algorithm.kl.coef and ranks.strategy == "shard" else None
+        self._room = room_for_copy(policy) if algorithm.kl.coef and ranks.divides else None
         self.micro_step = ranks.wrap(MicroStep(policy, self.objective))
         if self._room is not None:
             ranks.shard(as_module(self._room))
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.optimizer = optim.adamw_of(self.module, training.optimizer)
+        self.optimizer = optim.adamw_of(self.module, training.optimizer, ranks)
 
     def update(
         self,
@@ -148,7 +148,7 @@ class Learner:
     def reference_policy(self) -> Reference | None:
         """The policy that the KL term refers to, made when it is first asked for."""
         if self.algorithm.kl.coef and self.reference is None:
-            self.reference = make_reference(self.policy, room=self._room)
+            self.reference = make_reference(self.policy, self.ranks, room=self._room)
         return self.reference
 
     def publishable(self) -> Iterator[tuple[str, Tensor]]:
@@ -157,7 +157,7 @@ class Learner:
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Replace the published part of the policy, by whole tensors. ValueError: they are of another policy."""
-        load_weights(self.module, state)
+        load_weights(self.module, state, self.ranks)
 
     def save(self, path: Path, *, background: bool = False) -> Saving:
         """Save the state: as a file that rank 0 writes, or with shard as a folder that all ranks write in the
@@ -166,7 +166,7 @@ class Learner:
         OSError, also of `wait`: cannot write."""
         self._saving.wait()
         self._saving = Saved()
-        self._saving = save(self.state_dict(), path, self.ranks, background=background)
+        self._saving = self.ranks.save(self.state_dict(), path, background=background)
         return self._saving
 
     def load(self, path: Path) -> None:
@@ -195,13 +195,13 @@ class Learner:
         copied = self.reference or self._room
         reference = [] if copied is None else list(copied.state_dict().values())
         policy = (*self.module.parameters(), *self.module.buffers())
-        return [*(part_of(x) for x in (*policy, *moments, *reference)), *self.ranks.buffers()]
+        return [*(self.ranks.part(x) for x in (*policy, *moments, *reference)), *self.ranks.buffers()]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; tensors may be whole, or sharded. ValueError: it is of another policy."""
-        load_weights(self.module, state["policy"])
+        load_weights(self.module, state["policy"], self.ranks)
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
         self.statistics.load_state_dict(state)
         if "reference" in state:
-            self.reference = make_reference(self.policy, state["reference"], self._room)
+            self.reference = make_reference(self.policy, self.ranks, state["reference"], self._room)

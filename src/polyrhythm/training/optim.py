@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.ranks import joined, part_of, parts_of
+from polyrhythm.training.ranks import ONE_RANK, Ranks
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.learning import OptimizerSettings, ParameterGroup
@@ -29,12 +29,20 @@ class AdamW:
 
     Torch's class brings torch's compiler into the process at its first use, which takes half of the CPU time in which a
     trainer starts, and 70 MB; nothing here is compiled. groups: `params`, `lr` and `weight_decay` of each.
+    ranks: whose parts of sharded parameters it steps.
     offload: the moments are in host memory (pinned where the parameters are on a GPU) and on the parameters' device
     only during a step, `PIECE_BYTES` bytes of parameters at a time; the same bits.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, betas: tuple[float, float], offload: bool = False) -> None:
-        self.offload = offload
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        *,
+        betas: tuple[float, float],
+        offload: bool = False,
+        ranks: Ranks = ONE_RANK,
+    ) -> None:
+        self.offload, self._ranks = offload, ranks
         self.param_groups = [{"betas": betas, "eps": 1e-8, **group} for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._rates = [group["lr"] for group in groups]
@@ -64,7 +72,7 @@ class AdamW:
                 if p.grad is not None:
                     alike.setdefault((p.device, p.dtype), []).append((p, p.grad))
             for pairs in alike.values():  # p may be sharded over ranks: then each rank steps its own part
-                for piece in _pieces(pairs) if self.offload else [pairs]:
+                for piece in self._pieces(pairs) if self.offload else [pairs]:
                     self._step(piece, group, taken)
 
     def _step(self, pairs: Sequence[tuple[Tensor, Tensor]], group: dict[str, Any], taken: Tensor | None) -> None:
@@ -74,8 +82,8 @@ class AdamW:
         means, squares = (self._fetched(name, [p for p, _ in pairs]) for name in _MOMENTS)
         torch._foreach_add_(steps, 1 if taken is None else taken)
         torch._fused_adamw_(
-            parts_of([p for p, _ in pairs]),
-            parts_of([gradient for _, gradient in pairs]),
+            self._ranks.parts([p for p, _ in pairs]),
+            self._ranks.parts([gradient for _, gradient in pairs]),
             means,
             squares,
             [],
@@ -102,7 +110,7 @@ class AdamW:
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=p.device)
-        self.state[p] = {"step": step} | {name: self._kept(torch.zeros_like(part_of(p))) for name in _MOMENTS}
+        self.state[p] = {"step": step} | {name: self._kept(torch.zeros_like(self._ranks.part(p))) for name in _MOMENTS}
         return self.state[p]
 
     def _kept(self, moment: Tensor) -> Tensor:
@@ -119,7 +127,7 @@ class AdamW:
         numbers = {p: number for number, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
         states = {
-            numbers[p]: {name: joined(x, p) if name in _MOMENTS else x for name, x in state.items()}
+            numbers[p]: {name: self._ranks.join(x, p) if name in _MOMENTS else x for name, x in state.items()}
             for p, state in self.state.items()
         }
         return {"state": states, "param_groups": groups}
@@ -139,7 +147,8 @@ class AdamW:
         self.state = {}
         for number, saved in state["state"].items():
             p = parameters[number]
-            own = {name: part_of(x, p).to(p.device, copy=True) for name, x in saved.items() if name in _MOMENTS}
+            moments = {name: self._ranks.part(saved[name], p) for name in _MOMENTS}
+            own = {name: x.to(p.device, copy=True) for name, x in moments.items()}
             own["step"] = saved["step"].to(p.device, copy=True)
             self.state[p] = own | {name: self._kept(own[name]) for name in _MOMENTS}
 
@@ -150,19 +159,18 @@ class AdamW:
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-
-def _pieces(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The pairs in order, in lists of at most `PIECE_BYTES` bytes of parameters (or one parameter)."""
-    piece: list[tuple[Tensor, Tensor]] = []
-    size = 0
-    for p, gradient in pairs:
-        nbytes = part_of(p).nbytes
-        if piece and size + nbytes > PIECE_BYTES:
-            yield piece
-            piece, size = [], 0
-        piece.append((p, gradient))
-        size += nbytes
-    yield piece
+    def _pieces(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """The pairs in order, in lists of at most `PIECE_BYTES` bytes of parameters (or one parameter)."""
+        piece: list[tuple[Tensor, Tensor]] = []
+        size = 0
+        for p, gradient in pairs:
+            nbytes = self._ranks.part(p).nbytes
+            if piece and size + nbytes > PIECE_BYTES:
+                yield piece
+                piece, size = [], 0
+            piece.append((p, gradient))
+            size += nbytes
+        yield piece
 
 
 def adamw(
@@ -174,6 +182,7 @@ def adamw(
     value_lr: float | None = None,
     groups: Sequence[ParameterGroup] = (),
     offload: bool = False,
+    ranks: Ranks = ONE_RANK,
 ) -> AdamW:
     """AdamW over the trainable parameters, in as few groups as possible; only matrices decay (no biases, norms or
     scales). groups: other rates by name pattern, the first that matches; value_lr: a last such group for `critic.*`.
@@ -198,10 +207,11 @@ def adamw(
         ],
         betas=betas,
         offload=offload,
+        ranks=ranks,
     )
 
 
-def adamw_of(module: nn.Module, settings: OptimizerSettings) -> AdamW:
+def adamw_of(module: nn.Module, settings: OptimizerSettings, ranks: Ranks = ONE_RANK) -> AdamW:
     """The optimizer that the settings describe. ValueError: as from `adamw`."""
     return adamw(
         module,
@@ -211,6 +221,7 @@ def adamw_of(module: nn.Module, settings: OptimizerSettings) -> AdamW:
         value_lr=settings.value_lr,
         groups=settings.groups,
         offload=settings.offload,
+        ranks=ranks,
     )
 
 
@@ -238,30 +249,24 @@ class GradientNorm(NamedTuple):
     places: tuple[int, ...]
 
 
-def clip_gradient(
-    parameters: Iterable[Tensor], largest: float | None, norms: Callable[[Tensor], Tensor] | None = None
-) -> GradientNorm:
+def clip_gradient(parameters: Iterable[Tensor], largest: float | None, ranks: Ranks = ONE_RANK) -> GradientNorm:
     """Scale gradients to a global norm of at most `largest` (None: leave them); returns the norm before.
-
-    norms: norms [P] of the parts of gradients that are here → of the whole ones, where they are sharded.
 
     To the bit what `nn.utils.clip_grad_norm_` does on one device, in a quarter of its time: a tenth of an update of a
     small policy went there.
     """
     given = {place: p.grad for place, p in enumerate(parameters) if p.grad is not None}
-    gradients = parts_of(list(given.values()))
-    each = torch.stack(torch._foreach_norm(gradients))
-    if norms is not None:
-        each = norms(each)
+    gradients = ranks.parts(list(given.values()))
+    each = ranks.norms(torch.stack(torch._foreach_norm(gradients)))
     norm: Tensor = torch.linalg.vector_norm(each)
     if largest is not None:
         torch._foreach_mul_(gradients, (largest / (norm + 1e-6)).clamp(max=1.0))
     return GradientNorm(norm, each, tuple(given))
 
 
-def scale_gradient(parameters: Iterable[Tensor], factor: float) -> None:
+def scale_gradient(parameters: Iterable[Tensor], factor: float, ranks: Ranks) -> None:
     """Multiply the gradients by the factor."""
-    torch._foreach_mul_(parts_of([p.grad for p in parameters if p.grad is not None]), factor)
+    torch._foreach_mul_(ranks.parts([p.grad for p in parameters if p.grad is not None]), factor)
 
 
 def linear_decay(update: int, updates: int, final_fraction: float) -> float:

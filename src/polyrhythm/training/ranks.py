@@ -1,70 +1,30 @@
-"""The ranks of a trainer: processes that train one policy together. One rank is the trivial case of the same code.
+"""The ranks of a trainer: processes that train one policy together. One rank, which is here, sends nothing.
 
-Only what is behind this module communicates: `training.distributed`, which it loads for several ranks, with
-`replicas` and `sharding`, and `sharded_checkpoint` in its own thread. All methods with an argument
-are collective where there are several ranks: all of them call it, in the same order and from one thread
-(docs/design/training-and-objectives.md).
+Several come from a plugin of kind `ranks`, by `placement.trainer.strategy`: a class that is made with
+(rank, size, store, device, shard), as `open_ranks` describes them, and has joined the other ranks once it is made.
+All methods with an argument are collective where there are several ranks: all of them call it, in the same order and
+from one thread (docs/design/training-and-objectives.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
 from torch import Tensor, nn
+
+from polyrhythm.plugin import load
+from polyrhythm.specs import Trajectory
+from polyrhythm.training.batch import PackedBatch, collate
+from polyrhythm.training.checkpoint import Saving, save_file
+from polyrhythm.training.micro_batches import Share, sample_counts
 
 if TYPE_CHECKING:
     import torch
 
     from polyrhythm.config.sections.placement import ShardSettings
-
-
-#: Types of tensors that are not sharded, so that the usual answer costs next to nothing.
-_WHOLE = (Tensor, torch.nn.Parameter)
-
-
-def is_sharded(x: Tensor) -> bool:
-    """Whether it is a DTensor."""
-    return type(x) not in _WHOLE and hasattr(x, "to_local")
-
-
-def part_of(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """This rank's part of `x`, on its memory. like: how a whole `x` would be sharded; a sharded one is anyhow."""
-    if is_sharded(x):
-        with torch.no_grad():
-            return x.to_local()  # type: ignore[attr-defined, no-any-return]
-    if like is None or not is_sharded(like):
-        return x
-    mesh, (placement,) = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    pieces = x.chunk(mesh.size(), dim=placement.dim)
-    rank = mesh.get_local_rank()
-    return pieces[rank] if rank < len(pieces) else x.narrow(placement.dim, 0, 0)
-
-
-def parts_of(tensors: list[Tensor]) -> list[Tensor]:
-    """`part_of` each, of which all are sharded or none is."""
-    return [part_of(x) for x in tensors] if tensors and is_sharded(tensors[0]) else tensors
-
-
-def joined(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor of which `part` is this rank's part, sharded like `like`; `part` itself where that is not sharded."""
-    if not is_sharded(like):
-        return part
-    make: Any = type(like) if not isinstance(like, torch.nn.Parameter) else type(like.data)
-    spec: Any = like._spec  # type: ignore[attr-defined]
-    return make(part, spec, requires_grad=False)  # type: ignore[no-any-return] # from_local would move an offloaded part
-
-
-@torch.no_grad()
-def fill(own: Tensor, x: Tensor) -> None:
-    """Overwrite a tensor with `x`, which is whole, or sharded like it. ValueError: it has another shape."""
-    if own.shape != x.shape:
-        raise ValueError(f"the shape is {list(x.shape)}, it should be {list(own.shape)}")
-    part_of(own).copy_(part_of(x, own))
-
 
 #: replicate: every rank has all weights; shard: every rank has a part of each tensor.
 Strategy = Literal["replicate", "shard"]
@@ -75,18 +35,12 @@ class Ranks(Protocol):
 
     rank: int
     size: int
-    strategy: Strategy
-    background: Any
-    """torch's group of the same ranks for the collectives of another thread, which saves; None for one rank."""
+    divides: bool
+    """Whether no rank has the weights whole, so that publishing and saving them need all ranks."""
 
     @property
     def device(self) -> torch.device | None:
         """Where this rank computes; None for one rank: where its policy is."""
-        ...
-
-    @property
-    def divides(self) -> bool:
-        """Whether no rank has the weights whole, so that publishing and saving them need all ranks."""
         ...
 
     def total(self, x: Tensor) -> Tensor:
@@ -103,6 +57,16 @@ class Ranks(Protocol):
 
     def gather(self, item: Any) -> list[Any]:
         """The items of all ranks by rank: text, numbers, lists and dicts of them, as JSON has them."""
+        ...
+
+    def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
+        """Rows [n,...] of every rank at their places [n] (int64; a slice for one rank, which has all) in one tensor
+        [count,...], which all ranks get; no place is taken twice."""
+        ...
+
+    def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:
+        """This rank's share of the trajectories with these groups and chunk steps, in mini-batches of so many samples
+        (0: all in one). Groups stay whole; nothing is sent."""
         ...
 
     def wrap(self, step: nn.Module) -> nn.Module:
@@ -122,13 +86,32 @@ class Ranks(Protocol):
         one rank would do it, too; otherwise all its entries are masked, and a gradient that it gives is none."""
         ...
 
+    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:
+        """This rank's part of `x`, on its memory; `x` itself where nothing is sharded. like: how a whole `x` would be
+        sharded; a sharded one is anyhow. Nothing is sent."""
+        ...
+
+    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        """`part` of each, of which all are sharded or none is."""
+        ...
+
+    def join(self, part: Tensor, like: Tensor) -> Tensor:
+        """The tensor of which `part` is this rank's part, sharded like `like`; `part` itself where that is not.
+        Nothing is sent."""
+        ...
+
     def norms(self, each: Tensor) -> Tensor:
         """Norms [P] of this rank's parts of P gradients → those of the whole gradients."""
         ...
 
-    def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by name, in the order of `names` (all of `state` where none are given), one at a time: a
-        sharded one exists whole only until the next. Every rank goes through all of it."""
+    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by name, in their order, one at a time: a sharded one exists whole only until the next. Every
+        rank goes through all of it."""
+        ...
+
+    def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
+        """Save the state of a learner: in a file that rank 0 writes, or where it is sharded in a folder, in the
+        background. background: a file is written in the background, too, from a copy. OSError: cannot write."""
         ...
 
     def buffers(self) -> list[Tensor]:
@@ -142,12 +125,9 @@ class Ranks(Protocol):
 
 
 class OneRank:
-    """A trainer of one process: nothing is sent."""
+    """A trainer of one process: nothing is sent, nothing is sharded."""
 
-    rank, size = 0, 1
-    strategy: Strategy = "replicate"
-    device = background = None
-    divides = False
+    rank, size, divides, device = 0, 1, False, None
 
     def total(self, x: Tensor) -> Tensor:
         return x
@@ -161,6 +141,12 @@ class OneRank:
     def gather(self, item: Any) -> list[Any]:
         return [item]
 
+    def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:  # noqa: ARG002
+        return rows
+
+    def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:  # noqa: ARG002
+        return Share(sum(steps), len(steps), sample_counts(steps, samples))
+
     def wrap(self, step: nn.Module) -> nn.Module:
         return step
 
@@ -170,12 +156,23 @@ class OneRank:
     def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
+    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return x
+
+    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors
+
+    def join(self, part: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
+        return part
+
     def norms(self, each: Tensor) -> Tensor:
         return each
 
-    def snapshot(self, state: Mapping[str, Tensor], names: Iterable[str] = ()) -> Iterator[tuple[str, Tensor]]:
-        for name in tuple(names) or state:
-            yield name, state[name]
+    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield from state.items()
+
+    def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
+        return save_file(state, path, background=background)
 
     def buffers(self) -> list[Tensor]:
         return []
@@ -197,20 +194,20 @@ def open_ranks(
 ) -> Ranks:
     """Join the other ranks of this trainer; returns once all have joined. `ONE_RANK` where size is 1.
 
-    store: a file in the run's private folder, of this incarnation alone (torch's FileStore makes it). device: of this
-    rank, cpu or cuda:N. Host tensors go over gloo by the loopback interface, device tensors over NCCL where every rank
-    has a GPU of its own, else over gloo. There is no deadline: supervision ends a process that waits too long.
+    store: a file in the run's private folder, of this incarnation alone, which the ranks make. device: of this rank,
+    cpu or cuda:N. There is no deadline: supervision ends a process that waits too long.
     """
     if size == 1:
         return ONE_RANK
-    from polyrhythm.training.distributed import ProcessRanks  # torch.distributed is only for several ranks
+    ranks: Ranks = load("ranks", strategy)(rank, size, store, device, shard)
+    return ranks
 
-    return ProcessRanks(rank, size, store, device, strategy, shard)
 
-
-def whole_from(ranks: Ranks, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
-    """Rows [n,...] of every rank at their places [n] (int64; a slice for one rank, which has all) in one tensor
-    [count,...], which all ranks get; no place is taken twice."""
-    if isinstance(places, slice):
-        return rows
-    return ranks.total(rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows))
+def take_share(trajectories: Sequence[Trajectory], ranks: Ranks, samples: int = 0) -> tuple[Share, PackedBatch]:
+    """This rank's share of an update's trajectories, which alone are read, collated. A rank without any has a sample of
+    another, in which no entry counts. samples: as in `Ranks.share`."""
+    steps = [t.steps for t in trajectories]
+    if not steps or min(steps) == 0:
+        collate(trajectories)  # refuses them
+    share = ranks.share([t.group for t in trajectories], steps, samples)
+    return share, share.collate(trajectories)

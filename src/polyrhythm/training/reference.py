@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyrhythm.policies.base import Evaluation, Observations, OptionalMethods, Policy, as_module, extended
 from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.ranks import fill, is_sharded, joined, part_of
+from polyrhythm.training.ranks import Ranks
 
 
 class SharedReference:
@@ -24,8 +24,8 @@ class SharedReference:
     While it is asked, nobody else may read the policy's weights.
     """
 
-    def __init__(self, policy: OptionalMethods) -> None:
-        self._policy = policy
+    def __init__(self, policy: OptionalMethods, ranks: Ranks) -> None:
+        self._policy, self._ranks = policy, ranks
         self._state = policy.reference_state()
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
@@ -42,9 +42,8 @@ class SharedReference:
         own = self._policy.state_dict()
         if odd := sorted(state.keys() - own.keys()):
             raise ValueError(f"the state of the reference policy has {odd[0]}, the policy does not")
-        self._state = {
-            name: joined(part_of(x, own[name]).to(own[name].device, copy=True), own[name]) for name, x in state.items()
-        }
+        parts = {name: self._ranks.part(x, own[name]).to(own[name].device, copy=True) for name, x in state.items()}
+        self._state = {name: self._ranks.join(part, own[name]) for name, part in parts.items()}
 
 
 Reference = Policy | SharedReference
@@ -55,11 +54,13 @@ def room_for_copy(policy: Policy) -> Policy | None:
     return None if policy_traits(policy).shares_reference else copy.deepcopy(policy)
 
 
-def make_reference(policy: Policy, state: Mapping[str, Tensor] | None = None, room: Policy | None = None) -> Reference:
+def make_reference(
+    policy: Policy, ranks: Ranks, state: Mapping[str, Tensor] | None = None, room: Policy | None = None
+) -> Reference:
     """The policy as it is now, or as it was when its reference had this state_dict. room: from `room_for_copy`, sharded
     as the policy is; None for a policy that is not sharded."""
     if policy_traits(policy).shares_reference:
-        shared = SharedReference(extended(policy))
+        shared = SharedReference(extended(policy), ranks)
         if state is not None:
             shared.load_state_dict(state)
         return shared
@@ -70,25 +71,26 @@ def make_reference(policy: Policy, state: Mapping[str, Tensor] | None = None, ro
     if state is not None and room is None:
         module.load_state_dict(state)
     elif state is not None:
-        _fill_all(module.state_dict(), state)
+        _fill_all(module.state_dict(), state, ranks)
     return copied
 
 
-def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def load_weights(module: nn.Module, state: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Restore what `published_state` gave or is in a file of weights, whole tensors or sharded ones, in a module that
     may be sharded. ValueError: it is of another policy."""
-    own = published_state(module)
-    if not any(is_sharded(x) for x in own.values()):
+    if ranks.divides:
+        _fill_all(published_state(module), state, ranks)
+    else:
         load_published(module, state)
-        return
-    _fill_all(own, state)
 
 
-def _fill_all(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+@torch.no_grad()
+def _fill_all(own: Mapping[str, Tensor], state: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Overwrite tensors with those of `state`, which are whole, or sharded like them."""
     if odd := sorted(own.keys() ^ state.keys()):
         raise ValueError(f"the state does not fit the policy: {odd[0]} (and {len(odd) - 1} more) is of another policy")
     for name, x in state.items():
-        try:
-            fill(own[name], x)
-        except ValueError as error:
-            raise ValueError(f"the state does not fit the policy: {name}: {error}") from error
+        found, wanted = list(x.shape), list(own[name].shape)
+        if found != wanted:
+            raise ValueError(f"the state does not fit the policy: {name}: the shape is {found}, it should be {wanted}")
+        ranks.part(own[name]).copy_(ranks.part(x, own[name]))

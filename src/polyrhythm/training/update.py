@@ -13,11 +13,11 @@ from torch import Tensor
 from polyrhythm.specs import Trajectory
 from polyrhythm.training import optim
 from polyrhythm.training.batch import PackedBatch, TrainingBatch, all_of_version, minibatches
+from polyrhythm.training.micro_batches import MiniBatch, Share
 from polyrhythm.training.nonfinite import NORM, SKIPPED, STOPPED, StepLog, StepTable, find_culprit
 from polyrhythm.training.objective import UNSCALED, Normalizers
 from polyrhythm.training.parts import SampleFeed, UpdatePart, join_batches, join_packed, target_metrics, weight_factor
-from polyrhythm.training.rank_batch import RankBatch, Share, rank_batch, share_of, take_share
-from polyrhythm.training.ranks import whole_from
+from polyrhythm.training.ranks import take_share
 from polyrhythm.training.reference import SharedReference
 from polyrhythm.training.steps import Metrics, PhaseTimes, Steps
 from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets, mismatch, with_precomputed
@@ -108,7 +108,7 @@ class Update:
             factor = weight_factor(learner.algorithm, [part.packed for part in parts])
             batch = join_batches([part.batch for part in parts[before:]], {}, {}, factor)
             (by,) = learner.objective.normalizers(batch, [torch.arange(len(batch))], learner.ranks.totals)
-            optim.scale_gradient(learner.parameters, factor / by.policy)
+            optim.scale_gradient(learner.parameters, factor / by.policy, learner.ranks)
             self.step(learner.objective.scaled(metrics, by, factor))
             feed.stepped = True
             yield
@@ -118,7 +118,7 @@ class Update:
         self.epoch, self.inputs = 1, inputs
         self._join(parts)
 
-    def _part(self, samples: Sequence[Trajectory], inputs: TargetInputs) -> tuple[UpdatePart, RankBatch]:
+    def _part(self, samples: Sequence[Trajectory], inputs: TargetInputs) -> tuple[UpdatePart, MiniBatch]:
         """These samples with their targets, and as one mini-batch."""
         learner = self.learner
         share, packed = take_share(samples, learner.ranks)
@@ -127,19 +127,18 @@ class Update:
         packed = self._with_precomputed(packed, inputs, len(samples) / learner.training.batch_size)
         self.times.end("targets")
         batch, metrics = compute_targets(packed, learner.algorithm, inputs, self.times)
-        minibatch = rank_batch(batch, share, torch.arange(len(batch)), learner.limits, learner.ranks)
+        minibatch = share.minibatch(batch, torch.arange(len(batch)), learner.limits)
         self.times.end("targets")
         return UpdatePart(packed, batch, metrics, len(samples)), minibatch
 
     def _join(self, parts: Sequence[UpdatePart]) -> None:
         """What `prepare` makes of all samples, from their parts."""
-        algorithm, ranks = self.learner.algorithm, self.learner.ranks
+        learner, algorithm = self.learner, self.learner.algorithm
         packed = self.packed = join_packed([part.packed for part in parts])
         factor = weight_factor(algorithm, [part.packed for part in parts])
         batch = self.batch = join_batches([part.batch for part in parts], packed.obs, packed.forward_inputs, factor)
         lengths = torch.bincount(packed.trajectory).tolist()
-        step_samples = self.learner.training.step_samples
-        self.share = share_of(packed.group.tolist(), lengths, ranks.rank, ranks.size, step_samples)
+        self.share = learner.ranks.share(packed.group.tolist(), lengths, learner.training.step_samples)
         self.target_metrics = target_metrics(algorithm, parts, batch)
         self.own_weights = all_of_version([packed], self.own_version)
         if algorithm.recomputes and self.own_version is not None and not self.own_weights:
@@ -178,7 +177,7 @@ class Update:
             self._end_if_far()
         return self.finish()
 
-    def _minibatches(self) -> Iterator[tuple[RankBatch, Normalizers]]:
+    def _minibatches(self) -> Iterator[tuple[MiniBatch, Normalizers]]:
         """The mini-batches of the epochs that are left, until `ended`, with their divisors."""
         learner, share, batch = self.learner, self.share, self.batch
         training, ranks = learner.training, learner.ranks
@@ -193,14 +192,14 @@ class Update:
         for (index, seed), by in zip(drawn, divisors, strict=True):
             if self.ended:
                 return
-            minibatch = rank_batch(batch, share, index, learner.limits, ranks)
-            whole = partial(whole_from, ranks, places=minibatch.places, count=minibatch.chunk_steps)
+            minibatch = share.minibatch(batch, index, learner.limits)
+            whole = partial(ranks.whole, places=minibatch.places, count=minibatch.chunk_steps)
             selected = learner.objective.select(minibatch.own, seed, whole, minibatch.places)
             if selected is not None:
                 minibatch = minibatch._replace(own=replace(minibatch.own, selected=selected))
             yield minibatch, by
 
-    def accumulate(self, minibatch: RankBatch, by: Normalizers, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    def accumulate(self, minibatch: MiniBatch, by: Normalizers, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
         """Forward and backward pass of a mini-batch, micro-batch by micro-batch: adds to the gradients, and its metrics
         as scalars, this rank's part of them, to `metrics`."""
         learner = self.learner
@@ -215,7 +214,7 @@ class Update:
         """One optimizer step by the gradients that are there. To the metrics are added those of the step, which are the
         same on all ranks (NORM, STOPPED)."""
         learner = self.learner
-        norm = optim.clip_gradient(learner.parameters, learner.training.optimizer.grad_clip, learner.ranks.norms)
+        norm = optim.clip_gradient(learner.parameters, learner.training.optimizer.grad_clip, learner.ranks)
         metrics[NORM] = norm.total.float().to(learner.device)  # of shards in host memory it is there
         bound, outside = learner.algorithm.early_stop_ratio, False
         if bound is not None:
@@ -257,7 +256,7 @@ class Update:
         metrics = self._step_metrics(table)
         if ranks.size > 1:
             metrics["train/actor/padded_fraction"] = sum(self._padded) / len(self._padded)
-        versions = ranks.total(self.packed.version.double().sum() * (self.share.spare is None))
+        versions = ranks.total(self.packed.version.double().sum() * (not self.share.is_empty))
         metrics["train/actor/average_version"] = float(versions / self.share.chunk_steps)
         settings = learner.training.optimizer
         metrics["train/actor/lr"] = settings.lr * self.factor

@@ -22,8 +22,8 @@ from polyrhythm.envs.base import EnvBatch, RowsFailed, batch_traits
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill import drivers
 from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
+from polyrhythm.plugins.simulators.maniskill.drivers import probe
 from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
-from polyrhythm.plugins.simulators.maniskill.probe import probe
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
 from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task

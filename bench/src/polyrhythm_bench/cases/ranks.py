@@ -152,9 +152,7 @@ def one_rank(case: str, rank: int, size: int, store: str, strategy: str) -> Iter
         return {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
     def _parts(policies: dict[str, Any]) -> Iterator[Any]:
-        from polyrhythm.training.ranks import part_of
-
-        return (part_of(p.detach()) for policy in policies.values() for p in policy.parameters())
+        return (ranks.part(p.detach()) for policy in policies.values() for p in policy.parameters())
 
     yield answer
     ranks.close()

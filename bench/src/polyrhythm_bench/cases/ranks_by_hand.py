@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
+from polyrhythm.plugins.ranks.dealing import share_of
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import minibatches
-from polyrhythm.training.rank_batch import share_of
 from polyrhythm_bench.cases import update
 from polyrhythm_bench.cases.update import CLIP, GRAD_CLIP, LR, VALUE_COEF, Update, UpdateCase, gae
 

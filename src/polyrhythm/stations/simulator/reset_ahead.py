@@ -7,8 +7,8 @@ The wrapped batch has to allow a reset in another thread while its other rows re
 (`EnvTraits.resets_ahead` of its settings).
 
 Invariants: each row of the wrapped batch is either that of one row here or a spare; the thread touches only spares that
-it has marked as not ready, and nobody else touches those; a spare that a row has claimed is reset for no other episode
-before they have changed places, whatever the forecast says meanwhile; no step is begun in a spare row.
+it has marked as not ready, and no other thread touches those; a spare that a row has claimed is reset for no other
+episode before they have changed places, whatever the forecast says meanwhile; no step is begun in a spare row.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ResetAhead:
                 self._exchange(row, spare, (task, seed), failed)
         left = [begins for begins, spare in zip(begun, spares, strict=True) if spare is None]
         self.in_place += len(left)
-        self._note_done([row for row, _, _ in left])
+        self._mark_done([row for row, _, _ in left])
         if left:
             failed |= self._reset_in_place(left, alone=len(left) == len(begun))
         if failed:
@@ -97,9 +97,9 @@ class ResetAhead:
         try:
             result = self.inner.step(self._places(rows), actions)
         except RowsFailed as raised:
-            self._note_done(rows)
+            self._mark_done(rows)
             raise self._translated(raised, rows) from raised
-        self._note_done(rows)
+        self._mark_done(rows)
         return result
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
@@ -116,7 +116,7 @@ class ResetAhead:
         self.inner.begin_step(self._places(rows), actions)
 
     def drop_step(self, rows: RowNumbers) -> None:
-        self._note_done(rows)
+        self._mark_done(rows)
         self.inner.drop_step(self._places(rows))
 
     def waits(self, rows: RowNumbers) -> bool:
@@ -125,7 +125,7 @@ class ResetAhead:
     def fileno(self) -> int:
         return self.inner.fileno()
 
-    def _note_done(self, rows: RowNumbers) -> None:
+    def _mark_done(self, rows: RowNumbers) -> None:
         """Nothing is begun in these rows any more."""
         if self._open:
             self._open.difference_update(map(int, rows))

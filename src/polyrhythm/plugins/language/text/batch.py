@@ -137,7 +137,7 @@ class TextBatch:
         self._length[row] += len(ids)
         return True
 
-    def _tell_overflow(self, row: int, more: int) -> None:
+    def _warn_of_overflow(self, row: int, more: int) -> None:
         """Say once that a conversation has become too long."""
         if not self._overflowed:
             self._overflowed = True
@@ -201,7 +201,7 @@ class TextBatch:
                     said_ids = [*message.tolist(), *shown]
                     fits = whole[i] and self._append(row, said_ids)
                     if whole[i] and not fits:
-                        self._tell_overflow(row, len(said_ids))
+                        self._warn_of_overflow(row, len(said_ids))
                     terminated[i] = not fits  # with what it has earned: what is observed next has no part of it
                     truncated[i] = fits and self._turn[row] >= self.spec.max_steps
             except PolyrhythmError:
@@ -224,7 +224,7 @@ class TextBatch:
         """Tell conversations that prepare their messages, and were not told yet."""
         for row, message in said.items():
             if self._prepared.expects(row):
-                self._prepared.tell(row, self._text(message))
+                self._prepared.prepare(row, self._text(message))
 
     def _text(self, message: NDArray[Any]) -> str:
         """A message as text, without the spaces that a chat template writes before one."""
@@ -326,7 +326,7 @@ class PreparedMessages:
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self._conversations = cast(Sequence[FullConversation], conversations)
         self._traits = list(map(conversation_traits, conversations))
-        self._told: dict[int, Exception | None] = {}
+        self._prepared_errors: dict[int, Exception | None] = {}
         self._awaited: dict[int, Awaited] = {}
         self._rows: dict[int, int] = {}  # by descriptor
         self._poll = select.epoll()
@@ -334,12 +334,12 @@ class PreparedMessages:
 
     def expects(self, row: int) -> bool:
         """Whether the row's conversation prepares replies, and was not told its message yet."""
-        return row not in self._told and self._traits[row].prepare
+        return row not in self._prepared_errors and self._traits[row].prepare
 
-    def tell(self, row: int, message: str) -> None:
+    def prepare(self, row: int, message: str) -> None:
         """Have the row's conversation prepare its reply, where one is expected."""
         conversation = self._conversations[row]
-        self._told[row] = None
+        self._prepared_errors[row] = None
         try:
             conversation.prepare(message)
             awaited = conversation.awaits() if self._traits[row].awaits else None
@@ -348,7 +348,7 @@ class PreparedMessages:
         except PolyrhythmError:
             raise
         except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
-            self._told[row] = error
+            self._prepared_errors[row] = error
             self._give_up(row)
             return
         if awaited is not None:
@@ -363,19 +363,19 @@ class PreparedMessages:
 
     def take(self, row: int) -> Exception | None:
         """The row is about to reply: what its preparation raised, if anything."""
-        error = self._told.get(row)
+        error = self._prepared_errors.get(row)
         self.forget(row)
         return error
 
     def drop(self, row: int) -> None:
         """The row will not reply: its conversation gives up what it prepared."""
-        if row in self._told:
+        if row in self._prepared_errors:
             self.forget(row)
             self._give_up(row)
 
     def forget(self, row: int) -> None:
         """Nothing of the row is awaited any more."""
-        self._told.pop(row, None)
+        self._prepared_errors.pop(row, None)
         if row in self._awaited:
             self._end(row)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,11 @@ from PIL import Image
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.maniskill.construction import episode_steps, make_env
+from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 from polyrhythm.plugins.simulators.maniskill.tasks import TaskSentences, own_sentences, place_beyond, read_sentences
 from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: ManiSkill's depth is in whole millimetres.
 _MILLIMETRES = 1000.0

@@ -1,7 +1,7 @@
 """Env batch of robosuite and LIBERO: an environment for each row, seeded resets, pixels or states on request.
 
-A row that goes on to another task leaves its environment to whoever runs that task next, and takes one of its new task
-that is free, or makes one. An episode does not depend on the environment's history.
+A row that goes on to another task leaves its environment to the row that runs that task next, and takes one of its new
+task that is free, or makes one. An episode does not depend on the environment's history.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class GatedMlp(nn.Module):
 class DecoderLayer(nn.Module):
     """One layer. With adaptive norms each branch is multiplied by its norm's gate before it is added.
 
-    forward_methods: what is called of a layer other than `forward` (`training.sharding`).
+    forward_methods: what is called of a layer other than `forward` (`plugins.ranks.sharded`).
     """
 
     forward_methods = ("keys_values",)

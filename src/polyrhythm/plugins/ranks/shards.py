@@ -1,4 +1,5 @@
-"""A state that is sharded over ranks, as a folder in the format of torch.distributed.checkpoint (DCP).
+"""Shards of tensors (DTensors), and the state that they make: a folder in the format of torch.distributed.checkpoint
+(DCP).
 
     <folder>/__0_0.distcp, __1_0.distcp, …     tensors, each an archive of torch.save
     <folder>/index                             where they are, where each belongs in the state, and what is no tensor
@@ -36,18 +37,43 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor, Shard
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import inner_path, remove_whole
 from polyrhythm.training.checkpoint import BackgroundSaving
-from polyrhythm.training.ranks import joined, part_of
 
 Group = torch.distributed.ProcessGroup
 _INDEX = "index"
 Path_ = tuple[Any, ...]
 
 
-def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group) -> BackgroundSaving:
+def is_sharded(x: Tensor) -> bool:
+    return isinstance(x, DTensor)
+
+
+def part_of(x: Tensor, like: Tensor | None = None) -> Tensor:
+    """See `Ranks.part`."""
+    if isinstance(x, DTensor):
+        with torch.no_grad():
+            return x.to_local()
+    if not isinstance(like, DTensor):
+        return x
+    mesh, (placement,) = like.device_mesh, like.placements
+    assert isinstance(placement, Shard)
+    pieces = x.chunk(mesh.size(), dim=placement.dim)
+    rank = mesh.get_local_rank()
+    return pieces[rank] if rank < len(pieces) else x.narrow(placement.dim, 0, 0)
+
+
+def join(part: Tensor, like: Tensor) -> Tensor:
+    """See `Ranks.join`."""
+    if not isinstance(like, DTensor):
+        return part
+    return DTensor(part, like._spec, requires_grad=False)  # from_local would move an offloaded part
+
+
+def save_folder(state: Mapping[str, Any], folder: Path, rank: int, group: Group) -> BackgroundSaving:
     """Save a state of tensors, plain data and dicts of them; copied to host memory before this returns, and written in
     a thread. group: of all ranks, for its collectives alone, so one saving at a time."""
     tensors: dict[str, Tensor] = {}
@@ -55,14 +81,14 @@ def save_sharded(state: Mapping[str, Any], folder: Path, rank: int, group: Group
     for path, value in _leaves(state):
         if isinstance(value, Tensor):
             name = "/".join(map(str, path))
-            tensors[name] = joined(part_of(value.detach()).to("cpu", copy=True), value.detach())
+            tensors[name] = join(part_of(value.detach()).to("cpu", copy=True), value.detach())
             index.append((path, name))
         else:
             index.append((path, [value]))
     return BackgroundSaving(partial(_write, tensors, index, folder, rank, group))
 
 
-def load_sharded(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+def load_folder(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     """The state, its tensors sharded as those of `like` that stand in the same place, else whole in host memory.
     RunFolderError: it is damaged, or no such folder. Whoever reads all of it (an empty `like`) also learns of a tensor
     that was changed since."""
@@ -121,7 +147,7 @@ def _room(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
     if like is None or like.shape != stored.size:
         return torch.empty(stored.size, dtype=stored.properties.dtype)
     part = torch.empty_like(part_of(like.detach()), dtype=stored.properties.dtype, device="cpu")
-    return joined(part, like.detach())
+    return join(part, like.detach())
 
 
 def _read(reader: FileSystemReader, rooms: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.reception import Reception
-from polyrhythm.plugins.join.terms import Terms, difference, refusal
-from polyrhythm.plugins.join.token import read_token, write_token
+from polyrhythm.plugins.join.terms import Terms, difference, read_token, refusal, write_token
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.transport import wire
@@ -24,6 +23,7 @@ from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.scheduler import records
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm.stations.simulator.slot import StepSettings
 
 SPEC = EnvSpec({"state": ArraySpec((4,), "float32")}, ActionSpec("discrete", 1, choices=2), (Task("a", "do"),), 40)
 INFO = records.EnvBatchInfo("s.0", (records.SlotInfo("s.0/0", 0, 2),))
@@ -43,7 +43,7 @@ class Door:
         self.drops, self.now, names = DropCounter("test"), 100.0, iter("0123456789")
         self.reception = Reception(
             Terms("1.2", SPEC),
-            lambda name: m.Welcome(name, "s", 3, "s.3.0", INFO, b"", LAYOUT, 20.0),
+            lambda name: m.Welcome(name, "s", 3, "s.3.0", INFO, StepSettings(1), LAYOUT, 20.0),
             self.drops,
             **{"reconnect_s": 20.0, "start_s": 60.0, "ports": (7711,), "name_session": lambda: next(names), **limits},
         )

@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.long import long
-from tests.training.adapted_run import collect as collect_adapted
-from tests.training.adapted_run import small
-from tests.training.rank_cases import (
+from tests.plugins.ranks.cases import (
     BallastPolicy,
     HeavyPolicy,
     built,
@@ -24,10 +22,16 @@ from tests.training.rank_cases import (
     flow_trajectories,
     lm_trajectories,
     policy_of,
+    rank_statistics,
     trained,
 )
-from tests.training.rank_pool import RankPool
+from tests.plugins.ranks.pool import RankPool
+from tests.training.adapted_run import collect as collect_adapted
+from tests.training.adapted_run import small
 from tests.training.test_learner import VARIANTS, stale
+from tests.training.test_moments import collect as collect_normalised
+from tests.training.test_moments import learner_of
+from tests.training.test_require_batches import samples as grouped
 from tests.training.toy import ToyPolicy, algorithm, collect
 from torch import Tensor
 
@@ -39,8 +43,9 @@ from polyrhythm.policies.form import published_state
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load
 from polyrhythm.training.ranks import ONE_RANK
+from polyrhythm.training.update import STEPS
 
-CASES = "tests.training.rank_cases:"
+CASES = "tests.plugins.ranks.cases:"
 SWEEP = [pytest.mark.slow, long(600, "every objective, advantage and level on several ranks")]
 LEVELS = [("token", "chunk"), ("token", "action"), ("action", "chunk"), ("action", "action"), ("chunk", "chunk")]
 #: One optimizer step of several micro-batches, its gradient not clipped; then one that no rank shares evenly.
@@ -482,3 +487,30 @@ def test_what_is_not_finite_on_one_rank_halts_all_with_its_cause(pool: RankPool,
 def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
     with pytest.raises(AssertionError, match=r"ConfigError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
         pool.run(f"{CASES}of_own_seeds", 2)
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_two_ranks_take_the_steps_of_one_in_each_mini_batch(pool: RankPool, strategy: str) -> None:
+    """A mini-batch of one group has nothing for one of them; the others are dealt each by itself."""
+    cases = [
+        plain_case({"advantage": "grpo"}, [grouped()], mini_batch_samples=m, require_batches=16 // m) for m in (8, 4, 2)
+    ]
+    answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
+    for case, *found in zip(cases, *answers, strict=True):
+        one = trained(ONE_RANK, **case)
+        assert one["metrics"][0][STEPS] == case["train"]["require_batches"] == found[0]["metrics"][0][STEPS]
+        compare(one, found)
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(2, "replicate"), (2, "shard"), (4, "replicate")])
+def test_statistics_are_those_of_one_rank(pool: RankPool, size: int, strategy: str) -> None:
+    """The third update has fewer samples than ranks."""
+    policy, _ = learner_of()
+    data = [
+        collect_normalised(policy, lengths, seed) for seed, lengths in enumerate([(6, 7, 4, 5), (1, 9, 2, 2), (3,)])
+    ]
+    one = rank_statistics(ONE_RANK, data)
+    for found in pool.run(f"{CASES}rank_statistics", size, strategy, trajectories=data):
+        assert found["train/critic/reward_scale"] == pytest.approx(one["train/critic/reward_scale"], rel=1e-9)
+        for name in ("count", "mean", "variance"):
+            np.testing.assert_allclose(found[name], one[name], rtol=1e-9, atol=1e-15)

@@ -1,4 +1,4 @@
-"""Shards a policy's parameters over ranks with FSDP2: block by block, and once for the rest.
+"""Ranks that have a part of every tensor each, with FSDP2: a policy is sharded block by block, and once for the rest.
 
 A block's weights are whole on a rank only while it computes. Blocks are the repeated layers of a policy: modules in a
 `ModuleList` of at least two of one class that hold modules themselves. A policy may name others (`blocks`). What is
@@ -9,10 +9,14 @@ are `POLICY_METHODS`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -22,17 +26,87 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
+from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, save_folder
 from polyrhythm.policies.base import extended
 from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.traits import policy_traits
+from polyrhythm.training.checkpoint import Saving
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
 POLICY_METHODS = ("evaluate", "value", "late_values", "precompute", "act", "sft_loss")
 #: Layers that compute in the policy's dtype whatever their weights' (`plugins.pretrained.precision`).
 _COMPUTE_IN_DTYPE = (nn.Linear, nn.Conv2d, nn.Embedding)
+
+
+class ShardedRanks(ProcessRanks):
+    """See `training.ranks.Ranks`."""
+
+    divides = True
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        sums: dict[str, int] = {}
+        assert isinstance(step.policy, nn.Module)
+        self._shard(step.policy, sums)
+        self.check_equal(sums)
+        return step
+
+    def shard(self, policy: nn.Module) -> None:
+        self._shard(policy, None)
+
+    def _shard(self, policy: nn.Module, sums: dict[str, int] | None) -> None:
+        """sums: of a policy that will be trained, to be filled by `add_bit_sums`."""
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        mesh = DeviceMesh.from_group(everyone, self.device.type)
+
+        def read(part: nn.Module) -> None:
+            if policy_traits(policy).loads_in_parts:
+                extended(policy).load_part(part, str(self.device))
+            check_read(policy, part)
+            if sums is not None:
+                add_bit_sums(policy, part, sums)
+
+        shard_policy(policy, mesh, self.settings, trained=sums is not None, before=read)
+
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()  # shards of gradients are summed in every micro-step: whole ones would not fit
+
+    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:
+        return part_of(x, like)
+
+    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [part_of(x) for x in tensors]
+
+    def join(self, part: Tensor, like: Tensor) -> Tensor:
+        return join(part, like)
+
+    def norms(self, each: Tensor) -> Tensor:
+        return self.total(each.to(torch.promote_types(each.dtype, torch.float32)).square()).sqrt()
+
+    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name, x in state.items():
+            yield name, self._whole(x) if is_sharded(x) else x
+
+    def _whole(self, x: Any) -> Tensor:
+        """A sharded tensor as one. Gloo gathers it in host memory, where its messages lie anyway: given the shards of a
+        device it ends the process (torch 2.11)."""
+        if self.host_mesh is None:
+            whole: Tensor = x.full_tensor()
+            return whole
+        own = x.to_local().to("cpu")
+        placed = DTensor.from_local(own, self.host_mesh, x.placements, shape=x.shape, stride=x.stride())
+        return placed.full_tensor()
+
+    def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:  # noqa: ARG002
+        return save_folder(state, path, self.rank, self.background)
+
+    def buffers(self) -> list[Tensor]:
+        return []
 
 
 def shard_policy(

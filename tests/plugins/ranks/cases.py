@@ -18,6 +18,7 @@ from tests.plugins.vla.flow_case import SPEC as FLOW_SPEC
 from tests.plugins.vla.flow_case import SmallFlowSettings, observations
 from tests.training.adapted_run import plain, small
 from tests.training.test_micro_batches import CountingPolicy
+from tests.training.test_moments import learner_of
 from tests.training.toy import ToyPolicy, algorithm, training
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -26,12 +27,13 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.causal_lm.policy import MESSAGE
 from polyrhythm.plugins.lease.offload import FileStore
+from polyrhythm.plugins.ranks.shards import is_sharded
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.flow_methods import FlowNoiseSettings
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.ranks import Ranks, is_sharded, part_of
+from polyrhythm.training.ranks import Ranks
 from polyrhythm.training.steps import finish
 
 
@@ -241,7 +243,7 @@ def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
         "gradient": {name: x / ranks.size for name, x in gradients_of(learner).items()},
         "whole": max(whole) / sum(p.nbytes for p in policy.parameters()),
         "peak": peak / sum(p.nbytes for p in policy.parameters()),
-        "devices": {str(part_of(p).device) for p in policy.parameters()},
+        "devices": {str(ranks.part(p).device) for p in policy.parameters()},
     }
 
 
@@ -385,3 +387,11 @@ def flow_trajectories(lengths: tuple[int, ...] = (3, 1, 4, 2)) -> list[Trajector
             )
         )
     return found
+
+
+def rank_statistics(ranks: Ranks, trajectories: list[list[Trajectory]]) -> dict[str, Any]:
+    """Statistics after updates on these, as they are published, and the metrics of the last one."""
+    _, learner = learner_of(ranks=ranks)
+    metrics = [finish(learner.update(data, index)) for index, data in enumerate(trajectories)][-1]
+    published = {name.removeprefix("flat.normalizer."): x.clone() for name, x in learner.publishable()}
+    return published | metrics

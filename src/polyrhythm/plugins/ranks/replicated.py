@@ -1,21 +1,84 @@
-"""A micro-step for DDP, of which parameters may be without gradient: the actor's while the critic warms up, those of a
-task that no row of a mini-batch has, or what a policy has and does not use.
+"""Ranks that have all weights each, with torch's DDP.
 
-DDP itself looks for such by a walk through the graph, in every step. Here its graph reaches every parameter in any
-case, so that it never waits for one; which got a gradient is noted as they get it, and summed over the ranks with the
-last gradients. Afterwards those that got none on any rank have none, as on one rank.
+Parameters may be without gradient: the actor's while the critic warms up, those of a task that no row of a mini-batch
+has, or what a policy has and does not use. DDP itself looks for such by a walk through the graph, in every step. Here
+its graph reaches every parameter in any case, so that it never waits for one; which got a gradient is noted as they get
+it, and summed over the ranks with the last gradients. Afterwards those that got none on any rank have none, as on one
+rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
+from polyrhythm.training.checkpoint import Saved, Saving, save_file
+
+#: What tells DDP to leave buffers alone: torch 2.13 has renamed it.
+_SYNCS_BUFFERS = "forward_sync_buffers"
+if _SYNCS_BUFFERS not in signature(DistributedDataParallel).parameters:
+    _SYNCS_BUFFERS = "broadcast_buffers"
+
+
+class ReplicatedRanks(ProcessRanks):
+    """See `training.ranks.Ranks`; what is not sharded is its own part."""
+
+    divides = False
+    _step: ReplicatedStep | None = None
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        policy = step.policy
+        assert isinstance(policy, nn.Module)
+        self.check_equal(add_bit_sums(policy, policy, {}))
+        self._step = ReplicatedStep(step)
+        wrapped = DistributedDataParallel(
+            self._step,
+            gradient_as_bucket_view=True,
+            init_sync=False,
+            **{_SYNCS_BUFFERS: False},  # type: ignore[arg-type]
+        )
+        wrapped.register_comm_hook(self._step, sum_bucket)
+        return wrapped
+
+    def shard(self, policy: nn.Module) -> None:
+        pass
+
+    @contextmanager
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> Iterator[None]:
+        assert isinstance(wrapped, DistributedDataParallel)
+        with wrapped.module.reducing(last=last, counts=counts), nullcontext() if last else wrapped.no_sync():
+            yield
+
+    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return x
+
+    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors
+
+    def join(self, part: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
+        return part
+
+    def norms(self, each: Tensor) -> Tensor:
+        return each
+
+    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield from state.items()
+
+    def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
+        return save_file(state, path, background=background) if self.rank == 0 else Saved()
+
+    def buffers(self) -> list[Tensor]:
+        return [] if self._step is None else list(self._step.buckets)
 
 
 class ReplicatedStep(nn.Module):

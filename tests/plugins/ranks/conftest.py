@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.training.rank_pool import RankPool
+from tests.plugins.ranks.pool import RankPool
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.toy import ToyPolicy, collect
 
+from polyrhythm.plugins.ranks.dealing import deal, share_of
 from polyrhythm.training.batch import minibatches
-from polyrhythm.training.rank_batch import MicroBatchLimits, deal, rank_batch, share_of, take_share
-from polyrhythm.training.ranks import ONE_RANK
+from polyrhythm.training.micro_batches import MicroBatchLimits
+from polyrhythm.training.ranks import ONE_RANK, take_share
 
 SAMPLES = st.lists(st.tuples(st.integers(-3, 9), st.integers(1, 30)), min_size=1, max_size=20)
 
@@ -59,11 +60,9 @@ def test_every_chunk_step_of_a_mini_batch_is_one_rank_s(
 def test_a_rank_without_samples_has_one_in_which_nothing_counts() -> None:
     samples = collect(ToyPolicy(), (3, 2))
 
-    class Second:
-        rank, size = 1, 2
-
-    share, packed = take_share([replace(x, group=4) for x in samples], Second())  # type: ignore[arg-type]
-    assert (share.own, share.spare, packed.chunk_steps) == ((), 1, 2)
+    share = share_of([4, 4], [sample.steps for sample in samples], 1, 2)
+    packed = share.collate([replace(x, group=4) for x in samples])
+    assert (share.own, share.borrowed, share.is_empty, packed.chunk_steps) == ((), 1, True, 2)
     assert not packed.valid.any()
     with pytest.raises(ValueError, match="an update needs trajectories of at least one chunk step each"):
         take_share([], ONE_RANK)
@@ -83,8 +82,8 @@ def test_padding_is_counted() -> None:
             return "masked"
 
     limits = MicroBatchLimits(ToyPolicy(), 3)
-    found = rank_batch(Batch(), share, torch.arange(5), limits, ONE_RANK)  # type: ignore[arg-type]
-    assert (found.micro_steps, list(found.padding), found.padded) == (2, ["masked"], 0.25)
+    found = share.minibatch(Batch(), torch.arange(5), limits)  # type: ignore[arg-type]
+    assert (found.sizes, list(found.padding), found.padded) == ([1], ["masked"], 0.25)
     assert found.places.tolist() == [4]  # type: ignore[union-attr]
 
 
@@ -98,7 +97,8 @@ policy = ToyPolicy()
 learner = Learner(policy, algorithm(), training(), total_updates=1, seed=0)
 finish(learner.update(collect(policy), 0))
 learner.state_dict()
-several = ("polyrhythm.training.distributed", "torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")
+ours = [name for name in sys.modules if name.startswith("polyrhythm.plugins.ranks.")]
+several = (*ours, "torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")
 sys.exit(any(name in sys.modules for name in several))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -179,7 +179,7 @@ def test_an_episode_whose_row_fails_is_dropped_and_not_played_again(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.pipeline.test_lerobot import recorded
+from tests.plugins.lerobot.test_datasets import recorded
 def record_until(moment):
     count = 0
     def hook(event, args):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.plugins.join.test_reception import INFO, LAYOUT, SPEC
 from tests.runtime.test_hostile_join import START
-from tests.runtime.test_join import INFO, LAYOUT, SPEC
 
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.plugins.join import messages as m
@@ -27,8 +27,9 @@ from polyrhythm.plugins.join.joiner import (
     TimePassed,
 )
 from polyrhythm.runtime.transport import wire
+from polyrhythm.stations.simulator.slot import StepSettings
 
-WELCOME = m.Welcome("session", "s", 0, "s.0.0", INFO, b"", LAYOUT, 20.0)
+WELCOME = m.Welcome("session", "s", 0, "s.0.0", INFO, StepSettings(1), LAYOUT, 20.0)
 
 
 class Run:

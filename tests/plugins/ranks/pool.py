@@ -128,10 +128,9 @@ def _main(fds: list[int]) -> None:
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
 
-    import polyrhythm.training.distributed
-    import polyrhythm.training.learner
-    import polyrhythm.training.sharded_checkpoint
-    import polyrhythm.training.sharding  # noqa: F401
+    import polyrhythm.plugins.ranks.replicated
+    import polyrhythm.plugins.ranks.sharded
+    import polyrhythm.training.learner  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import peft  # noqa: F401 - takes seconds in every process that trains adapters

@@ -1,0 +1,137 @@
+"""Ranks that are processes of their own, over torch.distributed: how they find each other, and what they sum."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import DeviceMesh
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.ranks.dealing import share_of
+from polyrhythm.plugins.ranks.shards import is_sharded
+from polyrhythm.training.micro_batches import Share
+
+if TYPE_CHECKING:
+    from polyrhythm.config.sections.placement import ShardSettings
+
+#: Supervision ends a rank that waits too long; a collective of its own accord only after this.
+_DEADLINE = timedelta(days=7)
+#: Environment variables by which gloo and NCCL choose the network interface of ranks on one host.
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class ProcessRanks:
+    """What the ranks of either strategy have in common (`training.ranks`).
+
+    Host tensors go over gloo by the loopback interface, device tensors over NCCL where every rank has a GPU of its own,
+    else over gloo. background: the group for the collectives of the thread that saves. host_mesh: of the ranks, for
+    gathers in host memory; None where they are on devices of their own.
+    """
+
+    def __init__(self, rank: int, size: int, store: Path, device: str, shard: ShardSettings | None) -> None:
+        self.rank, self.size, self.device, self.settings = rank, size, torch.device(device), shard
+        files = FileStore(str(store), size)
+        files.set_timeout(_DEADLINE)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        with _loopback():
+            backend = _backend(files, rank, size, self.device)
+            # NCCL connects at its first collective unless it is told its device now, while the interface is set.
+            own = self.device if "nccl" in backend else None
+            dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own)
+            self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
+            self.host_mesh = DeviceMesh.from_group(self._host, "cpu") if own is None else None
+            self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
+
+    def total(self, x: Tensor) -> Tensor:
+        summed = x.detach().clone()
+        dist.all_reduce(summed, group=self._host if summed.is_cpu else None)
+        return summed
+
+    def totals(self, numbers: Sequence[float]) -> Sequence[float]:
+        return self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()
+
+    def most(self, count: int) -> int:
+        largest = torch.tensor(count)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._host)
+        return int(largest)
+
+    def gather(self, item: Any) -> list[Any]:
+        text = json.dumps(item).encode()
+        room = self.most(len(text))
+        own = torch.frombuffer(bytearray(text.ljust(room)), dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self._host)
+        return [json.loads(bytes(x.tolist())) for x in found]
+
+    def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
+        assert isinstance(places, Tensor)
+        return self.total(rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows))
+
+    def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:
+        return share_of(groups, steps, self.rank, self.size, samples, self.totals)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def check_equal(self, sums: dict[str, int]) -> None:
+        """ConfigError unless all ranks have the same weights, by integer sums of their bits: no order changes these."""
+        names = list(sums)
+        found = self.gather([names, list(sums.values())])
+        for rank, (other_names, others) in enumerate(found):
+            if other_names != found[0][0]:
+                raise ConfigError(
+                    f"policy: rank {rank} built other tensors than rank 0; build it from the settings alone"
+                )
+            for name, a, b in zip(names, found[0][1], others, strict=True):
+                if a != b:
+                    raise ConfigError(
+                        f"policy: rank {rank} built another {name} than rank 0; draw it from the seed alone"
+                    )
+
+
+def add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> dict[str, int]:
+    """Add those of the parameters within a part of the policy that are whole still, by their names in the policy; all
+    of `sums`."""
+    own = {id(p) for p in part.parameters()}
+    for name, p in policy.named_parameters():
+        if id(p) in own and not is_sharded(p):
+            sums[name] = _bit_sum(p.detach())
+    return sums
+
+
+def _bit_sum(x: Tensor) -> int:
+    bits = x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    return int(bits.sum(dtype=torch.int64))
+
+
+def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> str:
+    """NCCL for device tensors needs a GPU for each rank."""
+    if device.type != "cuda":
+        return "gloo"
+    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+    gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
+    return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Connections within it use the loopback interface, unless the user has chosen one."""
+    added = [name for name in _INTERFACES if name not in os.environ]
+    os.environ.update(dict.fromkeys(added, "lo"))
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
