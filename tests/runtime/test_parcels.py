@@ -93,7 +93,7 @@ def test_what_several_of_one_host_receive_crosses_once(tmp_path: Path) -> None:
 
 
 def test_a_server_without_parcels_gives_none() -> None:
-    with pytest.raises(LookupError, match="Parcel is not answered here"):
+    with pytest.raises(LookupError, match="ParcelPart is not answered here"):
         Client(None).ask(q.ParcelPart("sender-0", 0, 1, True))
 
 
