@@ -26,7 +26,7 @@ from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.runtime.hosts import Changes, Departure, HostView
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.local import LocalHosting, RunMemory
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
@@ -173,7 +173,7 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(moves: 
     hosts, limits = NoRoom(str(memory.folder), Departure("a reason", moves)), config().supervision
     stations = [(ScriptedFactory("b"), Resources())]
     hosting = LocalHosting(
-        stations, InFlight(LAYOUT), memory.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn, hosts=hosts
+        stations, RunMemory(InFlight(LAYOUT), NO_WEIGHTS, memory.folder), limits, tmp_path, spawn=spawn, hosts=hosts
     )
     with closing(hosting):
         hosting.start()

@@ -293,7 +293,7 @@ def test_a_process_waits_for_another_host_as_long_as_it_was_told(tmp_path: Path)
         end = sockets.answering(q.LARGEST_QUESTION)  # nobody answers there
         view = HostView("here", str(tmp_path), LOOPBACK, {"far": end.endpoint}, answer_s=0.2)
         memory = HostMemory(LAYOUT, WeightsLayout.of({}), tmp_path, view, sockets)
-        memory.note_host("new", end.endpoint)
+        memory.add_host("new", end.endpoint)
         for client in memory.clients.values():
             with pytest.raises(HostSilent, match=r"has not answered for 0.2 s"):
                 client.ask(q.Held())
@@ -329,12 +329,12 @@ def test_memory_is_shared_if_it_can_be_opened_and_has_the_token(tmp_path: Path) 
 
 def test_a_slot_that_moved_is_asked_for_where_it_is_now(tmp_path: Path) -> None:
     others = OtherHosts(LAYOUT, "a", {"far": "b"}, {"b": served(tmp_path, filled())})
-    others.note_slots("a", ["far"])
+    others.move_slots("a", ["far"])
     assert others.requests([("far", 1)]) == {}
-    others.note_slots("b", ["far"])
+    others.move_slots("b", ["far"])
     assert others.requests([("far", 1)]).keys() == {"far"}
     with pytest.raises(UnfitMessage, match="there is no host c"):
-        others.note_slots("c", ["far"])
+        others.move_slots("c", ["far"])
 
 
 class SlowLink:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from tests.plugins.language.chat_families import write_family
-from tests.policies.small_tokenizer import write_tokenizer
+from tests.plugins.pretrained.small_tokenizer import write_tokenizer
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed, batch_traits
 from polyrhythm.envs.conformance import check_contract

@@ -27,7 +27,7 @@ from polyrhythm.plugins.cluster.transport.sealed import check_sealing
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.local import LocalHosting, Network, RunMemory
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
@@ -95,27 +95,22 @@ def open_hosts(
         opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))
         connect = partial(client_of, sockets)
         directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
-        in_flight = InFlight(layout)
+        in_flight = InFlight(layout, check_report)
         hosting = LocalHosting(
             stations,
-            in_flight,
-            folder.folder,
-            weights,
+            RunMemory(in_flight, weights, folder.folder),
             limits,
             logs,
-            transport="tcp",
-            check_report=check_report,
+            network=Network("tcp", places.address, keys),
             spawn=directory.spawn,
             hosts=directory,
-            address=places.address,
-            keys=keys,
             joining=joining,
         )
         undo.callback(hosting.close)
         own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
-        directory.on_host = memory.note_host
+        directory.on_host = memory.add_host
         answer_s = min(ANSWER_S, limits.heartbeat_s / 2)
         directory.watch_hosts(lambda host, endpoint: HostWatch(memory.client(host, endpoint, answer_s)))
         agents.callback(directory.close)

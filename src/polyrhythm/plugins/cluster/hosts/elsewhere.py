@@ -30,7 +30,7 @@ class OtherHosts:
         self._layout, self.own, self._clients = layout, own, clients
         self._slots = {slot: host for slot, host in slots.items() if host != own}
 
-    def note_slots(self, host: str, slots: Sequence[str]) -> None:
+    def move_slots(self, host: str, slots: Sequence[str]) -> None:
         """Requests of these slots lie on this host from now on. UnfitMessage: there is no such host."""
         if host == self.own:
             for slot in slots:
