@@ -191,8 +191,8 @@ class GymnasiumSettings(_Settings):
 class GymnasiumBatch:
     """`rows` environments, and their last observations in one array per key, so that observing is one copy.
 
-    With several tasks a row has one instance per task, from the task's first reset on. made: by row and task; envs: that
-    of each row's current task.
+    With several tasks a row has one instance per task, from the task's first reset on. made: by row and task; envs:
+    that of each row's current task.
     """
 
     def __init__(self, settings: GymnasiumSettings, rows: int) -> None:
