@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import DropReason
 from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm_bench.chaos.ticket_audit import TicketAudit
 
 
 def ticket(number, attempt=1, version=0):
