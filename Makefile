@@ -1,7 +1,7 @@
 # make setup       the environment, in .venv (quick when nothing changed)
 # make quickstart  setup, then a tiny vision-language-action policy learns four manipulation tasks
 # make test        setup, then everything that a change must pass
-# make test-core   setup, then the tests of the core alone, without the slow ones (about 5 minutes on two cores)
+# make test-core   setup, then the tests of the core alone, without the slow ones
 # make test-all    test, then the tests of each simulator, taskset and engine in a Python of its own, which it makes
 # make coverage    setup, then all tests once more, and which lines none of them reaches
 

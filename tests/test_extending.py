@@ -9,8 +9,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import pytest
+
+from polyrhythm.plugin import Kind
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 #: Name of a file in the first line of a block, and the other lines.
@@ -60,30 +64,59 @@ def test_the_command_is_there(package: Path) -> None:
     assert polyrhythm(package, "acme-goal", "3") == "-0.829\n"
 
 
-def test_the_recipe_passes_check(package: Path) -> None:
-    assert "checks passed" in polyrhythm(package, "check", "line.yaml", "launcher=inline")
+def test_its_check_is_among_those_before_a_start(package: Path) -> None:
+    passed = polyrhythm(package, "check", "line.yaml", "launcher=inline")
+    assert "time to the goal" in passed
+    assert "checks passed" in passed
+    assert "set it to 4 or more" in polyrhythm(package, "train", "line.yaml", "--check", "env.max_steps=2")
 
 
-def test_two_versions_are_trained_and_observed_under_its_launcher(package: Path) -> None:
-    loss = "algorithm.loss={type: acme_squared, uses_proximal: true}"
-    said = polyrhythm(package, "train", "line.yaml", "--out", "run", loss, "launcher=acme_here")
-    assert "stations: simulator-0 generator-0 trainer" in said
-    assert said.count("an update is done") == 2
-    assert "evaluation before, version 0: return -" in said
-    assert "evaluation after, version 2: return -" in said
-    assert (package / "run" / "acme.txt").read_text() == "complete"
-    lines = [json.loads(line) for line in (package / "run" / "metrics.jsonl").read_text().splitlines()]
+def test_two_versions_are_trained_from_its_demonstrations(package: Path) -> None:
+    rng = np.random.default_rng(0)
+    state = rng.uniform(-1, 1, (64, 2)).astype(np.float32)
+    (package / "recorded").mkdir()
+    np.savez(package / "recorded" / "steps.npz", state=state, actions=np.clip(state[:, 1:] - state[:, :1], -1, 1))
+    loss = "algorithm.loss={type: acme_squared, settings: {epsilon: 0.1}, uses_proximal: true}"
+    demonstrations = "demonstrations={dataset: {format: acme_npz, folder: recorded}}"
+    options = ("launcher=acme_nice", loss, demonstrations, "supervised.steps=20")
+    polyrhythm(package, "train", "line.yaml", "--out", "run", *options)
+    run = package / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len([line for line in lines if "train/actor/distance" in line]) == 2
+    assert any("train/sft/loss" in line for line in lines)
+    assert (run / "longest.txt").read_text() == "10 steps\n"
+    assert "How many updates each run has." in (run / "report.html").read_text()
 
 
 def test_a_launcher_with_a_typo_is_answered_with_its_name(package: Path) -> None:
-    said = polyrhythm(package, "train", "line.yaml", "launcher=acme_her", status=2)
-    assert "launcher = 'acme_her': did you mean acme_here?" in said
+    said = polyrhythm(package, "train", "line.yaml", "launcher=acme_nic", status=2)
+    assert "launcher = 'acme_nic': did you mean acme_nice?" in said
 
 
 def test_hooks_that_fail_in_the_end_leave_the_run_complete(package: Path) -> None:
-    hooks = package / "acme" / "observing.py"
-    hooks.write_text(hooks.read_text().replace('(folder / "acme.txt")', '(folder / "nowhere" / "acme.txt")'))
-    said = polyrhythm(package, "train", "line.yaml", "--out", "run-2", "training.versions=1", "launcher=acme_here")
+    hooks = package / "acme" / "observer.py"
+    hooks.write_text(hooks.read_text().replace('(folder / "longest.txt")', '(folder / "nowhere" / "longest.txt")'))
+    said = polyrhythm(package, "train", "line.yaml", "--out", "failing", "training.versions=1", "launcher=inline")
     assert "Hooks failed after the run, which is complete" in said
-    assert (package / "run-2" / "summary.json").is_file()
+    assert (package / "failing" / "summary.json").is_file()
+
+
+def test_its_weights_channel_carries_versions(package: Path) -> None:
+    said = polyrhythm(package, "train", "line.yaml", "--out", "counted", "launcher=acme_counted", "training.versions=1")
+    assert "acme: version 1 has" in said
+
+
+def test_its_engine_generates(package: Path) -> None:
+    tiny = ["env.terms=[2,3]", "env.max_new_tokens=8", "policy.layers=1", "policy.width=32", "policy.engine=acme_fresh"]
+    few = ["rollout.rows=16", "groups.size=2", "training.mini_batch_samples=16", "training.versions=1"]
+    short = ["demonstrations=null", "supervised=null", "evaluation.episodes=8", "launcher=inline"]
+    polyrhythm(package, "train", "quickstart_lm", "--out", "lm", *tiny, *few, *short)
+    assert "type: acme_fresh" in (package / "lm" / "config.yaml").read_text()
+    assert "train/actor/policy_loss" in (package / "lm" / "metrics.jsonl").read_text()
+
+
+def test_every_kind_that_a_package_may_add_is_shown() -> None:
+    blocks = dict(_BLOCK.findall(PAGE))
+    named = set(re.findall(r"^ {8}\"(\w+)\": \{", blocks["acme/plugin.py"], re.MULTILINE))
+    fixed = set(re.findall(r"`(\w+)`\s+\(`", PAGE[PAGE.index("Six more kinds") :]))
+    assert named | fixed == set(get_args(Kind))

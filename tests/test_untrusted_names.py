@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.policies.released import TOY, random_state, write_folder
+from tests.plugins.pretrained.released import TOY, random_state, write_folder
 
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError

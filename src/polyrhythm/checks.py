@@ -188,7 +188,3 @@ def errors_of(what: str, call: str = "") -> Iterator[None]:
         if not call:
             raise
         raise ConfigError(f"{what}: {call} {raised(error)}; {remedy(error)}") from error
-
-
-def type_of(section: object) -> str:
-    return getattr(section, "type", "")

@@ -23,8 +23,8 @@ from polyrhythm.errors import PolyrhythmError
 #: any type may have: its class makes the settings, by `of(section)`. A command `envs NAME` is one of `polyrhythm envs`.
 #: ranks: by `placement.trainer.strategy` what several ranks are (`training.ranks`); checkpoint: reads a state by form.
 Kind = Literal[
-    "env", "env_key", "policy", "engine", "loss", "launcher", "weights", "station", "scheduler", "placement",
-    "ranks", "checkpoint", "demonstrations", "observer", "check", "command", "report",
+    "env", "env_key", "policy", "engine", "loss", "launcher", "station", "scheduler", "placement", "ranks",
+    "checkpoint", "demonstrations", "observer", "check", "command", "report",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.

@@ -27,6 +27,12 @@ from polyrhythm.plugins.simulators.metaworld import findings
 from polyrhythm.runtime.memory.shared_folder import shared_root
 
 
+def run(name: str) -> Finding:
+    """What the doctor's check of this name finds."""
+    (check,) = (one for one in doctor.CHECKS if one.name == name)
+    return next(check.findings(None)).finding
+
+
 @pytest.mark.slow
 @pytest.mark.sim
 def test_where_all_is_there_a_frame_is_drawn_and_the_status_is_0(
@@ -58,16 +64,16 @@ def test_a_backend_that_cannot_draw_is_missing_with_one_command(
 def test_what_dead_runs_left_is_removed() -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"polyrhythm-{os.getuid()}-", dir=shared_root()))
     (folder / "owner").write_text("1")
-    found = doctor._leftovers()
+    found = run("leftovers")
     assert found.detail.startswith("removed the shared memory of ")
     assert not folder.exists()
-    assert doctor._leftovers().detail == "no shared memory of dead runs"
+    assert run("leftovers").detail == "no shared memory of dead runs"
 
 
 def test_threads_beyond_the_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "9999")
-    assert doctor._cores().state == "note"
-    assert doctor._cores().fix == "export OMP_NUM_THREADS=1"
+    assert run("cores").state == "note"
+    assert run("cores").fix == "export OMP_NUM_THREADS=1"
 
 
 def test_the_first_checks_need_no_simulator() -> None:

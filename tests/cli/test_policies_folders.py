@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tests.policies.released import write_folder, write_hollow_folder
+from tests.plugins.pretrained.released import write_folder, write_hollow_folder
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
@@ -30,7 +30,7 @@ _FULL = [
     ("openvla_oft", 7_541_237_184),
     ("groot_n1d5", 2_413_522_880),
 ]
-GOLDEN = Path(__file__).parents[1] / "policies" / "golden"
+GOLDEN = Path(__file__).parents[1] / "plugins" / "vla" / "golden"
 
 
 def _told(capsys, *words, status=0):

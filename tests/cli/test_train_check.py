@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import psutil
 import pytest
 from tests.envs.broken_envs import WalkSettings
-from tests.policies.released import write_hollow_folder
-from tests.policies.small_tokenizer import write_tokenizer
+from tests.plugins.pretrained.released import write_hollow_folder
+from tests.plugins.pretrained.small_tokenizer import write_tokenizer
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, save_config

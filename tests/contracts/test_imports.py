@@ -159,7 +159,12 @@ def test_sockets_are_known_where_processes_talk() -> None:
 def test_what_a_launcher_decides_is_decided_without_io(name: str) -> None:
     pure = {"__future__", "collections", "collections.abc", "dataclasses", "heapq", "math", "signal", "typing"}
     records = {"errors", "runtime.hosts", "runtime.messages", "runtime.spans", "scheduler.records"}
-    forms = {"runtime.memory.arena", "runtime.processes.supervision", "runtime.transport.drops", "runtime.transport.wire"}
+    forms = {
+        "runtime.memory.arena",
+        "runtime.processes.supervision",
+        "runtime.transport.drops",
+        "runtime.transport.wire",
+    }
     for found in _imports(PACKAGE / "runtime" / f"{name}.py"):
         assert found in pure or found.removeprefix("polyrhythm.") in records | forms, found
 

@@ -12,9 +12,9 @@ from tests.built import built
 from tests.long import long
 from tests.pipeline.runs import config as cartpole
 from tests.pipeline.test_streams import LANGUAGE
-from tests.policies import openai_server, sglang_server
-from tests.policies.engines import LACKS_VLLM
-from tests.policies.server_model import Model
+from tests.plugins.language import openai_server, sglang_server
+from tests.plugins.language.engines import LACKS_VLLM
+from tests.plugins.language.server_model import Model
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig

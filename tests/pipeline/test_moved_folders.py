@@ -17,7 +17,7 @@ from tests.pipeline.runs import LOCKSTEP
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
 
-PI0 = Path(__file__).parents[1] / "policies" / "golden" / "pi0"
+PI0 = Path(__file__).parents[1] / "plugins" / "vla" / "golden" / "pi0"
 
 
 class GuidedSettings(LampSettings):

@@ -15,11 +15,11 @@ from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer, ObserverTable
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
-from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.observers.totals import RunTotals
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
+from polyrhythm_bench.chaos.ticket_audit import TicketAudit
 
 WAKE, GRANT = records.Wake(), records.StartRows("s", "e/0", ())
 SERVE = records.Serve("g", records.Batch(0, "g", ()))

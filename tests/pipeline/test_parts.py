@@ -22,7 +22,7 @@ KINDS = ["expert", "lora"]
 
 
 def settings(kind, **changes):
-    policy = {"type": "tests.policies.adapted:SmallSettings", "train": kind, "lora": {"rank": 2}}
+    policy = {"type": "tests.plugins.pretrained.adapted:SmallSettings", "train": kind, "lora": {"rank": 2}}
     usual = {"policy": policy, "seed": 3, "evaluation": {"episodes": 6}, "training": {"versions": 2, "epochs": 1}}
     return config(**{**usual, **changes})
 

@@ -14,9 +14,9 @@ from tests.process.test_supervision import at_update, lost, run
 from polyrhythm.config.load import merge
 from polyrhythm.config.presets import PRESETS, preset
 from polyrhythm.pipeline.observers.metrics import LagHistogram
-from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler import records
+from polyrhythm_bench.chaos.ticket_audit import TicketAudit
 
 #: Who is killed together, and at which update.
 KILLED = {2: ("trainer", "simulator-evaluation"), 6: ("generator-0", "simulator-0")}

@@ -16,7 +16,6 @@ from tests.process.runs import children, orphaned_folders
 from polyrhythm.config.load import merge, validate
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
-from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler.records import (
     AbortStream,
@@ -32,6 +31,7 @@ from polyrhythm.scheduler.records import (
     StationLost,
     StreamDone,
 )
+from polyrhythm_bench.chaos.ticket_audit import TicketAudit
 
 #: Versions at most, and after the fault.
 VERSIONS, AFTER = 60, 4

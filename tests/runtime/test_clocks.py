@@ -38,7 +38,7 @@ class Agent:
         return self.now
 
     def ask(self, question: q.Question) -> list[memoryview]:
-        assert isinstance(question, q.Clock)
+        assert isinstance(question, q.ReadClocks)
         self.asked += 1
         if self.silent:
             raise HostSilent("host far has not answered for 1 s")

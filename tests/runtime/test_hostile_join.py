@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import pytest
 from tests.long import long
+from tests.plugins.join.test_reception import HELLO, SPEC, Door, beat
 from tests.runtime.links import free_port
 from tests.runtime.mutations import mutated_frames, mutations
-from tests.runtime.test_join import HELLO, SPEC, Door, beat
 from tests.stations.counting import ticket
 
 from polyrhythm.config.load import load_env
@@ -213,7 +213,7 @@ def spoiled(pieces: list[bytes], seed: int) -> list[bytes]:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count: int) -> None:
-    welcome = m.Welcome("0", "s", 0, "s.0.0", INFO, m.encode_settings(StepSettings(1)), LAYOUT, 20.0)
+    welcome = m.Welcome("0", "s", 0, "s.0.0", INFO, StepSettings(1), LAYOUT, 20.0)
     frames = [m.pack(message) for message in (m.Resumed("0", 0), m.Alive("0", 0), m.Over("0", "x", True))]
     frames += [m.pack(m.JoinRefused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
     frames += [m.pack(m.Told("0", 1, 0), [wire.encode(START)]), m.pack(m.Told("0", 1, 0), [wire.encode_reply(REPLY)])]
@@ -250,7 +250,7 @@ def test_a_spec_that_no_run_would_hear_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_question_of_another_host_is_answered_or_refused(count: int) -> None:
-    asked: tuple[q.Question, ...] = (q.Posted([("s.0/0", 2)]), q.Sample(2, 0, 2), q.Held(), q.Part(1, 1, 0, 100))
+    asked: tuple[q.Question, ...] = (q.Posted([("s.0/0", 2)]), q.SampleEntries(2, 0, 2), q.Held(), q.Part(1, 1, 0, 100))
     server = DataServer(finished_arena(), None)
     contents, refused = [b"\0" + q.encode(question) for question in asked], 0
     with steady():
@@ -291,7 +291,7 @@ def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
 
 def test_a_token_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
     from polyrhythm.errors import StartError
-    from polyrhythm.plugins.join.token import read_token
+    from polyrhythm.plugins.join.terms import read_token
 
     path = tmp_path / "token"
     with path.open("wb") as file:

@@ -74,7 +74,7 @@ class Obeying:
 
     def beat(self, *, pending_work: bool = False) -> None: ...
 
-    collect = flush = notify = beat
+    begin_frame = flush = notify = beat
 
     def refuse(self, command: bytes, why: str) -> None:
         self.refused += 1

@@ -26,7 +26,7 @@ from polyrhythm.runtime.transport.drops import DropCounter
 #: Mutations of a default run, and of a long one: of whole connections to a port, and of answers.
 CONNECTIONS = [1_000, pytest.param(30_000, marks=long(75, "30,000 mutated connections"))]
 ANSWERS = [1_000, pytest.param(100_000, marks=long(70, "100,000 mutated answers"))]
-QUESTIONS = [q.encode(each) for each in (q.Posted([("s.0/0", 2)]), q.Sample(2, 0, 2), q.Held(), q.Clock())]
+QUESTIONS = [q.encode(each) for each in (q.Posted([("s.0/0", 2)]), q.SampleEntries(2, 0, 2), q.Held(), q.ReadClocks())]
 
 
 def mutated(rng: random.Random, records: Sequence[bytes]) -> bytes:

@@ -42,7 +42,7 @@ def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
         return
     folder = SharedRunFolder({"arena": LAYOUT.nbytes}, tmp_path)
     try:
-        payloads = ArenaPayloads(LAYOUT, memoryview(folder.segment("arena")))
+        payloads = ArenaPayloads(InFlight(LAYOUT), memoryview(folder.segment("arena")))
         yield payloads, Arena(LAYOUT, memoryview(open_segment(folder.folder, "arena")))
     finally:
         folder.remove()

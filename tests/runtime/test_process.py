@@ -16,7 +16,7 @@ from tests.runtime.scripted import ScriptedFactory
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.local import LocalHosting, RunMemory
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -25,6 +25,10 @@ from polyrhythm.specs import WeightsLayout
 
 LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
 NO_WEIGHTS = WeightsLayout.of({})
+
+
+def memory_in(folder: Path) -> RunMemory:
+    return RunMemory(InFlight(LAYOUT), NO_WEIGHTS, folder)
 
 
 def test_starting_a_process_does_not_wait_until_it_reads_its_spec(tmp_path: Path) -> None:
@@ -70,7 +74,9 @@ def test_a_process_that_the_system_cannot_start_ends_the_run_with_a_sentence(tmp
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o700)
     with (
-        closing(LocalHosting(stations, InFlight(LAYOUT), folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn)) as hosting,
+        closing(
+            LocalHosting(stations, memory_in(folder), limits, tmp_path, spawn=spawn)
+        ) as hosting,
         pytest.raises(RunHalted, match=r"a: its process cannot be started \(Resource temporarily unavailable\); "),
     ):
         hosting.start()
@@ -89,7 +95,7 @@ def test_where_the_second_rank_cannot_be_started_the_first_is_not_left(tmp_path:
     stations = [(ScriptedFactory("a"), Resources(), Resources())]
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o700)
-    hosting = LocalHosting(stations, InFlight(LAYOUT), folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn)
+    hosting = LocalHosting(stations, memory_in(folder), limits, tmp_path, spawn=spawn)
     with closing(hosting):
         with pytest.raises(RunHalted, match=r"a: its process cannot be started"):
             hosting.start()

@@ -14,7 +14,7 @@ from tests.runtime.scripted import HANGS, RAISES, ScriptedFactory
 
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
-from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.local import LocalHosting, RunMemory
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
@@ -25,6 +25,10 @@ from polyrhythm.specs import WeightsLayout
 
 LAYOUT = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
 NO_WEIGHTS = WeightsLayout.of({})
+
+
+def memory_in(folder: Path) -> RunMemory:
+    return RunMemory(InFlight(LAYOUT), NO_WEIGHTS, folder)
 
 
 class Reluctant:
@@ -64,7 +68,9 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
     limits = config(supervision={"update_s": 0.5}).supervision
     stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
     with closing_folder(LAYOUT) as folder:
-        hosting = LocalHosting(stations, InFlight(LAYOUT), folder.folder, NO_WEIGHTS, limits, tmp_path, spawn=spawn)
+        hosting = LocalHosting(
+            stations, memory_in(folder.folder), limits, tmp_path, spawn=spawn
+        )
         with closing(hosting):
             hosting.start()
             hosting.send("a", PublishWeights("a", 1))
@@ -92,7 +98,7 @@ def test_what_a_station_said_before_it_ended_is_heard_however_slowly_main_reads(
     limits = config().supervision
     stations = [(ScriptedFactory("a"), Resources())]
     with closing_folder(LAYOUT) as folder:
-        hosting = LocalHosting(stations, InFlight(LAYOUT), folder.folder, NO_WEIGHTS, limits, tmp_path)
+        hosting = LocalHosting(stations, memory_in(folder.folder), limits, tmp_path)
         with closing(hosting):
             hosting.start()
             for version in (*range(30), RAISES):
@@ -111,7 +117,9 @@ def test_a_main_that_others_keep_busy_replaces_all_the_same(tmp_path: Path) -> N
     """Something is always in its inbox: 50 messages of b are on their way, and each takes main 5 ms."""
     stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
     with closing_folder(LAYOUT) as folder:
-        hosting = LocalHosting(stations, InFlight(LAYOUT), folder.folder, NO_WEIGHTS, config().supervision, tmp_path)
+        hosting = LocalHosting(
+            stations, memory_in(folder.folder), config().supervision, tmp_path
+        )
         with closing(hosting):
             hosting.start()
             for version in range(50):

@@ -36,7 +36,7 @@ class Host:
 
     def refuse(self, command: bytes, why: str) -> None: ...
 
-    collect = flush = notify = beat
+    begin_frame = flush = notify = beat
 
 
 class Launching:

@@ -338,7 +338,7 @@ def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
     layout, info = bench.arena.layout, bench.simulator.hosts[0].info
     spoken = threading.Semaphore(0)
     thread = EnvThread(SimpleNamespace(build=lambda _: env), env.spec)  # type: ignore[arg-type]
-    welcome = m.Welcome("0", "s", 0, "s.0.0", info, m.encode_settings(settings), layout, 20.0)
+    welcome = m.Welcome("0", "s", 0, "s.0.0", info, settings, layout, 20.0)
     station = JoinedStation(welcome, thread.batch, spoken.release, DropCounter("test"))
     thread.work(station)
     said: list[Event] = []

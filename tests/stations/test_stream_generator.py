@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.policies.engines import ENV, policy, prompt
+from tests.plugins.language.engines import ENV, policy, prompt
 from tests.stations.generators import generator_of, inline_weights
 
 from polyrhythm.pipeline.array_specs import answer_specs, shown

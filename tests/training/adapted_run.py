@@ -6,8 +6,8 @@ import copy
 
 import numpy as np
 import torch
-from tests.policies.adapted import SmallPolicy, SmallSettings
-from tests.policies.test_adapting import SPEC
+from tests.plugins.pretrained.adapted import SmallPolicy, SmallSettings
+from tests.plugins.pretrained.test_adapting import SPEC
 from torch import nn
 
 from polyrhythm.specs import Trajectory

@@ -97,7 +97,7 @@ def _refuse_misspelt(word: str) -> None:
 
 
 def _show_form(arguments: argparse.Namespace) -> int:
-    from polyrhythm.checks import CheckContext, require_added, type_of
+    from polyrhythm.checks import CheckContext, require_added
     from polyrhythm.config.catalog import adapter
     from polyrhythm.config.load import load_config
     from polyrhythm.config.registry import expand
@@ -107,7 +107,7 @@ def _show_form(arguments: argparse.Namespace) -> int:
     section = expand(arguments.type)
     others = [text for text in arguments.overrides if not text.startswith(("policy.", "policy="))]
     config = load_config(arguments.recipe, others)
-    if type_of(config.policy) != section["type"]:
+    if config.policy_type != section["type"]:
         config = load_config(arguments.recipe, [f"policy={json.dumps(section)}", *arguments.overrides])
     else:
         config = load_config(arguments.recipe, arguments.overrides)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -40,7 +39,7 @@ class CheckedEnv:
     def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
         self._about_to = about_to
         self.settings, self.declared = settings, traits_of(settings)
-        self.spec = ask_spec(settings, about_to)
+        self.spec = read_spec(settings, about_to)
         self.inner: FullEnvBatch = self._call("build", settings.build, rows)
         self.rows = rows
         self._check_built()
@@ -58,13 +57,11 @@ class CheckedEnv:
             raise ContractViolation(
                 f"build({self.rows}) returned rows = {self.inner.rows}", f"it must have {self.rows} rows"
             )
-        for field in fields(EnvSpec):
-            actual, expected = getattr(self.inner.spec, field.name), getattr(self.spec, field.name)
-            if actual != expected:
-                raise ContractViolation(
-                    f"the spec of build({self.rows}) has {field.name} = {actual}, that of the settings {expected}",
-                    "return the same spec from both",
-                )
+        for name, actual, expected in self.inner.spec.differing(self.spec):
+            raise ContractViolation(
+                f"the spec of build({self.rows}) has {name} = {actual}, that of the settings {expected}",
+                "return the same spec from both",
+            )
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes; of rows whose episode is refused (`EpisodeRefused`) those of the next seeds."""
@@ -153,7 +150,7 @@ class CheckedEnv:
         return _call(self._about_to, call, function, *arguments)
 
 
-def ask_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
+def read_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
     """The environment's spec. Raises ContractViolation if spec() raises or returns something else."""
     spec = _call(about_to, "spec", settings.spec)
     if not isinstance(spec, EnvSpec):

@@ -317,10 +317,11 @@ def check_tasks(env: CheckedEnv) -> str:
 
 def check_traits(env: CheckedEnv) -> str:
     """Check that what the settings and the batch declare is there, and does what it says."""
+    declared, has = asdict(env.declared), asdict(env.traits)
     for what, methods in ((env.settings, SETTINGS_METHODS), (env.inner, BATCH_METHODS)):
         for trait, names in methods.items():
             lacking = [name for name in names if not callable(getattr(what, name, None))]
-            if lacking and getattr(env.declared, trait) | (what is env.inner and getattr(env.traits, trait)):
+            if lacking and (declared[trait] or (what is env.inner and has[trait])):
                 raise ContractViolation(
                     f"the trait {trait} is declared, but {type(what).__name__} has no {', '.join(lacking)}",
                     "add it, or leave the trait out",
@@ -338,8 +339,7 @@ def check_traits(env: CheckedEnv) -> str:
         _begin(env)
     if env.declared.resets_ahead:
         _check_resets_ahead(env)
-    has = [name for name in asdict(env.declared) if getattr(env.declared, name) or getattr(env.traits, name)]
-    return ", ".join(has) or "none"
+    return ", ".join(name for name in declared if declared[name] or has[name]) or "none"
 
 
 def _check_resets_ahead(env: CheckedEnv) -> None:

@@ -98,7 +98,7 @@ def _draw() -> None:
         raise RuntimeError("a frame is blank")
     line.write(_READY)
     if not sys.stdin.buffer.readline():
-        return  # whoever measures is gone
+        return  # the measuring process is gone
     frames, began = 0, time.monotonic()
     while (now := time.monotonic()) < began + _DRAW_S or not frames:
         renderer.update_scene(data)

@@ -146,7 +146,7 @@ class GymnasiumVectorSettings(BaseModel):
         return f"env.id = {self.id}" if self.id else f"env.make = {self.make}"
 
     def autoreset_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Autoreset:
-        """What it does with a row that ended. ConfigError: nobody says."""
+        """Its autoreset mode. ConfigError: neither the environment nor the settings declare it."""
         said = env.metadata.get("autoreset_mode")
         if said is not None:
             mode = _MODES.get(getattr(said, "value", said))
@@ -218,7 +218,7 @@ class GymnasiumVectorBatch:
         acted = np.asarray(self._to_env(actions), self._env.action_space.dtype)
         with _lost_with_its_processes():
             if self._autoreset == "disabled" and self._done_inside.any():
-                self._env.reset(options={"reset_mask": self._done_inside.copy()})  # nobody sees it, but it steps too
+                self._env.reset(options={"reset_mask": self._done_inside.copy()})  # not observed, but it steps too
                 self._done_inside[:] = False
             found = self._env.step(acted)
         observation, reward, terminated, truncated, info = self._parts("step", found, 5)

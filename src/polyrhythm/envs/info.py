@@ -52,7 +52,7 @@ class InfoReader:
         metrics = {name: _single(info, name, f"env.metrics.{name}", finite=False) for name in self._metrics}
         if self._keys is not None:
             present = {name for name, value in metrics.items() if not math.isnan(value)}
-            self._note(info, present if math.isnan(number) else {_OF_SUCCESS, *present})
+            self._record_present(info, present if math.isnan(number) else {_OF_SUCCESS, *present})
         if not (math.isnan(number) or number in _FLAGS):
             self._warn_of_number(number)
         return -1 if math.isnan(number) else int(number > 0), metrics
@@ -72,7 +72,7 @@ class InfoReader:
         given = ~np.isnan(numbers)
         if self._keys is not None:
             present = {name for name, found in metrics.items() if not np.isnan(found).all()}
-            self._note(info, {_OF_SUCCESS, *present} if given.any() else present)
+            self._record_present(info, {_OF_SUCCESS, *present} if given.any() else present)
         if not (flags := np.isin(numbers, _FLAGS) | ~given).all():
             self._warn_of_number(float(numbers[~flags][0]))
         return np.where(given, numbers > 0, -1).astype(np.int8), metrics
@@ -95,7 +95,7 @@ class InfoReader:
         if problems:
             warn_once(f"{'; '.join(problems)}; in the first episode it had {_listed(list(keys))}")
 
-    def _note(self, info: Infos, present: set[str]) -> None:
+    def _record_present(self, info: Infos, present: set[str]) -> None:
         assert self._keys is not None
         self._keys |= dict.fromkeys(_names(info))
         self._absent -= present

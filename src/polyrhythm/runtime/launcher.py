@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, cast
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.inline import InlineHosting
-from polyrhythm.runtime.local import LocalHosting
+from polyrhythm.runtime.local import LocalHosting, RunMemory, RunSockets
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import WorkerJoined
@@ -142,20 +143,17 @@ def build_local_launcher(
     with ExitStack() as undo:
         folder = SharedRunFolder({"arena": layout.nbytes, "weights": shared_nbytes(weights)})
         undo.callback(folder.remove)
-        payloads = ArenaPayloads(layout, memoryview(folder.segment("arena")))
+        payloads = ArenaPayloads(InFlight(layout, check_report), memoryview(folder.segment("arena")))
         channel = SharedWeights(weights, memoryview(folder.segment("weights")), folder.folder)
         rest = undo.enter_context(ExitStack())
         template = Template(stations)
         rest.callback(template.close)
         hosting = LocalHosting(
             stations,
-            payloads.in_flight,
-            folder.folder,
-            weights,
+            RunMemory(payloads.in_flight, weights, folder.folder),
             limits,
             logs,
-            transport=transport,
-            check_report=check_report,
+            network=RunSockets(transport),
             spawn=template.spawn,
             joining=joining,
         )

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyrhythm.env_warnings import warn_once
@@ -54,42 +54,58 @@ _STEP_S = 0.02
 _ANSWER_S = 2.0
 
 
-class LocalHosting:
-    """Hosts `stations`, each in a process of its own. in_flight: what they have been told; folder: of the run,
-    with its memory and its sockets.
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """Memory that the processes of a run share. in_flight: what they have been told, with the arena's layout; weights:
+    layout of the published weights; folder: of the run, with its memory and its sockets."""
 
-    check_report: raises ValueError for metrics that the observers do not know. spawn: starts a process. hosts: of the
-    run, where there are several; address: of this machine for them; keys: of the run, if its hosts
-    have them already. joining: the stations that somebody joins.
+    in_flight: InFlight
+    weights: WeightsLayout
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunSockets:
+    """Sockets of a run. address: of this machine for its other hosts; keys: of the run, if its hosts have them."""
+
+    transport: Transport = "ipc"
+    address: str = LOOPBACK
+    keys: RunKeys | None = None
+
+
+_IPC = RunSockets()
+
+
+class LocalHosting:
+    """Hosts `stations`, each in a process of its own. spawn: starts a process; hosts: of the run, where there are
+    several; joining: the stations that somebody joins.
+
     StartError: an address is taken, or strangers could not be kept out; then nothing has been started.
     """
 
-    def __init__(  # noqa: PLR0913 - what every process is told
+    def __init__(
         self,
         stations: StationList,
-        in_flight: InFlight,
-        folder: Path,
-        weights: WeightsLayout,
+        memory: RunMemory,
         limits: SupervisionLimits,
         logs: Path,
         *,
-        transport: Transport = "ipc",
-        check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
+        network: RunSockets = _IPC,
         spawn: Spawn = start_child,
         hosts: Hosts | None = None,
-        address: str = LOOPBACK,
-        keys: RunKeys | None = None,
         joining: Joining = NOBODY_JOINS,
     ) -> None:
+        transport, keys, folder = network.transport, network.keys, str(memory.folder)
         if keys is None and transport == "tcp":
             keys = make_keys()
-        self._check_report, self._hosts = check_report, hosts
-        self._drops, self._in_flight = DropCounter("main"), in_flight
+        self._hosts, self._drops, self._in_flight = hosts, DropCounter("main"), memory.in_flight
         self._warned_drops: set[tuple[str, str]] = set()
         self._broken: set[str] = set()  # stations whose joined simulator is not heard
         self._joinable = joining.stations
         with ExitStack() as undo:
-            self._sockets = Sockets(transport, str(folder), keys, self._drops.stranger, wire.LARGEST, address=address)
+            self._sockets = Sockets(
+                transport, folder, keys, self._drops.stranger, wire.LARGEST, address=network.address
+            )
             undo.callback(self._sockets.close)
             self._inbox = self._sockets.inbox("main")
             undo.pop_all()
@@ -99,9 +115,9 @@ class LocalHosting:
             kind="",
             content=b"",
             resources=Resources(),
-            layout=in_flight.layout,
-            weights=weights,
-            folder=str(folder),
+            layout=memory.in_flight.layout,
+            weights=memory.weights,
+            folder=folder,
             main=self._inbox.endpoint,
             transport=transport,
             keys=keys,
@@ -175,7 +191,7 @@ class LocalHosting:
 
     def waker(self) -> Callable[[], None]:
         """What other threads call to end the `receive` or `start` that waits, or the next one that would."""
-        outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.Wake())
+        outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.WakeUp())
         return lambda: outbox.send(message)
 
     def _pass_on(self, event: Event) -> Event:
@@ -236,14 +252,14 @@ class LocalHosting:
                 self._events.append(message)
             case wire.Heartbeat():
                 self._supervisor.on_heartbeat(message, time.monotonic())
-                self._note_drops(message)
-                self._note_link(message)
+                self._warn_of_drops(message)
+                self._log_link(message)
             case wire.Hello():
-                self._greet(message)
+                self._on_hello(message)
             case wire.Failed(station=station):
                 self._supervisor.stations[station].incarnation.rank(message.rank).failure = message
             case wire.Refused():
-                self._note_refusal(message)
+                self._on_refused(message)
             case wire.Warned(text=text):
                 warn_once(text)
             case Report() | Spans():
@@ -262,18 +278,14 @@ class LocalHosting:
             self._spans.append(spans)
             return
         self._in_flight.check_report(message)
-        try:
-            self._check_report(message.values)
-        except ValueError as error:
-            raise UnfitMessage("impossible", str(error)) from error
         self._reports.append(message)
 
     def _accept_unsigned(self, message: object) -> None:
-        if not isinstance(message, wire.Wake):
+        if not isinstance(message, wire.WakeUp):
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
         self._woken = True
 
-    def _greet(self, hello: wire.Hello) -> None:
+    def _on_hello(self, hello: wire.Hello) -> None:
         """A rank of a station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
         station = self._supervisor.stations[hello.station]
         if not station.incarnation.alive:
@@ -302,7 +314,7 @@ class LocalHosting:
         name, _ = sender_of(joined) or ("", 0)
         return replace(joined, host=self._hosts.host_of(name))
 
-    def _note_drops(self, beat: wire.Heartbeat) -> None:
+    def _warn_of_drops(self, beat: wire.Heartbeat) -> None:
         """Warn once for each process and kind of message that it drops; its own log has each."""
         process = rank_name(beat.station, beat.rank)
         for name in beat.statistics:
@@ -313,7 +325,7 @@ class LocalHosting:
                 what = "somebody who wants to join is refused" if kind == "refused" else f"dropped a message ({kind})"
                 log.warning("%s: %s; its log says why: %s", process, what, file)
 
-    def _note_link(self, beat: wire.Heartbeat) -> None:
+    def _log_link(self, beat: wire.Heartbeat) -> None:
         """Say once that who has joined is not heard, and that it is heard again."""
         broken = beat.doing == RECONNECTING
         if broken == (beat.station in self._broken):
@@ -330,7 +342,7 @@ class LocalHosting:
             if self._supervisor.stations[beat.station].incarnation.announced:
                 log.info("%s: its connection is back", beat.station)
 
-    def _note_refusal(self, refused: wire.Refused) -> None:
+    def _on_refused(self, refused: wire.Refused) -> None:
         """A station cannot obey a command: it is replaced if main did send it. UnfitMessage: main did not."""
         command = wire.decode(refused.command)
         if not isinstance(command, ORDERS) or not self._in_flight.is_due(command):

@@ -1,4 +1,4 @@
-"""What stations and launchers say to each other beside the conductor's records, and what a station is."""
+"""Messages between stations and launchers beside the conductor's records, and the interface of a station."""
 
 from __future__ import annotations
 
@@ -236,9 +236,9 @@ class Departed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """How a station speaks: events to the conductor, the replies of one batch to slots, reports to observers.
+    """Ways out of a station: events to the conductor, the replies of one batch to slots, reports to observers.
 
-    What a station's thread says in one unit of work is sent at the end of that unit, in one message to each process.
+    Messages of one unit of work leave at its end, in one frame to each process.
     """
 
     emit: Callable[[records.Event | FromWorker], None]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -140,6 +140,13 @@ class EnvSpec:
     chunk: int = 0
     training_states: int = 0
     data: str = ""
+
+    def differing(self, other: EnvSpec) -> Iterator[tuple[str, Any, Any]]:
+        """Name, value here and value there of each field that differs."""
+        for one in fields(self):
+            here, there = getattr(self, one.name), getattr(other, one.name)
+            if here != there:
+                yield one.name, here, there
 
     def __post_init__(self) -> None:
         if self.observation.keys() & {INSTRUCTION, PROGRESS}:

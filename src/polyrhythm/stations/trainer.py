@@ -21,7 +21,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 from torch import Tensor
 
@@ -43,6 +42,7 @@ from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
 from polyrhythm.stations.trainer_io import FarSamples, PublicationJob
+from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.batch import all_of_version
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import Learner
@@ -51,27 +51,10 @@ from polyrhythm.training.steps import Metrics, Steps
 from polyrhythm.training.update import STEPS
 
 
-class Saver(Protocol):
-    """Destination of the trainer's state."""
-
-    def due(self, version: int) -> bool:
-        """Whether the state is saved before this version is published."""
-        ...
-
-    def is_last(self, version: int) -> bool:
-        """Whether the run may end once this version is published."""
-        ...
-
-    def save(self, learner: Learner, *, background: bool = False) -> Saving:
-        """Save it, on all ranks together; it is there, whole, once the answer's `wait` has returned. background: as in
-        `Learner.save`."""
-        ...
-
-
 class Trainer:
     """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
 
-    overlap: publish in a separate thread, where that may be.
+    states: where its state is saved, if it is. overlap: publish in a separate thread, where that may be.
     """
 
     traits = StationTraits()
@@ -84,13 +67,13 @@ class Trainer:
         arena: Arena,
         weights: Weights,
         channels: Channels,
-        saver: Saver | None = None,
+        states: TrainerStates | None = None,
         *,
         overlap: bool = False,
     ) -> None:
         self.name, self.incarnation = name, incarnation
         self._learner, self._arena, self._weights = learner, arena, weights
-        self._channels, self._saver = channels, saver
+        self._channels, self._states = channels, states
         self._overlap = overlap and not learner.ranks.divides
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._parts: deque[StartUpdate] = deque()  # of the update under way, not in its feed yet
@@ -172,7 +155,7 @@ class Trainer:
                 self._todo.popleft()
             case SaveTrainer():
                 self._await_publication()
-                if self._saver is not None:
+                if self._states is not None:
                     self._report_saved(*self._begin_saving(background=False))
                 self._todo.remove(command)
             case StartUpdate():
@@ -278,8 +261,8 @@ class Trainer:
     def _save_and_publish(self, publication: PublicationJob) -> None:
         """A state that is written from a whole copy is written first, and published from that copy."""
         version, policy = publication.version, None
-        if self._saver is not None and self._saver.due(version):
-            last = self._saver.is_last(version)
+        if self._states is not None and self._states.due(version):
+            last = self._states.is_last(version)
             updates, saving = self._begin_saving(background=self._overlap and not last)
             if saving.copied is not None:
                 policy = saving.copied["policy"]
@@ -294,10 +277,10 @@ class Trainer:
 
     def _begin_saving(self, *, background: bool) -> tuple[int, Saving]:
         """Updates of the state, and its saving; one at a time."""
-        assert self._saver is not None
+        assert self._states is not None
         self._finish_saving()
         self._saving_began = time.monotonic()
-        return self._learner.updates, self._saver.save(self._learner, background=background)
+        return self._learner.updates, self._states.save(self._learner, background=background)
 
     def _finish_saving(self) -> None:
         """Wait for the saving in the background, if there is one; raise its error, if any."""

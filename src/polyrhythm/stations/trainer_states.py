@@ -41,10 +41,12 @@ class TrainerStates:
     sync_interval: int = 1
 
     def due(self, version: int) -> bool:
+        """Whether the state is saved before this version is published."""
         stays = bool(self.keep_every) and version % self.keep_every == 0
         return version % self.every_versions == 0 or version == self.last or stays
 
     def is_last(self, version: int) -> bool:
+        """Whether the run may end once this version is published."""
         return version == self.last
 
     def save(self, learner: Learner, *, background: bool = False) -> Saving:

@@ -172,7 +172,9 @@ class Learner:
     def load(self, path: Path) -> None:
         """Restore what `save` wrote, with whatever ranks. RunFolderError: it is damaged. ValueError: it is of another
         policy."""
-        self.load_state_dict(load(path, self._sharded_like()))
+        like = self.module.state_dict()  # tensors sharded as those of a state are
+        moments = {"state": self.optimizer.moments_like()}
+        self.load_state_dict(load(path, {"policy": like, "reference": like, "optimizer": moments}))
 
     def state_dict(self) -> dict[str, Any]:
         """Published part of the policy (all of most policies), optimizer, the number of completed updates, and the
@@ -203,8 +205,3 @@ class Learner:
         self.statistics.load_state_dict(state)
         if "reference" in state:
             self.reference = make_reference(self.policy, self.ranks, state["reference"], self._room)
-
-    def _sharded_like(self) -> dict[str, Any]:
-        """In the form of `state_dict`, tensors sharded as those of a state are."""
-        policy = self.module.state_dict()
-        return {"policy": policy, "reference": policy, "optimizer": {"state": self.optimizer.moments_like()}}

@@ -193,7 +193,9 @@ class Objective:
             metrics["reference_kl"] = kl.detach()
             if algorithm.kl.place == "loss" and not critic_only:
                 terms.append(algorithm.kl.coef * _dot(weight, kl))
-        means = _weighted_sums(metrics, entries.mask / by.metrics)
+        mean = entries.mask / by.metrics  # one product for all metrics
+        table = torch.stack(list(metrics.values())).flatten(1).to(mean.dtype)
+        means = dict(zip(metrics, (table @ mean.flatten()).unbind(), strict=True))
         logged = {f"train/actor/{name}": x for name, x in means.items()}
         logged["train/actor/policy_loss"] = policy.detach()
         if algorithm.value.coef:
@@ -229,9 +231,3 @@ class Objective:
 def _dot(weight: Tensor, x: Tensor) -> Tensor:
     """Σ weight·x over all entries."""
     return torch.dot(weight.flatten().to(x.dtype), x.flatten())
-
-
-def _weighted_sums(metrics: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-    """Weighted sums of per-entry metrics, in one product for all of them."""
-    table = torch.stack(list(metrics.values())).flatten(1).to(weight.dtype)
-    return dict(zip(metrics, (table @ weight.flatten()).unbind(), strict=True))

@@ -197,7 +197,7 @@ def adamw(
     ]
     found: dict[tuple[int, bool], list[Tensor]] = {}
     for name, p in trainable.items():
-        own = next((i for i, g in enumerate(groups, 2) if _any(name, g.match)), None)
+        own = next((i for i, g in enumerate(groups, 2) if any(fnmatchcase(name, pattern) for pattern in g.match)), None)
         index = own or int(value_lr is not None and fnmatchcase(name, _CRITIC))
         found.setdefault((index, not rates[index][1] or p.dim() < 2), []).append(p)
     return AdamW(
@@ -239,10 +239,6 @@ def check_patterns(
                     f"training.optimizer.groups.{index}.match = {pattern}: matches none of the {len(names)} trainable "
                     f"parameters; they are named like {names[0]}"
                 )
-
-
-def _any(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class GradientNorm(NamedTuple):

@@ -12,11 +12,10 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, MemoryPart
+from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, MemoryPart, micro_batch_rows, pass_rows
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, MemoryPlan, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.plugins.memory_estimate.room import check_room
-from polyrhythm.plugins.memory_estimate.rows import micro_batch_rows, pass_rows
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
 

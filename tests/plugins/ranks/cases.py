@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from tests.policies.flow_case import SPEC as FLOW_SPEC
-from tests.policies.flow_case import SmallFlowSettings, observations
-from tests.policies.test_causal_lm import ENV as LM_ENV
-from tests.policies.test_causal_lm import built as built_lm
-from tests.policies.test_causal_lm import observations as lm_observations
+from tests.plugins.language.test_causal_lm import ENV as LM_ENV
+from tests.plugins.language.test_causal_lm import built as built_lm
+from tests.plugins.language.test_causal_lm import observations as lm_observations
+from tests.plugins.vla.flow_case import SPEC as FLOW_SPEC
+from tests.plugins.vla.flow_case import SmallFlowSettings, observations
 from tests.training.adapted_run import plain, small
 from tests.training.test_micro_batches import CountingPolicy
 from tests.training.test_moments import learner_of
@@ -215,8 +215,8 @@ def saved_late_by_rank_1(ranks: Ranks, path: str, trajectories: list[Trajectory]
 def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     """A policy as the trainer builds it: its weights as published, a gradient, the largest share of its bytes that was
     whole at a time, devices of its parts, and the most memory that was allocated on this rank's, in their bytes."""
+    from tests.plugins.vla.test_pi0_settings import SPEC
     from tests.policies.test_conformance import Case
-    from tests.policies.test_pi0_settings import SPEC
 
     resolved = resolve("policy", settings)
     layout = WeightsLayout.of(resolved.form(SPEC).published)

@@ -21,7 +21,6 @@ from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
-from polyrhythm.pipeline.observers.ticket_audit import TicketAudit
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
@@ -32,6 +31,7 @@ from polyrhythm.runtime.hosting import process_ids
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, RECOVERY_S, plan, totals
 from polyrhythm_bench.chaos.load import of_processes
+from polyrhythm_bench.chaos.ticket_audit import TicketAudit
 
 if TYPE_CHECKING:
     from polyrhythm_bench.chaos.nodes import RayNodes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from polyrhythm.checks import CheckContext, errors_of, log_note, require_added, type_of
+from polyrhythm.checks import CheckContext, errors_of, log_note, require_added
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
@@ -106,7 +106,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
         check_server(config, policy)
     tried, its_form = policy_to_try(config, spec, policy, form)
     learns = trainer and config.training.versions > 0
-    try_on(trial.rows, type_of(config.policy), tried, its_form, spec, learns=learns)
+    try_on(trial.rows, config.policy_type, tried, its_form, spec, learns=learns)
     check_learning(config, spec, policy, form, trainer=trainer, tried=tried)
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
@@ -176,7 +176,7 @@ def check_env_installed(config: RunConfig) -> None:
 def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> Policy:
     """Build the policy as the trainer does, with the seed's weights, and check the attributes of its contract.
     settings: in place of the configuration's."""
-    what = f"policy.type = {type_of(config.policy)}"
+    what = f"policy.type = {config.policy_type}"
     settings = settings or policy_settings(config)
     with errors_of(what, "its build()"):
         policy = settings.build(spec, seed=config.seed, device="cpu", role="train")
@@ -214,11 +214,11 @@ def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: Policy
 def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> PolicyForm:
     """The policy's declared form. settings: in place of the configuration's."""
     settings = settings or policy_settings(config)
-    with errors_of(f"policy.type = {type_of(config.policy)}", "its form()"):
+    with errors_of(f"policy.type = {config.policy_type}", "its form()"):
         form = settings.form(spec)
     if not isinstance(form, PolicyForm):
         raise ConfigError(
-            f"policy.type = {type_of(config.policy)}: form() gave a {type(form).__name__}; "
+            f"policy.type = {config.policy_type}: form() gave a {type(form).__name__}; "
             "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
         )
     return form

@@ -24,7 +24,7 @@ from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation, Finding
 from polyrhythm.env_warnings import EnvWarnings, forget_warnings
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.checked_env import Arrays, CheckedEnv, ask_spec
+from polyrhythm.envs.checked_env import Arrays, CheckedEnv, read_spec
 from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
 from polyrhythm.envs.trial_episode import TrialEpisode, is_text, play_episode
 from polyrhythm.errors import PolyrhythmError
@@ -91,7 +91,7 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
 
     try:
         if job == "spec":
-            send("spec", ask_spec(settings, about_to))
+            send("spec", read_spec(settings, about_to))
         else:
             if job == "contract":
                 _send_findings(settings, rows, about_to, send)

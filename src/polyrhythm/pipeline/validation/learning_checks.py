@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from polyrhythm.checks import errors_of, type_of
+from polyrhythm.checks import errors_of
 from polyrhythm.config.load import training_defaults
 from polyrhythm.config.presets import OBJECTIVE_PRESETS, is_unchanged, sets_reward_level
 from polyrhythm.config.schema import RunConfig
@@ -63,11 +63,11 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
         other = f"set {setting}" if setting else "use another policy"
         raise ConfigError(
             f"objective = {config.objective}: it needs a policy with one value per {expected} "
-            f"(algorithm.reward_level), and {type_of(config.policy)} gives one per {actual}; {other}, add "
+            f"(algorithm.reward_level), and {config.policy_type} gives one per {actual}; {other}, add "
             f"algorithm.reward_level={actual}, or choose another objective"
         )
     raise ConfigError(
-        f"algorithm.reward_level = {expected}: the policy {type_of(config.policy)} gives one value per "
+        f"algorithm.reward_level = {expected}: the policy {config.policy_type} gives one value per "
         f"{actual}; set algorithm.reward_level to {actual}{f', or {setting}' if setting else ''}"
     )
 
@@ -77,14 +77,14 @@ def check_tokens(config: RunConfig, form: PolicyForm) -> None:
     if config.training.micro_batch_tokens and not form.row_tokens:
         raise ConfigError(
             f"training.micro_batch_tokens = {config.training.micro_batch_tokens}: rows of the policy "
-            f"{type_of(config.policy)} do not differ in length; use micro_batch_steps"
+            f"{config.policy_type} do not differ in length; use micro_batch_steps"
         )
     tokens = config.algorithm.overlong.tokens
     if tokens is None:
         return
     if not form.row_tokens:
         raise ConfigError(
-            f"algorithm.overlong.tokens = {tokens}: the policy {type_of(config.policy)} gives no messages of tokens; "
+            f"algorithm.overlong.tokens = {tokens}: the policy {config.policy_type} gives no messages of tokens; "
             "set it to null"
         )
     if tokens > form.chunk:
@@ -101,7 +101,7 @@ def _check_has_value(config: RunConfig, policy: Policy) -> None:
         head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
         raise ConfigError(
             f"algorithm.advantage = {algorithm.advantage.type}, value.coef = {algorithm.value.coef:g}: the policy "
-            f"{type_of(config.policy)} has no value; use grpo, rloo, maxrl or reinforce_plus_plus with value.coef 0"
+            f"{config.policy_type} has no value; use grpo, rloo, maxrl or reinforce_plus_plus with value.coef 0"
             f"{head}"
         )
 
@@ -117,7 +117,7 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
     """Check that rewards can change what the policy does."""
     if not learns_from_rewards(spec, policy):
         raise ConfigError(
-            f"policy.type = {type_of(config.policy)}: its log-probs do not depend on its parameters, so "
+            f"policy.type = {config.policy_type}: its log-probs do not depend on its parameters, so "
             "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
             "method flow_sde, flow_cps or flow_noise), or set training.versions to 0"
         )
@@ -130,7 +130,7 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
         return
     defaults = training_defaults(config.policy)
     declared = _unchanged(defaults, training.model_dump())
-    source = f"; as policy {type_of(config.policy)} declares: {', '.join(declared)}" if declared else ""
+    source = f"; as policy {config.policy_type} declares: {', '.join(declared)}" if declared else ""
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
     if training.require_batches > 1:
         cut = f"{training.require_batches} mini-batches of {training.mini_batch_samples} samples, each in {cut}"

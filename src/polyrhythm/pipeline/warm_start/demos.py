@@ -65,26 +65,11 @@ def dataset_format(settings: DatasetSettings) -> DatasetFormat:
     return found
 
 
-class ShowsEpisodes(Protocol):
-    """A display that shows how many episodes are done."""
-
-    def count_episodes(self, done: int, of: int) -> None: ...
-
-
 def _lower(noise_std: float, action_repeat: int) -> str:
     """What may keep an expert from its goal, if it is set."""
     found = [f"demonstrations.noise_std ({noise_std:g})"] if noise_std else []
     found += [f"rollout.action_repeat ({action_repeat})"] if action_repeat > 1 else []
     return f", or lower {' or '.join(found)}" if found else ""
-
-
-def _ignore(_done: int, _of: int) -> None:
-    """Nobody watches."""
-
-
-def watched_by(display: ShowsEpisodes | None) -> OnProgress:
-    """Tell the display, if there is one."""
-    return display.count_episodes if display is not None else _ignore
 
 
 class Recorded(NamedTuple):
@@ -99,7 +84,7 @@ class Recorded(NamedTuple):
 
 
 def record(
-    config: RunConfig, settings: DemonstrationSettings, chunk: int, on_progress: OnProgress = _ignore
+    config: RunConfig, settings: DemonstrationSettings, chunk: int, on_progress: OnProgress = lambda *_: None
 ) -> Recorded:
     """Record demonstrations in the run's environment, for a policy with chunks of this length."""
     env = env_settings(config).build(config.rollout.rows)
@@ -152,7 +137,7 @@ def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repea
 
 
 def demonstrate(
-    env: EnvBatch, settings: DemonstrationSettings, step: StepSettings, on_progress: OnProgress = _ignore
+    env: EnvBatch, settings: DemonstrationSettings, step: StepSettings, on_progress: OnProgress = lambda *_: None
 ) -> Recorded:
     """Record `episodes_per_task` episodes of the expert per task.
 

@@ -120,7 +120,7 @@ class JoinedSimulator:
             self.incarnation,
             self._address,
             plan.info,
-            m.encode_settings(plan.step),
+            plan.step,
             self._arena.layout,
             plan.reconnect_s,
         )
@@ -176,7 +176,13 @@ class JoinedSimulator:
             if isinstance(event, wire.Refused):
                 raise UnfitMessage("impossible", f"it refuses a command: {event.why[:200]}")
             self._in_flight.accept(event)
-            self._write(event, heard.pieces)
+            match event:
+                case records.RequestArrived():
+                    self._samples.request(event, heard.pieces)
+                case records.SampleFinished():
+                    self._samples.finish(event, heard.pieces)
+                case records.SampleFailed():
+                    self._samples.fail(event)
         except (UnfitMessage, ValueError) as error:
             self._drops.drop("impossible", str(error))
             self._reception.send_away(str(error)[:300])
@@ -184,16 +190,6 @@ class JoinedSimulator:
         self._units += 1
         self._bytes += sum(map(len, heard.pieces))
         self._emit(event)  # type: ignore[arg-type]
-
-    def _write(self, event: object, pieces: Sequence[memoryview]) -> None:
-        """Write what came with an event into the run's memory. ValueError: it does not fit."""
-        match event:
-            case records.RequestArrived():
-                self._samples.request(event, pieces)
-            case records.SampleFinished():
-                self._samples.finish(event, pieces)
-            case records.SampleFailed():
-                self._samples.fail(event)
 
     def _flush(self) -> None:
         out = self._reception.out

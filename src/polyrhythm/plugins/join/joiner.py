@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
 from numpy import dtype
 
 from polyrhythm.errors import RunHalted, StartError
@@ -153,7 +154,7 @@ class Joiner:
     ) -> None:
         self._host, port = _parse(address)
         self._env, self._version, self._patience_s, self._park_s = env, version, patience_s, park_s
-        self._encoded = m.encode_settings(spec)
+        self._encoded = msgspec.msgpack.encode(spec)
         if len(self._encoded) > m.LARGEST_SPEC:
             raise StartError(
                 f"env: its spec takes {len(self._encoded):,} bytes, a run hears at most {m.LARGEST_SPEC:,}; shorten "

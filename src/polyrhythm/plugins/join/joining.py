@@ -38,7 +38,6 @@ from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.stations.simulator.station import Simulator, refuse_other
 
 log = logging.getLogger(__name__)
@@ -179,12 +178,13 @@ class JoinedStation:
         self._blocks: dict[tuple[int, int], int] = {}
         self._outside = np.zeros(layout.blocks, np.int64)  # the run's number of each block
         self._queue = PartQueue()
-        step = m.decode_settings(welcome.step, StepSettings)
 
         def make() -> Station:
             rows = sum(slot.rows for slot in welcome.info.slots)
             batch = [(welcome.info, env(rows))]
-            return Simulator(welcome.station, welcome.incarnation, batch, step, self._arena, self.say, welcome.address)
+            return Simulator(
+                welcome.station, welcome.incarnation, batch, welcome.step, self._arena, self.say, welcome.address
+            )
 
         self.part = StationThread(welcome.address, make, self._queue, drops, layout, self)
 
@@ -264,7 +264,7 @@ class JoinedStation:
     def beat(self, *, pending_work: bool = False) -> None:
         """Nothing: signs of life come in their own time."""
 
-    def collect(self) -> None:
+    def begin_frame(self) -> None:
         """Nothing is collected: what the station says is sent by the thread that has the connection."""
 
     def flush(self) -> None:

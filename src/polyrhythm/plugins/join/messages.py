@@ -13,7 +13,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -22,6 +22,7 @@ from polyrhythm.runtime.transport import frames, wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.slot import StepSettings
 
 #: Why a simulator is not let in. taken: somebody else has this place; session: it was lost meanwhile, it may join anew.
 RefusalKind = Literal["version", "messages", "spec", "taken", "session"]
@@ -69,7 +70,7 @@ class Leave(msgspec.Struct, frozen=True, tag=3):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=4):
-    """A simulator is let in, as this station. info: its env batch; step: how it steps, packed; layout: of the run's
+    """A simulator is let in, as this station. info: its env batch; step: how it steps; layout: of the run's
     arena; address: its own, in requests. reconnect_s: how long a session outlasts its connection."""
 
     session: str
@@ -77,7 +78,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=4):
     incarnation: int
     address: str
     info: EnvBatchInfo
-    step: bytes
+    step: StepSettings
     layout: ArenaLayout
     reconnect_s: float
 
@@ -125,26 +126,14 @@ FromSimulator = JoinHello | Beat | SimulatorSaid | Leave
 FromRun = Welcome | Resumed | JoinRefused | Told | Alive | Over
 Message = FromSimulator | FromRun
 
-Settings = TypeVar("Settings")
 #: Bytes that a head and the fields beside the arrays may take; of what a simulator receives (a reply, or the layout).
 HEAD_BYTES, LARGEST_TOLD = 2**16, 64 * 2**20
 #: Bytes of a spec; the head that it comes in has some more.
 LARGEST_SPEC = HEAD_BYTES - 4096
-_encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[str, Any] = {
     "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]),
     "run": msgspec.msgpack.Decoder(tuple[FromRun, tuple[int, ...]]),
 }
-
-
-def encode_settings(settings: Any) -> bytes:
-    """A dataclass of plain data, such as a spec."""
-    return _encode(settings)
-
-
-def decode_settings(content: bytes, kind: type[Settings]) -> Settings:
-    """The dataclass of this kind that `encode_settings` gave. ValueError, RecursionError: it is none."""
-    return msgspec.msgpack.decode(content, type=kind)
 
 
 def pack(message: Message, pieces: Sequence[frames.Piece] = ()) -> bytes:

@@ -14,7 +14,7 @@ from polyrhythm.cli.arguments import IMITATION, add_recipe, count
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
-    from polyrhythm.pipeline.observers.live import LiveDisplay
+    from polyrhythm.pipeline.warm_start.demos import OnProgress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,31 +57,31 @@ def run(arguments: argparse.Namespace) -> int:
         if live:
             live.phase("demonstrations", time.monotonic())
         to_file = arguments.out.suffix == ".npz"
-        result = _to_file(config, arguments.out, live) if to_file else _to_folder(config, arguments, live)
+        on_progress = live.count_episodes if live is not None else lambda *_: None
+        result = _to_file(config, arguments.out, on_progress) if to_file else _to_folder(config, arguments, on_progress)
     print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
     return 0
 
 
-def _to_file(config: RunConfig, file: Path, live: LiveDisplay | None) -> dict[str, Any]:
+def _to_file(config: RunConfig, file: Path, on_progress: OnProgress) -> dict[str, Any]:
     """Record the expert's chunk steps into an .npz."""
     from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
-    from polyrhythm.pipeline.warm_start.demos import record, watched_by
+    from polyrhythm.pipeline.warm_start.demos import record
 
     policy = validate_imitation(config).policy
     refuse_without_expert(config)
     assert config.demonstrations is not None
-    recorded = record(config, config.demonstrations, policy.chunk, watched_by(live))
+    recorded = record(config, config.demonstrations, policy.chunk, on_progress)
     recorded.demonstrations.save(file)
     return {"file": str(file), **recorded.summary()}
 
 
-def _to_folder(config: RunConfig, arguments: argparse.Namespace, live: LiveDisplay | None) -> dict[str, Any]:
+def _to_folder(config: RunConfig, arguments: argparse.Namespace, on_progress: OnProgress) -> dict[str, Any]:
     """Record the expert's or a policy's frames into a dataset."""
-    from polyrhythm.pipeline.warm_start.demos import watched_by
     from polyrhythm.plugins.lerobot.demonstrators import record_folder
 
     try:
-        result = record_folder(config, arguments.out, arguments.policy, arguments.fps, watched_by(live))
+        result = record_folder(config, arguments.out, arguments.policy, arguments.fps, on_progress)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(f"{arguments.out} keeps what is complete; the same command goes on")
         raise

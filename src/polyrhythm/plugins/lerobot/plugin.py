@@ -8,7 +8,9 @@ def _dataset(context: CheckContext) -> Result:
     """The dataset that is imitated first, if any; only its small files are read. A resumed run may have a copy."""
     config = context.config
     dataset = config.demonstrations.dataset if context.trainer and config.demonstrations is not None else None
-    if dataset is None or config.init_from or config.resume != "never":
+    if dataset is None or dataset.format != "lerobot":
+        return ()
+    if config.init_from or config.resume != "never":
         return ()
     from polyrhythm.plugins.lerobot.checking import check_dataset
 

@@ -17,14 +17,14 @@ from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.rollout_checks import check_ranks
-from polyrhythm.plugins.memory_estimate.needs import HOST
-from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, MemoryPlan, Planner, with_settings
-from polyrhythm.plugins.memory_estimate.rows import (
+from polyrhythm.plugins.memory_estimate.needs import (
+    HOST,
     longest_sample,
     micro_batch_rows,
     pass_rows,
     stream_places,
 )
+from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, MemoryPlan, Planner, with_settings
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.messages import station_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from polyrhythm.checks import CheckContext, size_of, type_of
+from polyrhythm.checks import CheckContext, size_of
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError, StartError
@@ -41,7 +41,7 @@ def check_room(
         own = device.without(SHARED)
         if not own.fits:
             raise StartError(
-                f"policy.type = {type_of(config.policy)}: at least {_described(own)}; "
+                f"policy.type = {config.policy_type}: at least {_described(own)}; "
                 f"{_advice(planner, config, certain=True)}"
             )
 
@@ -61,7 +61,7 @@ def warn_of_room(
         return ""  # to estimate takes half a second
     for device in planner.plan(config).devices:
         if not device.fits:
-            what = f"policy.type = {type_of(config.policy)}: by estimate {_described(device)}"
+            what = f"policy.type = {config.policy_type}: by estimate {_described(device)}"
             return f"{what}; {_advice(planner, config)}; look at polyrhythm plan RECIPE --memory"
     return ""
 

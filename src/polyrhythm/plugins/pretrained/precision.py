@@ -81,7 +81,8 @@ def cast(network: nn.Module, precision: Precision, role: Role) -> None:
         for p in own.values():
             wanted = torch.float32 if single else precision.kept(trained=p.requires_grad, role=role)
             if p.is_floating_point() and p.dtype != wanted:
-                p.data = _empty_like(p, wanted) if p.is_meta else p.data.to(wanted)
+                # On meta without torch's own conversion, which imports its compiler.
+                p.data = torch.empty(p.shape, dtype=wanted, device="meta") if p.is_meta else p.data.to(wanted)
         if not precision.is_single:
             _set_arithmetic(module, precision.dtype, single=single)
 
@@ -127,8 +128,3 @@ _FLOAT32: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: Float32Linear, nn
 def _matches_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
     patterns = tuple(patterns)
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
-
-def _empty_like(p: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without torch's own conversion on the meta device, which imports its compiler."""
-    return torch.empty(p.shape, dtype=dtype, device="meta")

@@ -126,7 +126,8 @@ def _write_safetensors(
         for stored, old in read_stored(file, {stored: stored for stored in header.tensors}):
             tensor = new(places[stored]) if stored in places else None
             stream.seek(header.begins[stored])
-            stream.write(_bytes(old if tensor is None else as_stored(tensor, old)))
+            kept = old if tensor is None else as_stored(tensor, old)
+            stream.write(kept.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _write_torch_file(file: Path, here: Path, places: Mapping[str, str], new: NewTensor) -> None:
@@ -145,8 +146,3 @@ def as_stored(tensor: Tensor, old: Tensor) -> Tensor:
     if old.is_floating_point() and tensor.element_size() < old.element_size():
         new = torch.where(old.to(tensor.dtype) == tensor, old, new)
     return new.contiguous()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU, in rows."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

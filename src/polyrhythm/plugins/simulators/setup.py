@@ -1,7 +1,7 @@
 """Makes a Python of its own for a simulator: `polyrhythm envs setup NAME`.
 
 It gets this package without what only training needs (torch, tensorboard), and the extra of that name with the versions
-that the extra asks for, so that its pins meet nobody else's.
+that the extra asks for, so that its pins conflict with no others.
 """
 
 from __future__ import annotations

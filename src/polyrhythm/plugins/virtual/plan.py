@@ -18,8 +18,7 @@ from polyrhythm.cli.arguments import count
 from polyrhythm.plugins.memory_estimate import command as plan_memory
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.virtual.planning.advice import Case
-    from polyrhythm.plugins.virtual.planning.profile import Profile
+    from polyrhythm.plugins.virtual.planning.advice import Case, Profile
 
 #: Upper limit of max_lag.
 _LAGS = 1_000_000
@@ -196,7 +195,7 @@ def _rollout(
     arguments: argparse.Namespace, measured: Profile | None, samples: int, max_lag: float
 ) -> tuple[float, float, float, float]:
     """Mean, longest of a version, longest of all concurrent samples, and the expected longest of a version (or 0)."""
-    from polyrhythm.plugins.virtual.planning.longest import expected_longest
+    from polyrhythm.plugins.virtual.planning.theory import expected_longest
     from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
     longest = None if arguments.longest is None else _duration("--longest", arguments.longest)
@@ -231,7 +230,7 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import RunFolderError
     from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run
-    from polyrhythm.plugins.virtual.planning.profile import Layout, profile
+    from polyrhythm.plugins.virtual.planning.advice import Layout, profile
 
     folder = find_run(folder)
     for name in (CONFIG_FILE, SUMMARY_FILE, METRICS_FILE):

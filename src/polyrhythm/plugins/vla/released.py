@@ -89,11 +89,15 @@ def inspection_lines(found: Inspection) -> list[str]:
 
     dtypes = ", ".join(f"{count / found.parameters:.0%} {dtype}" for dtype, count in found.dtypes.items())
     assumed = " (assumed: no config.json)" * found.horizon_assumed
+    no_robots = "none: no normalisation statistics were found"
+    if found.statistics:
+        no_robots = "one without a key: leave policy.robot out"
+    files = f"{found.files} file{'s' * (found.files != 1)}"
     rows = {
         "architecture": found.architecture,
-        "tensors": f"{found.parameters:,} numbers ({dtypes}), {size_text(found.file_bytes)} in {_count(found.files)}",
+        "tensors": f"{found.parameters:,} numbers ({dtypes}), {size_text(found.file_bytes)} in {files}",
         "actions": f"{found.horizon}{assumed} predicted, of {found.action_dim} entries",
-        "robots": ", ".join(found.robots) or _robots_without_keys(found),
+        "robots": ", ".join(found.robots) or no_robots,
         "cameras": ", ".join(found.cameras) or "not told by the folder",
         "statistics": ", ".join(found.statistics) or "none",
         "tokenizer": found.tokenizer or "none: name one as policy.tokenizer",
@@ -104,13 +108,3 @@ def inspection_lines(found: Inspection) -> list[str]:
     }
     told = [aligned(rows.items()), "", *memory_lines(found.memory), ""]
     return [*told, found.recipe or "no lines for a recipe: training refuses a folder that does not fit"]
-
-
-def _robots_without_keys(found: Inspection) -> str:
-    if found.statistics:
-        return "one without a key: leave policy.robot out"
-    return "none: no normalisation statistics were found"
-
-
-def _count(files: int) -> str:
-    return "1 file" if files == 1 else f"{files} files"

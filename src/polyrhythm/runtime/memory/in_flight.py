@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -107,10 +107,13 @@ class _Station:
 
 
 class InFlight:
-    """The table of one run. layout: of its arena; attempts: under way, by ticket and attempt."""
+    """The table of one run. layout: of its arena; attempts: under way, by ticket and attempt; check_values: raises
+    ValueError for metrics of a report that the observers do not know."""
 
-    def __init__(self, layout: ArenaLayout) -> None:
-        self.layout = layout
+    def __init__(
+        self, layout: ArenaLayout, check_values: Callable[[Mapping[str, float]], None] = lambda _: None
+    ) -> None:
+        self.layout, self._check_values = layout, check_values
         self.attempts: dict[tuple[int, int], Attempt] = {}
         self._free = list(range(layout.blocks))  # a heap: rows that start together get blocks side by side if possible
         self._finished: set[int] = set()
@@ -254,9 +257,14 @@ class InFlight:
 
     def on_command(self, command: object) -> None:
         """A command has been sent to its station."""
+        if (key := _KEYS.get(type(command))) is not None:
+            name, due = key(command)
+            self._stations[name].due.append(due)
         match command:
             case records.Serve(generator=name, batch=batch):  # first: the most frequent
                 self._stations[name].passes.append(batch.number)
+            case records.ApplyWeights(version=version) | records.PublishWeights(version=version):
+                self.on_version(version)
             case records.StartRows():
                 self._grant(command, owned=False)
             case records.StartStream(generator=name, stream=stream):
@@ -267,11 +275,6 @@ class InFlight:
             case records.StartUpdate(trainer=name, update=update):
                 station = self._stations[name]
                 station.update, station.updates = update, max(station.updates, update + 1)
-            case _ if (key := _KEYS.get(type(command))) is not None:
-                name, due = key(command)
-                self._stations[name].due.append(due)
-                if isinstance(command, records.ApplyWeights | records.PublishWeights):
-                    self.on_version(command.version)
 
     def on_version(self, version: int) -> None:
         """Weights of this version exist."""
@@ -317,11 +320,15 @@ class InFlight:
             raise UnfitMessage("impossible", f"nothing leads to {event}")
 
     def check_report(self, report: Report) -> None:
-        """UnfitMessage: it is not of the update under way."""
+        """UnfitMessage: it is not of the update under way, or has unknown metrics."""
         update = self._station(report.station, report.incarnation).update
         if report.topic != "update" or not 0 <= report.step == update:
             due = f"update {update} is under way" if update >= 0 else "it has no update to do"
             raise UnfitMessage("impossible", f"a report of {report.station} on {report.topic!r} {report.step}; {due}")
+        try:
+            self._check_values(report.values)
+        except ValueError as error:
+            raise UnfitMessage("impossible", str(error)) from error
 
     def check_spans(self, spans: Spans, now: float, uncertainty_s: float = 0.0) -> None:
         """UnfitMessage: at `now`, the station cannot have measured that. uncertainty_s: of its clock."""

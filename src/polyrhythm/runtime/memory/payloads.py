@@ -61,15 +61,15 @@ class Payloads(Protocol):
 class ArenaPayloads:
     """Payloads in the blocks of one arena in `memory`, which every station of this host shares."""
 
-    def __init__(self, layout: ArenaLayout, memory: memoryview | bytearray) -> None:
-        self.layout, self.arena, self.in_flight = layout, Arena(layout, memory), InFlight(layout)
+    def __init__(self, in_flight: InFlight, memory: memoryview | bytearray) -> None:
+        self.layout, self.in_flight, self.arena = in_flight.layout, in_flight, Arena(in_flight.layout, memory)
         self.assign, self.release = self.in_flight.assign, self.in_flight.release
         self.on_event = self.in_flight.on_event
 
     @classmethod
     def in_memory(cls, layout: ArenaLayout) -> ArenaPayloads:
         """In this process's own memory."""
-        return cls(layout, bytearray(layout.nbytes))
+        return cls(InFlight(layout), bytearray(layout.nbytes))
 
     def take_lost(self) -> None:
         return None

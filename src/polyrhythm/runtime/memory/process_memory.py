@@ -44,11 +44,11 @@ class ProcessMemory(Protocol):
         """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
         ...
 
-    def note_host(self, host: str, endpoint: str) -> None:
+    def add_host(self, host: str, endpoint: str) -> None:
         """The run has another host. UnfitMessage: there can be none of this name, or not there."""
         ...
 
-    def note_slots(self, host: str, slots: Sequence[str]) -> None:
+    def move_slots(self, host: str, slots: Sequence[str]) -> None:
         """Requests of these slots lie on this host now. UnfitMessage: there is no such host."""
         ...
 
@@ -75,10 +75,10 @@ class LocalMemory:
         self._weights.verify()
         return open_weights(self._weights, memoryview(open_segment(self.folder, WEIGHTS)), self.folder, device, ends)
 
-    def note_host(self, host: str, endpoint: str) -> None:
+    def add_host(self, host: str, endpoint: str) -> None:
         raise UnfitMessage("impossible", f"no other host of this run is {host!r} at {endpoint!r}")
 
-    def note_slots(self, host: str, slots: Sequence[str]) -> None: ...
+    def move_slots(self, host: str, slots: Sequence[str]) -> None: ...
 
     def is_cut_off(self) -> bool:
         return False

@@ -70,7 +70,7 @@ class Traffic:
 
 
 def read_traffic(counters: Mapping[str, float]) -> dict[str, Moved]:
-    """By kind, what a station's counters say."""
+    """A station's counters of traffic, by kind."""
     kinds = dict.fromkeys(name.split("/")[1] for name in counters if name.startswith(f"{_PREFIX}/"))
     return {
         kind: Moved(

@@ -103,7 +103,7 @@ class StationProcess:
         self._reading: InboxThread | None = None
         self._endpoint = ""
         self.beat = self._beat
-        self.collect, self.flush = self._outgoing.collect, self._outgoing.flush
+        self.begin_frame, self.flush = self._outgoing.begin_frame, self._outgoing.flush
         self.notify = self._news.set
 
     def _open(self) -> list[StationThread]:
@@ -111,8 +111,8 @@ class StationProcess:
         spec = self._spec
         folder = Path(spec.folder)
         arena = self._memory.arena()
-        say = self._outgoing.say if spec.rank == 0 else _say_nothing
-        channels = Channels(say, self._outgoing.reply, say)
+        send = self._outgoing.send_event if spec.rank == 0 else _discard
+        channels = Channels(send, self._outgoing.reply, send)
         weights = partial(self._memory.weights, spec.resources.device, spec.resources.ends)
         resources = spec.resources
         context = StationContext(
@@ -137,10 +137,10 @@ class StationProcess:
         """Know where a simulator's replies go and where its requests lie, or another host. UnfitMessage: that cannot
         be."""
         if isinstance(message, wire.HostAt):
-            self._memory.note_host(message.host, message.endpoint)
+            self._memory.add_host(message.host, message.endpoint)
             return
         if message.host:
-            self._memory.note_slots(message.host, message.slots)
+            self._memory.move_slots(message.host, message.slots)
         self._outgoing.connect(message)
 
     def is_meant(self, message: wire.Dismissed) -> bool:
@@ -231,7 +231,7 @@ class StationProcess:
 
     def _beat(self, *, pending_work: bool = False) -> None:
         """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
-        self._tell_spans()
+        self._send_spans()
         spec, stations = self._spec, [part.station for part in self._parts if part.station is not None]
         calls = [(part, *part.station.current_call()) for part in self._parts if part.station is not None]
         now = time.monotonic()  # after the calls' begins, so that none lasts less than nothing
@@ -252,7 +252,7 @@ class StationProcess:
             wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts, spec.rank, place)
         )
 
-    def _tell_spans(self) -> None:
+    def _send_spans(self) -> None:
         with self._telling:  # a part beats too when it is asked, and spans are to come in order
             for part in self._parts:
                 spans, lost = part.spans.take()
@@ -260,8 +260,8 @@ class StationProcess:
                     self._outgoing.send(Spans(self._spec.station, self._spec.incarnation, tuple(spans), lost))
 
 
-def _say_nothing(message: object) -> None:
-    """What a rank above 0 has to say."""
+def _discard(message: object) -> None:
+    """Of a rank above 0: rank 0 sends the same."""
 
 
 def die_with(parent: int) -> None:

@@ -226,8 +226,8 @@ class Incarnation:
         return "kill"
 
     def _may_clear_s(self, now: float, limits: SupervisionLimits) -> float:
-        """Seconds in which it may say what clears it, or why it has ended. A refusal, and a call that takes too long by
-        its own heartbeats, need none."""
+        """Seconds in which a message may still clear it, or give the reason of its end. A refusal, and a call that
+        takes too long by its own heartbeats, need none."""
         if any(rank.exited for rank in self.ranks):
             return self._arrived_s
         told = self.leaves is not None or any(rank.refusal for rank in self.ranks)

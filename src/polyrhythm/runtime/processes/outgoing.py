@@ -1,7 +1,7 @@
-"""What a station process says: events and reports to main, replies to the parts that asked.
+"""Outgoing messages of a station's process: events and reports to main, replies to the parts that asked.
 
-What a part's thread says in one unit of work is sent at the end of the unit, in one message to each process; what other
-threads say is sent at once. Each thread's messages arrive in its order.
+Messages of a part's thread leave at the end of its unit of work, in one frame to each process; those of other threads
+leave at once. Each thread's messages arrive in its order.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Outgoing:
         """To main, now."""
         self._main.send(wire.encode(message))
 
-    def collect(self) -> None:
+    def begin_frame(self) -> None:
         """Collect from now on what this thread says to main, until it calls `flush`."""
         self._collected[threading.get_ident()] = []
 
-    def say(self, message: records.Event | FromWorker | Report) -> None:
+    def send_event(self, message: records.Event | FromWorker | Report) -> None:
         """To main: now, or with all else that this thread says in its unit of work."""
         content = wire.encode(message)
         collected = self._collected.get(threading.get_ident())

@@ -25,8 +25,8 @@ _WAIT_S = 60.0
 class PartInbox(Protocol):
     """Where a part gets its messages, encoded."""
 
-    def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
-        """The next message; None if none has come within `seconds`, or before something came to `also`, a socket of
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
+        """The next message; None if none has come within `seconds`, or before something came to `or_ready`, a socket of
         ZeroMQ's or a descriptor."""
         ...
 
@@ -61,10 +61,10 @@ class OwnInbox:
         self._reader = reader
         self._waiting: deque[Content] = deque()
 
-    def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
         while not self._waiting:
-            if also is not None and seconds > 0:
-                wait_for([self._reader.inbox.socket, also], seconds)
+            if or_ready is not None and seconds > 0:
+                wait_for([self._reader.inbox.socket, or_ready], seconds)
                 seconds = 0.0
             content = self._reader.inbox.receive(seconds)
             if content is None:
@@ -90,9 +90,9 @@ class PartQueue:
             if self._filled >= 0:
                 os.eventfd_write(self._filled, 1)
 
-    def receive(self, seconds: float = 0.0, also: Any = None) -> Content | None:
-        if seconds > 0 and also is not None:
-            self._wait(seconds, also)
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
+        if seconds > 0 and or_ready is not None:
+            self._wait(seconds, or_ready)
             seconds = 0.0
         if seconds <= 0 and self._queue.empty():
             return None
@@ -101,11 +101,11 @@ class PartQueue:
         except Empty:
             return None
 
-    def _wait(self, seconds: float, also: Any) -> None:
+    def _wait(self, seconds: float, or_ready: Any) -> None:
         if self._filled < 0:
             self._filled = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         if self._queue.empty():  # asked after it was opened: who puts a message from now on writes to it
-            wait_for([self._filled, also], seconds)
+            wait_for([self._filled, or_ready], seconds)
         with suppress(BlockingIOError):
             os.eventfd_read(self._filled)
 

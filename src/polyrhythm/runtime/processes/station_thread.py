@@ -58,7 +58,7 @@ class PartHost(Protocol):
         """Send a heartbeat now, with the pending work if it was asked for."""
         ...
 
-    def collect(self) -> None:
+    def begin_frame(self) -> None:
         """What this thread says is sent by `flush`."""
         ...
 
@@ -120,7 +120,7 @@ class StationThread:
     def run(self) -> None:
         """Make the station and work, in the thread that calls this; `start` has it called by one of its own."""
         try:
-            self._host.collect()
+            self._host.begin_frame()
             self.adopt(self._make())
             assert self.station is not None
             if self._traits.attend is not None:

@@ -24,7 +24,7 @@ from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignme
 from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.incarnation import Incarnation, Rank
-from polyrhythm.runtime.processes.start import Handle, Spawn
+from polyrhythm.runtime.processes.start import ProcessHandle, Spawn
 from polyrhythm.runtime.processes.supervision import AWAITING, FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -54,7 +54,7 @@ class Process:
 
     name: str
     rank: Rank
-    handle: Handle
+    handle: ProcessHandle
     log_file: Path
     host: str = ""
     known: Collection[str] = ()
@@ -100,9 +100,10 @@ class Process:
 @dataclass(slots=True, eq=False)
 class SupervisedStation:
     """A station and the processes of its present incarnation, by rank: a `StationView`. joined: its announcement, once
-    a rank is ready; known: the incarnation whose announcement has been passed on, -1 while there is none; seeking: its
-    incarnation is lost, and the next one has no host yet; past: counters of earlier incarnations; asked: the
-    first heartbeat of each process that was asked for one since then, None before it."""
+    a rank is ready; ready: all ranks are, and have not been killed; known: the incarnation whose announcement has been
+    passed on, -1 while there is none; seeking: its incarnation is lost, and the next one has no host yet; past:
+    counters of earlier incarnations; asked: the first heartbeat of each process that was asked for one since then, None
+    before it."""
 
     name: str
     seats: Sequence[Resources]
@@ -112,20 +113,16 @@ class SupervisedStation:
     incarnation: Incarnation
     processes_by_rank: list[Process] = field(default_factory=list)
     joined: Joined | None = None
+    ready: bool = False
     known: int = -1
     seeking: bool = False
     past: Counter[str] = field(default_factory=Counter)
     asked: dict[str, wire.Heartbeat | None] = field(default_factory=dict)
 
     @property
-    def ready(self) -> bool:
-        """All ranks are ready, and have not been killed."""
-        return self.incarnation.announced and self.incarnation.alive
-
-    @property
     def reachable(self) -> bool:
         """It is ready, and the announcement of this incarnation has been passed on."""
-        return self.known == self.incarnation.number and self.ready
+        return self.ready and self.known == self.incarnation.number
 
     @property
     def address(self) -> str:
@@ -170,6 +167,7 @@ class SupervisedStation:
 
     def kill(self) -> None:
         """Kill every process that has not ended, and close the lines to them, without waiting."""
+        self.ready = False
         for process in self.processes_by_rank:
             process.kill()
 
@@ -179,7 +177,8 @@ class Supervisor:
     the run, where there are several; joining: the stations that somebody joins.
 
     stations: by name, in their order, from `start` on. progress: rises while a station works or is being started.
-    updates: that the trainer has reported. known_hosts: those where a station was started.
+    updates: that the trainer has reported. known_hosts: those where a station was started. replacing: a station is
+    suspect or dying.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class Supervisor:
         self._given, self._spec, self._sockets, self._limits = stations, spec, sockets, limits
         self._logs, self._spawn, self._joining = logs, spawn, joining
         self._failures = FailureTracker()
-        self._tracing = self._work_asked = False
+        self.replacing = self._tracing = self._work_asked = False
         self._parts: dict[str, int] = {}  # of slots
         self._listened, self._empty = time.monotonic(), -math.inf  # when the inbox was last looked at, and found empty
         self._earlier: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
@@ -301,6 +300,7 @@ class Supervisor:
                 if host not in process.known:
                     process.send(wire.HostAt(host, endpoint))
         if station.incarnation.announced:
+            station.ready = True
             self._connect(station)
 
     def _connect(self, station: SupervisedStation) -> None:
@@ -334,11 +334,6 @@ class Supervisor:
 
     # ------------------------------------------------------------ supervision
 
-    @property
-    def replacing(self) -> bool:
-        """Whether a station is suspect or dying."""
-        return any(station.incarnation.state in ("suspect", "dying") for station in self.stations.values())
-
     def listen(self, now: float) -> None:
         """Main looks at its inbox now; called before it handles what came. Time since the last look that is more than
         the usual counts for nobody."""
@@ -357,6 +352,7 @@ class Supervisor:
         process does not end."""
         self.progress += not self.complete
         lost = [station for station in self.stations.values() if self._advance(station, now)]
+        self.replacing = any(one.incarnation.state in ("suspect", "dying") for one in self.stations.values())
         for station in lost:
             station.past.update(station.incarnation.statistics())
         halts = [self._lose(station, now, emit) for station in lost]

@@ -34,7 +34,7 @@ class DeferredSteps:
         """Since when a step has been put off, the longest one."""
         return min((since for _, since in list(self._deferred.values())), default=None)
 
-    def note_queued(self, slot: Slot) -> None:
+    def add_queued(self, slot: Slot) -> None:
         """The slot was queued, so it may have been answered."""
         if self._begins is not None:
             self._unseen[slot.name] = slot

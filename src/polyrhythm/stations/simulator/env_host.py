@@ -125,13 +125,13 @@ class EnvHost:
             log.info("slot %s: ticket %d has ended, nothing to cancel", command.slot, command.ticket)
         if unwanted := begun - self._deferred.begun_rows(slot):
             self.env.drop_step(sorted(unwanted))
-        self._lanes.note_change(slot, time.monotonic())
+        self._lanes.mark_change(slot, time.monotonic())
         self._queue_related(slot)
 
     def refuse(self, command: RefuseRequest) -> None:
         slot = self.slots[command.slot]
         slot.refuse(command.sequence, command.reason)
-        self._lanes.note_change(slot, time.monotonic())
+        self._lanes.mark_change(slot, time.monotonic())
         self._queue_related(slot)
 
     def deliver(self, reply: Reply) -> None:
@@ -142,7 +142,7 @@ class EnvHost:
             log.warning("slot %s: late answer to request %d ignored", reply.slot, reply.sequence)
 
     def _queue(self, slot: Slot) -> None:
-        self._deferred.note_queued(slot)
+        self._deferred.add_queued(slot)
         if slot.name not in self._queued:
             self._queued.add(slot.name)
             self._todo.append(slot)
@@ -182,7 +182,7 @@ class EnvHost:
             slot = self._todo.popleft()
             self._queued.remove(slot.name)
             if self._work_on(slot):
-                self._lanes.note_unit()
+                self._lanes.begin_unit()
                 return True
         return False
 
@@ -193,7 +193,7 @@ class EnvHost:
         in a unit of its own counts as (short) stepping.
         """
         for slot in self._dropped.values():
-            self._lanes.note_change(slot, begin)
+            self._lanes.mark_change(slot, begin)
         self._dropped.clear()
         middle = begin if not self._reset_slots else self._reset_end if self._step_slots else end
         yield from self._lanes.close_unit(RESETTING, self._reset_slots, begin, middle)
@@ -331,7 +331,7 @@ class EnvHost:
     def _on_begin_fault(self, slot: Slot, fault: EnvFault) -> None:
         log.error("env batch %s: a step could not begin", self.info.name, exc_info=fault)
         slot.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
-        self._lanes.note_change(slot, time.monotonic())
+        self._lanes.mark_change(slot, time.monotonic())
         self._queue_related(slot)
 
     def _step_members(self, members: Sequence[Slot]) -> bool:

@@ -77,13 +77,13 @@ class GuardedEnv:
         try:
             self._call("reset", self.inner.reset, rows, tasks, seeds)
         except RowsFailed as failed:
-            self._note("reset", failed, rows)
+            self._keep_faults("reset", failed, rows)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         try:
             result: StepResult = self._call("step", self.inner.step, rows, actions)
         except RowsFailed as failed:
-            self._note("step", failed, rows)
+            self._keep_faults("step", failed, rows)
             if failed.result is None:
                 raise RunHalted("the environment's step raised RowsFailed without a result; give it one") from failed
             self._check(failed.result, len(rows))
@@ -115,7 +115,7 @@ class GuardedEnv:
         except RowsFailed as failed:
             raise _fault("observe", first_cause(failed)) from failed
 
-    def _note(self, call: str, failed: RowsFailed, rows: RowNumbers) -> None:
+    def _keep_faults(self, call: str, failed: RowsFailed, rows: RowNumbers) -> None:
         """Keep the faults of rows. EnvFault: they may not fail alone; what no retry solves is raised. RunHalted: these
         are not rows of the call."""
         if not failed.errors or not failed.errors.keys() <= set(map(int, rows)):

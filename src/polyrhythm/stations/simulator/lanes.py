@@ -25,7 +25,7 @@ class Lanes:
         self._changed: list[Span] = []
         self._unasked = False
 
-    def note_unit(self) -> None:
+    def begin_unit(self) -> None:
         """Note a unit of work; `close_unit` follows if spans are recorded."""
         if self._unasked:
             self._since.clear()
@@ -42,7 +42,7 @@ class Lanes:
             yield Span(slot.name, kind, begin, end, slots=len(slots))
             self._since[slot.name] = (end, _waits_for(slot))
 
-    def note_change(self, slot: Slot, now: float) -> None:
+    def mark_change(self, slot: Slot, now: float) -> None:
         """Note between two units that the slot may now wait for something else."""
         waits_for = _waits_for(slot)
         if slot.name in self._since and self._since[slot.name][1] != waits_for:

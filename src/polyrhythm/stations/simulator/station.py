@@ -8,7 +8,7 @@ import select
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from polyrhythm.config.registry import resolve
@@ -211,9 +211,8 @@ class SimulatorFactory:
 
 def refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
     """Raise RunHalted unless the batch is what was asked for."""
-    pairs = {"rows": (env.rows, rows)}
-    pairs |= {field.name: (getattr(env.spec, field.name), getattr(spec, field.name)) for field in fields(spec)}
-    for name, (found, wanted) in pairs.items():
-        if found != wanted:
-            where = "env.build" if name == "rows" else "the spec of env.build"
-            raise RunHalted(f"{where}({rows}) gave {name} = {found}, it must be {wanted}; correct the environment")
+    if env.rows != rows:
+        raise RunHalted(f"env.build({rows}) gave rows = {env.rows}, it must be {rows}; correct the environment")
+    for name, found, wanted in env.spec.differing(spec):
+        where = f"the spec of env.build({rows})"
+        raise RunHalted(f"{where} gave {name} = {found}, it must be {wanted}; correct the environment")

@@ -70,7 +70,7 @@ class HostMemory:
         largest = max(q.PART_BYTES, largest_answer(self._layout)) + q.HEAD_BYTES
         return client_of(self._sockets, host, endpoint, answer_s, largest)
 
-    def note_host(self, host: str, endpoint: str) -> None:
+    def add_host(self, host: str, endpoint: str) -> None:
         """The run has another host. UnfitMessage: there can be none of this name, or not there."""
         view = self._view
         if host == view.own or host in self.clients or not self._sockets.could_be(endpoint):
@@ -82,10 +82,10 @@ class HostMemory:
         self._others = OtherHosts(self._layout, self.host, self._view.slots, self.clients)
         return Arena(self._layout, memoryview(open_segment(self.folder, ARENA)), self._others)
 
-    def note_slots(self, host: str, slots: Sequence[str]) -> None:
+    def move_slots(self, host: str, slots: Sequence[str]) -> None:
         """Requests of these slots lie on this host now. UnfitMessage: there is no such host."""
         if self._others is not None:
-            self._others.note_slots(host, slots)
+            self._others.move_slots(host, slots)
 
     def weights(self, device: str, ends: Ends | None) -> Weights:
         """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""

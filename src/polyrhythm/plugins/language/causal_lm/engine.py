@@ -207,14 +207,10 @@ class NativeEngine:
         finished = []
         for place in range(len(self._running) - 1, -1, -1):
             row = self._running[place]
-            if self._ends(row) or len(row.tokens) >= row.request.max_new_tokens:
+            if row.tokens[-1] in self._stops or len(row.tokens) >= row.request.max_new_tokens:
                 finished.append(row.generated(finished=True))
                 self._remove(place)
         return finished[::-1]
-
-    def _ends(self, row: _Row) -> bool:
-        """Whether its last token ends it."""
-        return row.tokens[-1] in self._stops
 
     def _remove(self, place: int) -> None:
         """Take a row out; the last one moves to its place."""

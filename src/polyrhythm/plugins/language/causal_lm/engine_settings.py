@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from polyrhythm.plugin import table
 from polyrhythm.policies.base import SETTINGS
 
 Url = Annotated[str, Field(pattern=r"^https?://(\[[0-9a-fA-F:]+\]|[^/:\s]+)(:[1-9][0-9]{0,4})?(/\S*)?$")]
@@ -102,10 +103,31 @@ class OpenAiSettings(ServerSettings):
     """How it is given new weights."""
 
 
+class AddedSettings(BaseModel):
+    """An engine that a plugin adds as an `engine`: a function of (network, sampling, stops, *, capacity, length)."""
+
+    model_config = SETTINGS
+
+    type: str
+    """Name of the engine."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further keywords of the function."""
+
+
+#: Tag of an engine that a plugin adds.
+_ADDED = "a plugin's engine"
+
+
+def _tag(value: Any) -> str:
+    name = value.get("type", "native") if isinstance(value, dict) else getattr(value, "type", "")
+    return _ADDED if name in table("engine") else name
+
+
 EngineSettings = Annotated[
     Annotated[NativeSettings, Tag("native")]
     | Annotated[SglangSettings, Tag("sglang")]
     | Annotated[OpenAiSettings, Tag("openai")]
-    | Annotated[VllmSettings, Tag("vllm")],
-    Discriminator(lambda value: value.get("type", "native") if isinstance(value, dict) else getattr(value, "type", "")),
+    | Annotated[VllmSettings, Tag("vllm")]
+    | Annotated[AddedSettings, Tag(_ADDED)],
+    Discriminator(_tag),
 ]

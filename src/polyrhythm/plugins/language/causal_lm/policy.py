@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from polyrhythm.plugin import load
 from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
-from polyrhythm.plugins.language.causal_lm.engine_settings import ServerSettings
+from polyrhythm.plugins.language.causal_lm.engine_settings import AddedSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.packing import PackedMessages, Packing, SlotCache, pack, pack_longest
 from polyrhythm.plugins.language.causal_lm.sampling import Sampling, entropy, process_logits
@@ -107,6 +108,9 @@ class CausalLm(AdaptedPolicy):
         (`policies.engine.Streams`)."""
         length, how = self._prompt + self.chunk, self._engine
         what = (self.network, self._sampling, self._stops)
+        if isinstance(how, AddedSettings):
+            added: Engine = load("engine", how.type)(*what, capacity=capacity, length=length, **how.options)
+            return added
         if isinstance(how, ServerSettings):
             return engine_at_server(how, *what, capacity=capacity, length=length)
         if how.type == "vllm":

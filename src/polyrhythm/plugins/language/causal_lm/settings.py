@@ -11,7 +11,14 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from torch import nn
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
-from polyrhythm.plugins.language.causal_lm.engine_settings import EngineSettings, NativeSettings, ServerSettings
+from polyrhythm.plugins.language.causal_lm.engine_settings import (
+    AddedSettings,
+    EngineSettings,
+    NativeSettings,
+    OpenAiSettings,
+    ServerSettings,
+    VllmSettings,
+)
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.policy import LENGTH, MESSAGE, TOKENS, CausalLm
 from polyrhythm.plugins.pretrained.adapting import LoraSettings
@@ -108,14 +115,14 @@ class CausalLmSettings(BaseModel):
         """What the policy and its engine can do."""
         server = isinstance(self.engine, ServerSettings)
         kind = f"policy.engine.type = {self.engine.type}"
-        fixed = self.engine.type == "openai" and not self.engine.weights.load
+        fixed = isinstance(self.engine, OpenAiSettings) and not self.engine.weights.load
         engine = EngineTraits(
             streams_only=kind if self.engine.type != "native" else "",
             single=f"policy.engine.url = {self.engine.url}" if isinstance(self.engine, ServerSettings) else "",
             keeps_device=kind if self.engine.type == "vllm" else "",
             fixed_weights="policy.engine.weights.load is empty" if fixed else "",
             cache=VLLM_CACHE if self.engine.type == "vllm" else "",
-            fresh_cache=self.refresh_cache and not server,
+            fresh_cache=self.refresh_cache and not server and not isinstance(self.engine, AddedSettings),
         )
         policy = PolicyTraits(
             value=self.value_head,
@@ -161,8 +168,8 @@ class CausalLmSettings(BaseModel):
         """What an engine that is not the native one keeps in the generator's process. weights: bytes in float32."""
         if self.engine.type == "native":
             return None
-        if self.engine.type != "vllm":
-            return {}  # it is the server's
+        if not isinstance(self.engine, VllmSettings):
+            return {}  # it is the server's, or not known
         own = weights if self.engine.dtype == "float32" else weights // 2
         return {"vLLM's weights": own, VLLM_CACHE: int(self.engine.cache_gib * 2**30)}
 

@@ -75,7 +75,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 def unshare_namespaces() -> None:
     """User, mounts, processes, network, IPC and host name of its own for this process, which has one thread; its next
-    child is process 1. Lacking: the kernel, or whoever set it up, does not allow it."""
+    child is process 1. Lacking: the kernel or its configuration does not allow it."""
     user, group = os.geteuid(), os.getegid()
     every = _CLONE_NEWUSER | CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
     try:

@@ -105,7 +105,7 @@ class SandboxServer:
         try:
             pid = os.fork()
         except OSError as error:
-            _tell(call, lost=f"fork: {error.strerror}")
+            _send(call, lost=f"fork: {error.strerror}")
         else:
             if not pid:
                 run_child(self._confinement, parent, code, output, call.fileno())
@@ -140,7 +140,7 @@ class SandboxServer:
         self._poll.unregister(running.call)
         del self._running[running.process]
         os.close(running.process)
-        _tell(
+        _send(
             running.call,
             status=os.waitstatus_to_exitcode(status),
             timed_out=running.timed_out,
@@ -150,7 +150,7 @@ class SandboxServer:
         running.call.close()
 
 
-def _tell(call: socket.socket, **content: Any) -> None:
+def _send(call: socket.socket, **content: Any) -> None:
     with suppress(OSError):  # the client hung up
         call.send(json.dumps(content).encode())
 
@@ -201,12 +201,12 @@ def main() -> NoReturn:
     try:
         server = _prepare(client, settings)
     except kernel.Lacking as lacking:
-        _tell(client, lacks=lacking.mechanism, problem=lacking.problem)
+        _send(client, lacks=lacking.mechanism, problem=lacking.problem)
         os._exit(1)
     except ImportError as error:
-        _tell(client, missing=str(error))
+        _send(client, missing=str(error))
         os._exit(1)
-    _tell(client, ready=True)
+    _send(client, ready=True)
     gc.collect()
     gc.freeze()
     server.serve()

@@ -270,7 +270,7 @@ class PythonTool:
         """What the server is told."""
         settings = self._settings
         packages = [sysconfig.get_path(name) for name in ("purelib", "platlib")] if settings.modules else []
-        limits = ("cpu_s", "memory_mib", "files_mib", "open_files", "output_bytes")
+        limits = {"cpu_s", "memory_mib", "files_mib", "open_files", "output_bytes"}
         return {
             "socket": number,
             "ours": source,
@@ -279,7 +279,7 @@ class PythonTool:
             "readable": (readable := _readable(packages)),
             "hidden": _packages_within(readable, packages),
             "modules": [*_USUAL, *settings.modules],
-            "limits": {name: getattr(settings, name) for name in limits},
+            "limits": settings.model_dump(include=limits),
             "wall_s": settings.wall_s,
             "at_a_time": settings.at_a_time,
         }

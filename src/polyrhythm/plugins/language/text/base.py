@@ -78,7 +78,7 @@ class TextSettings(BaseModel):
     def spec(self) -> EnvSpec:
         """The spec of a batch. Raises ConfigError if there is no such tokenizer."""
         tokenizer = self.text_tokenizer()
-        name = getattr(self, "type", type(self).__name__)
+        name = self._name
         integer = ArraySpec((), "int32")
         return EnvSpec(
             observation={
@@ -96,10 +96,13 @@ class TextSettings(BaseModel):
 
     def build(self, rows: int) -> TextBatch:
         """A batch of `rows` conversations."""
-        name = getattr(self, "type", type(self).__name__)
         conversations = [self.conversation() for _ in range(rows)]
         tokenizer, chat = self.text_tokenizer(), self.open_chat()
-        return TextBatch(self.spec(), traits_of(self), tokenizer, chat, conversations, self.metrics, name)
+        return TextBatch(self.spec(), traits_of(self), tokenizer, chat, conversations, self.metrics, self._name)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self, "type", type(self).__name__)
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
         """A finished sample as text, without end-of-text tokens and what the tokenizer begins with; the prompt and the

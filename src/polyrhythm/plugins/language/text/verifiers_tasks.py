@@ -22,8 +22,14 @@ from pydantic import Field
 from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.plugins.language.text.base import Count, TextSettings, draw_apart, is_held_out
 from polyrhythm.plugins.language.text.conversation import Reply
-from polyrhythm.plugins.language.text.talk import Talk, run_in_loop
-from polyrhythm.plugins.language.text.verifiers_talk import PolicyAgent, SharedTools, lacking, warn_of_tasks
+from polyrhythm.plugins.language.text.verifiers_talk import (
+    PolicyAgent,
+    SharedTools,
+    Talk,
+    lacking,
+    run_in_loop,
+    warn_of_tasks,
+)
 
 
 class VerifiersSettings(TextSettings):

@@ -12,14 +12,12 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill.drivers import how_to_get_driver, is_about_driver
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
+from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 
 #: Most characters that are quoted of an error of ManiSkill.
 _QUOTED = 200

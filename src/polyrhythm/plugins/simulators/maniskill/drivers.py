@@ -1,5 +1,8 @@
 """What ManiSkill needs of the machine besides its package: a Vulkan driver, and a GPU for its GPU backend.
-`findings` says which of them are there.
+
+`probe` starts the simulator in a process of its own, `python -m …maniskill.env SETTINGS`: a broken Vulkan driver can
+end or hang a process, and ManiSkill writes to stdout and asks on stdin; neither reaches the caller. SETTINGS is JSON;
+the last line of stdout is JSON too.
 
 SAPIEN, ManiSkill's simulator, makes materials on a Vulkan device, so that a driver is needed even where nothing is
 drawn. On a machine without a GPU Mesa's software driver (lavapipe) serves; Mesa 22.3 is refused by SAPIEN 3.0.3.
@@ -7,18 +10,22 @@ drawn. On a machine without a GPU Mesa's software driver (lavapipe) serves; Mesa
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from polyrhythm.conformance import Finding
 from polyrhythm.envs.mujoco import count_gpus
-from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.simulators.maniskill.probe import probe
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
+from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError
+from polyrhythm.imports import same_imports
+from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
+from polyrhythm.specs import EnvSpec
+from polyrhythm.specs.plain import from_plain
 
 #: Parts of SAPIEN's messages where no driver serves.
 _NO_DRIVER = ("failed to find a rendering device", "failed to find a supported physical device", "vk::", "vulkan")
@@ -94,3 +101,63 @@ def _trial(tried: ManiSkillFields) -> Finding:
     height, width = tried.picture
     frame = f"a frame of {width}x{height} pixels {seen.observe_ms:.0f} ms"
     return Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")
+
+
+_PATIENCE_S = 240.0
+
+
+class Probed(NamedTuple):
+    """step_ms, observe_ms: median times of one row; start_s: seconds to import ManiSkill and make the instances."""
+
+    spec: EnvSpec
+    start_s: float
+    step_ms: float
+    observe_ms: float
+
+
+def probe(settings: ManiSkillFields) -> Probed:
+    """Start the simulator once for these settings, and remember what it offers.
+
+    Raises MissingError if a package, asset or driver is missing, ConfigError for an unknown task or setting.
+    """
+    return _probe(type(settings), settings.model_dump_json(), _machine())
+
+
+def _machine() -> tuple[str | None, ...]:
+    """What of the environment decides whether the simulator starts."""
+    return tuple(map(os.environ.get, ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", "MS_ASSET_DIR")))
+
+
+@lru_cache(maxsize=32)
+def _probe(kind: type[ManiSkillFields], given: str, machine: object) -> Probed:  # noqa: ARG001
+    settings = kind.model_validate_json(given)
+    what = named_tasks(settings)
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            [sys.executable, "-m", "polyrhythm.plugins.simulators.maniskill.env", given],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **same_imports()},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MissingError(
+            f"{what}: ManiSkill did not start within {_PATIENCE_S:.0f} s; run: polyrhythm doctor maniskill"
+        ) from error
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        told = " ".join(done.stderr.split())[-300:]
+        raise MissingError(
+            f"{what}: ManiSkill ended its process with status {done.returncode} ({told or 'it printed nothing'}); "
+            "install another Vulkan driver, see: polyrhythm doctor maniskill"
+        )
+    answer = json.loads(lines[-1])
+    if "problem" in answer:
+        raise (MissingError if answer["missing"] else ConfigError)(answer["problem"])
+    return Probed(from_plain(answer["spec"]), answer["start_s"], answer["step_ms"], answer["observe_ms"])
+
+
+def named_tasks(settings: ManiSkillFields) -> str:
+    return f"env.tasks = {', '.join(settings.tasks)}"

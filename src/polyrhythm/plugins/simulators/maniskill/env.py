@@ -17,8 +17,7 @@ import numpy as np
 from polyrhythm.conformance import Finding, raised
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.errors import MissingError, PolyrhythmError, install_command
-from polyrhythm.plugins.simulators.maniskill.drivers import examine
-from polyrhythm.plugins.simulators.maniskill.probe import named_tasks, probe
+from polyrhythm.plugins.simulators.maniskill.drivers import examine, named_tasks, probe
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 from polyrhythm.plugins.simulators.variation import AppearanceSettings
 from polyrhythm.specs import EnvSpec

@@ -40,7 +40,7 @@ class SeparateBatch:
     def __init__(self, process: EnvProcess, rows: int) -> None:
         self._process = process
         os.ftruncate(process.memory, p.observation_bytes(process.spec.observation, rows))
-        built = process.ask(p.Build(rows), p.Built)
+        built = process.request(p.Build(rows), p.Built)
         self.spec, self.rows = built.spec, built.rows
         self._views = p.map_observations(process.memory, built.spec.observation, rows)
         has = built.traits
@@ -48,8 +48,8 @@ class SeparateBatch:
             expert=has.expert, draws_rows=has.draws_rows, discards_rows=has.discards_rows, texts=has.texts
         )
 
-    def _call(self, method: str, rows: RowNumbers, **more: Any) -> p.Returned:
-        found = self._process.ask(p.BatchCall(method, tuple(map(int, rows)), **more), p.Returned)  # type: ignore[arg-type]
+    def _call(self, method: str, rows: RowNumbers, **more: Any) -> p.CallReturned:
+        found = self._process.request(p.BatchCall(method, tuple(map(int, rows)), **more), p.CallReturned)  # type: ignore[arg-type]
         for text in found.warned:
             warn_once(text)
         return found
@@ -88,7 +88,7 @@ class SeparateBatch:
         self._process.close()
 
 
-def _refuse_failed(found: p.Returned, result: Any = None) -> None:
+def _refuse_failed(found: p.CallReturned, result: Any = None) -> None:
     """RowsFailed: rows have failed alone."""
     if found.failed:
         kinds = {row: EpisodeRefused if row in found.refused else RuntimeError for row in found.failed}
@@ -132,7 +132,7 @@ class EnvProcess:
 
     def _open(self, env: Mapping[str, Any]) -> p.EnvOpened:
         try:
-            return self.ask(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
+            return self.request(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
         except EnvLost as lost:
             raise MissingError(
                 f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
@@ -142,11 +142,11 @@ class EnvProcess:
             kind = type(error) if isinstance(error, ConfigError) else ConfigError
             raise kind(f"env.python = {self._name}: {error}") from error
 
-    def ask(self, request: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
+    def request(self, message: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
         """Send a request and wait for its answer, for ever if no time is given. EnvLost: the process has ended; what
         the environment raised: of this package's errors the same, else a RuntimeError that quotes it."""
         try:
-            self._line.send(request)
+            self._line.send(message)
             reply = self._line.receive(timeout_s)
         except TimeoutError:
             raise
@@ -155,7 +155,7 @@ class EnvProcess:
         if isinstance(reply, p.CallRaised):
             raise _as_raised(reply)
         if not isinstance(reply, kind):
-            raise EnvLost(f"the environment's process answered {type(request).__name__} by {type(reply).__name__}")
+            raise EnvLost(f"the environment's process answered {type(message).__name__} by {type(reply).__name__}")
         return reply
 
     def _how_it_ended(self) -> str:
@@ -172,7 +172,7 @@ class EnvProcess:
         if self.memory < 0:
             return
         try:
-            self.ask(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
+            self.request(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
         except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
             pass  # it is killed
         finally:

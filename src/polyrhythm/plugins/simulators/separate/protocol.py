@@ -58,7 +58,7 @@ class Rendering(msgspec.Struct, tag=True, frozen=True):
 
 
 class BatchCall(msgspec.Struct, tag=True, frozen=True):
-    """A call of the batch's method for rows. tasks, seeds: of `reset`; actions: of `step`. Answered by `Returned`."""
+    """A method call for rows. tasks, seeds: of `reset`; actions: of `step`. Answered by `CallReturned`."""
 
     method: Literal["reset", "step", "observe", "expert_actions", "render", "discard", "texts"]
     rows: tuple[int, ...]
@@ -96,7 +96,7 @@ class Built(msgspec.Struct, tag=True, frozen=True):
     traits: EnvTraits
 
 
-class Returned(msgspec.Struct, tag=True, frozen=True):
+class CallReturned(msgspec.Struct, tag=True, frozen=True):
     """arrays, metrics: what the call returned, of a step by the names of `StepResult`, else as `result`; texts: of the
     row. failed: rows that failed alone, each with what it raised; refused: those of them whose episode is refused.
     warned: what the environment's module has logged as a warning since the last call."""
@@ -122,7 +122,7 @@ class CallRaised(msgspec.Struct, tag=True, frozen=True):
 
 
 Request = Open | Rendering | Build | BatchCall | CloseBatch
-Reply = EnvOpened | Renders | Built | Returned | CallRaised | Closed
+Reply = EnvOpened | Renders | Built | CallReturned | CallRaised | Closed
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     "request": msgspec.msgpack.Decoder(Request),

@@ -1,6 +1,6 @@
 """The process that has the environment: `python -m` this module, SOCKET MEMORY PARENT.
 
-These are two inherited descriptors and the process id of whoever started it.
+The arguments are two inherited descriptors and the process id of the parent.
 
 It needs this package, numpy, msgspec, pydantic and what the environment itself needs. It ends with `Close`, with the
 connection, or with the thread that started it, whatever comes first.
@@ -85,7 +85,7 @@ class EnvServer:
         self._settings = settings
         return p.EnvOpened(settings.spec(), settings.model_dump(mode="json"), os.environ.get("MUJOCO_GL", ""))
 
-    def _call(self, call: p.BatchCall) -> p.Returned:
+    def _call(self, call: p.BatchCall) -> p.CallReturned:
         failed: dict[int, str] = {}
         refused: tuple[int, ...] = ()
         try:
@@ -95,14 +95,15 @@ class EnvServer:
                 raise
             found, failed, refused = error.result, _texts(error), _refused(error)
         arrays: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         if call.method == "step":
-            names = ("reward", "terminated", "truncated", "success", "executed")
-            arrays = {name: x for name in names if (x := getattr(found, name)) is not None}
+            arrays = {name: array for name, array in found._asdict().items() if array is not None}
+            metrics = arrays.pop("metrics")
         elif call.method in ("expert_actions", "render"):
             arrays = {"result": found}
-        return p.Returned(
+        return p.CallReturned(
             {name: p.packed(array) for name, array in arrays.items()},
-            {name: p.packed(array) for name, array in found.metrics.items()} if call.method == "step" else {},
+            {name: p.packed(array) for name, array in metrics.items()},
             tuple(map(as_utf8, found)) if call.method == "texts" else (),
             failed,
             refused,
@@ -122,7 +123,11 @@ class EnvServer:
                 return batch.observe(rows, {name: view[: len(rows)] for name, view in self._views.items()})
             case "expert_actions":
                 return batch.expert_actions(rows)
-        return getattr(batch, call.method)(rows[0])
+            case "render":
+                return batch.render(rows[0])
+            case "discard":
+                return batch.discard(rows[0])
+        return batch.texts(rows[0])
 
     def close(self) -> None:
         """Close the batch, if it is open."""
@@ -169,7 +174,7 @@ def serve(line: p.EnvLink, server: EnvServer) -> None:
         request = line.receive()
         try:
             reply = server.answer(request)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whoever asked is told
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
             reply = raised(error)
         line.send(reply)
         if isinstance(request, p.CloseBatch):
@@ -184,7 +189,7 @@ def main(words: list[str]) -> int:
         sys.stderr.write("whoever started this has ended, or is not its parent (let a script end in exec)\n")
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever started it ends it
+        signal.signal(number, signal.SIG_IGN)  # the parent ends it
     line, server = p.EnvLink(socket.socket(fileno=end), "request"), EnvServer(memory)
     with suppress(EOFError, OSError):
         serve(line, server)

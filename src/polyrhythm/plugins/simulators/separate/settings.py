@@ -23,7 +23,7 @@ from polyrhythm.plugins.simulators.separate.batch import EnvProcess, SeparateBat
 from polyrhythm.plugins.simulators.setup import envs_folder
 from polyrhythm.specs import EnvSpec
 
-#: What the process of a Python and a section has said: to ask imports the simulator.
+#: Specs by Python and section, kept because reading one starts a process that imports the simulator.
 _OPENED: dict[str, EnvSpec] = {}
 
 
@@ -69,7 +69,7 @@ class SeparateSettings(BaseModel):
         """Those that the environment gives for its pictures, in the same Python; without any, these."""
         process = self._start()
         try:
-            found = process.ask(p.Rendering(), p.Renders).env
+            found = process.request(p.Rendering(), p.Renders).env
         finally:
             process.close()
         return None if found is None else SeparateSettings(**found, python=self.python)

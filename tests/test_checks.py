@@ -1,0 +1,81 @@
+"""The list of checks: which rows run at a depth, in which order, and what a failure leaves out."""
+
+from __future__ import annotations
+
+import pytest
+from tests.pipeline.runs import config
+
+from polyrhythm import checks
+from polyrhythm.checks import Check, CheckContext, Examined, examine_all, require_added, with_added
+from polyrhythm.conformance import Finding
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.pipeline.validation.all_checks import CHECKS
+from polyrhythm.plugin import load_all
+
+
+def names(depth: checks.Cost) -> list[str]:
+    return [check.name for check in with_added(CHECKS, depth)]
+
+
+def test_deeper_rows_take_the_place_of_cheaper_ones() -> None:
+    assert names("settings") == ["launcher", "devices", "placement", "notes"]
+    machine, trial = names("machine"), names("trial")
+    assert "policy" in machine
+    assert "policy's build" not in machine
+    assert "policy" not in trial
+    assert len({*trial}) == len(trial), "each name once"
+    assert len({*machine}) == len(machine)
+
+
+def test_rows_of_plugins_stand_behind_those_that_they_name() -> None:
+    for depth in ("machine", "trial"):
+        found = names(depth)
+        for check in (one for own in load_all("check") for one in own if one.after in found and one.runs_at(depth)):
+            between = found[found.index(check.after) + 1 : found.index(check.name)]
+            assert all(name not in {own.name for own in CHECKS} for name in between), check.name
+
+
+def test_a_plugins_row_names_a_row_of_the_core_or_a_place_that_is_known() -> None:
+    known = {check.name for check in CHECKS} | {"", "episode", "policies", "doctor"}
+    assert {one.after for own in load_all("check") for one in own} <= known
+
+
+def refuse(_: CheckContext) -> str:
+    raise ConfigError("a = 1: is wrong; set 2", "b = 1: is wrong; set 3")
+
+
+def lack(_: CheckContext) -> str:
+    raise MissingError("c = /no: there is no such folder; copy it")
+
+
+@pytest.mark.parametrize(("depth", "state"), [("machine", "missing"), ("trial", "failed")])
+def test_a_failure_stops_those_alone_that_need_its_result(depth: checks.Cost, state: str) -> None:
+    rows = (
+        Check("first", "recipe", "settings", refuse),
+        Check("second", "recipe", "settings", lack),
+        Check("third", "recipe", "settings", lambda _: "", needs=("spec",)),
+        Check("fourth", "recipe", "settings", lambda _: [Examined("policy", Finding("own", "note", "odd", "look"))]),
+        Check("fifth", "recipe", "settings", lambda _: ()),
+        Check("sixth", "recipe", "settings", lambda _: "all of it"),
+    )
+    found = [(part, *finding) for part, finding in examine_all(rows, CheckContext(config(), depth))]
+    assert found == [
+        ("recipe", "first", "failed", "a = 1: is wrong", "set 2"),
+        ("recipe", "first", "failed", "b = 1: is wrong", "set 3"),
+        ("recipe", "second", state, "c = /no: there is no such folder", "copy it"),
+        ("policy", "own", "note", "odd", "look"),
+        ("recipe", "sixth", "ok", "all of it", ""),
+    ]
+
+
+def test_a_run_that_starts_is_stopped_by_a_plugins_row_and_warned_by_its_notes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = (
+        Check("odd", "recipe", "settings", lambda _: Finding("odd", "note", "it is odd", "look"), after="devices"),
+        Check("wrong", "recipe", "settings", refuse, after="devices"),
+    )
+    monkeypatch.setattr(checks, "load_all", lambda _: [rows])
+    with pytest.raises(ConfigError, match="a = 1"):
+        require_added(CheckContext(config()), "devices")
+    assert caplog.messages == ["it is odd; look"]
