@@ -57,10 +57,10 @@ class Finding(NamedTuple):
 
 
 #: A check raises ContractViolation, or returns a detail, "" for none.
-Check = Callable[[], str]
+ContractCheck = Callable[[], str]
 
 
-def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
+def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
     """Run all checks, also after a failure."""
     for name, check in checks.items():
         try:

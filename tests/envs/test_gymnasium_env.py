@@ -107,7 +107,7 @@ def seen(batch: Any, rows: int = 1) -> dict[str, Any]:
 
 
 def received(batch: Any) -> Any:
-    return batch._envs[0].unwrapped.got[-1]
+    return batch.envs[0].unwrapped.got[-1]
 
 
 def test_discrete_actions_start_where_the_space_starts():
@@ -266,7 +266,7 @@ def test_several_tasks_have_instructions_and_a_row_is_reset_to_any_of_them():
         ended.setdefault(task, []).append(seen(batch, 2)["state"][1])
     assert np.array_equal(*ended[0])
     assert not np.array_equal(ended[0][0], ended[1][0])
-    assert [env.unwrapped.g for _, env in sorted(batch._made.items())] == [10.0, 30.0, 10.0, 30.0]
+    assert [env.unwrapped.g for _, env in sorted(batch.made.items())] == [10.0, 30.0, 10.0, 30.0]
     batch.close()
 
 
@@ -482,7 +482,7 @@ def test_a_state_that_mujoco_finds_unstable_fails_its_row_alone(
     batch = GymnasiumSettings(id="HalfCheetah-v5").build(2)
     try:
         batch.reset([0, 1], [0, 0], [1, 2])
-        broken = batch._envs[0]
+        broken = batch.envs[0]
         broken.unwrapped.data.qvel[:] = 1e12
         with pytest.raises(
             RowsFailed, match=r"^row 0: UnstableSimulationError: MuJoCo found the state unstable at"
@@ -490,7 +490,7 @@ def test_a_state_that_mujoco_finds_unstable_fails_its_row_alone(
             batch.step([0, 1], np.zeros((2, 6), np.float32))
         assert np.isfinite(f.value.result.reward[1])
         batch.reset([0], [0], [3])
-        assert batch._envs[0] is not broken
+        assert batch.envs[0] is not broken
         batch.step([0, 1], np.zeros((2, 6), np.float32))
     finally:
         batch.close()

@@ -32,7 +32,7 @@ from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import Event, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.start import Handle, start_child
+from polyrhythm.runtime.processes.start import ProcessHandle, start_child
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
@@ -44,7 +44,7 @@ NO_WEIGHTS = WeightsLayout.of({})
 class OutOfReach:
     """A process that whoever started it cannot end: after `kill` it counts as ended, and lives."""
 
-    def __init__(self, process: Handle) -> None:
+    def __init__(self, process: ProcessHandle) -> None:
         self._process, self.pid, self.abandoned = process, process.pid, False
 
     def poll(self) -> int | None:
@@ -77,7 +77,7 @@ class FarNode:
     def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
         return self._node.start_agent(spec)
 
-    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> ProcessHandle:
         self.started.append(OutOfReach(self._node.spawn(spec, log)))
         return self.started[-1]
 

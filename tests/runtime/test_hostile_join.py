@@ -250,7 +250,7 @@ def test_a_spec_that_no_run_would_hear_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_question_of_another_host_is_answered_or_refused(count: int) -> None:
-    asked: tuple[q.Question, ...] = (q.Posted([("s.0/0", 2)]), q.Sample(2, 0, 2), q.Held(), q.Part(1, 1, 0, 100))
+    asked: tuple[q.Question, ...] = (q.Posted([("s.0/0", 2)]), q.SampleEntries(2, 0, 2), q.Held(), q.Part(1, 1, 0, 100))
     server = DataServer(finished_arena(), None)
     contents, refused = [b"\0" + q.encode(question) for question in asked], 0
     with steady():

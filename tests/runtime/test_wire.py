@@ -62,7 +62,7 @@ MESSAGES = [
     *(r.SampleScored("c", 0, 9, 7, -0.5), r.SampleScored("c", 0, 9, 7, 1.0, success=True)),
     r.ScoringFailed("c", 0, 9, 7, "own:judge: ValueError: no", "task a, seed 3"),
     *(r.DeviceTaken("t", 0, -1, 0.25), r.DeviceYielded("g", 2, 3, 2**40, 1.5)),
-    *(WorkerJoined("w-0", 0), ToWorker("w-0", b"\x00\xff"), FromWorker("w-0", 0, 7, b""), wire.Wake()),
+    *(WorkerJoined("w-0", 0), ToWorker("w-0", b"\x00\xff"), FromWorker("w-0", 0, 7, b""), wire.WakeUp()),
     *(wire.HostAt("host-3", "tcp://10.0.0.2:9"), wire.Dismissed("s", 1)),
 ]
 DTYPE = np.dtype([(ACTIONS, "float32", (2, 3)), ("forward_inputs.k", "uint8"), (VERSION, "int64")], align=True)

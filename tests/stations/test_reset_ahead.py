@@ -52,9 +52,9 @@ def ahead(inner: Gated) -> Iterator[ResetAhead]:
 
 def settle(ahead: ResetAhead, *starts: tuple[int, int]) -> None:
     """Wait until spare rows have these episodes."""
-    with ahead._changed:
-        assert ahead._changed.wait_for(
-            lambda: all(any(s.start == start and s.ready for s in ahead._spares) for start in starts), DEADLINE_S
+    with ahead.changed:
+        assert ahead.changed.wait_for(
+            lambda: all(any(s.start == start and s.ready for s in ahead.spares) for start in starts), DEADLINE_S
         )
 
 
@@ -64,13 +64,13 @@ def under_way(ahead: ResetAhead, inner: Gated, start: tuple[int, int]) -> None:
     inner.waits.clear()
     ahead.prepare([start], [])
     assert inner.waits.wait(DEADLINE_S)
-    assert any(spare.start == start and not spare.ready for spare in ahead._spares)
+    assert any(spare.start == start and not spare.ready for spare in ahead.spares)
 
 
 def open_when_waited_for(ahead: ResetAhead, inner: Gated) -> None:
     """Open the gate once the main thread waits for the reset behind it."""
     until = time.monotonic() + DEADLINE_S
-    while not ahead._changed._waiters and time.monotonic() < until:  # type: ignore[attr-defined]
+    while not ahead.changed._waiters and time.monotonic() < until:  # type: ignore[attr-defined]
         time.sleep(0.001)
     inner.gate.set()
 
@@ -100,14 +100,14 @@ def test_the_row_that_was_left_is_the_next_spare(ahead: ResetAhead, inner: Gated
         settle(ahead, (0, seed))
         ahead.reset([seed % 3], [0], [seed])
         assert seen(ahead, [seed % 3]) == [[seed, 0, 0]]
-    assert sorted([*ahead._place, *(spare.row for spare in ahead._spares)]) == list(range(5))
+    assert sorted([*ahead._place, *(spare.row for spare in ahead.spares)]) == list(range(5))
     assert ahead.ready == 30
 
 
 def test_equal_episodes_of_a_group_take_a_row_each(ahead: ResetAhead) -> None:
     ahead.prepare([(0, 8), (0, 8)], [])
-    with ahead._changed:
-        assert ahead._changed.wait_for(lambda: all(s.start == (0, 8) and s.ready for s in ahead._spares), DEADLINE_S)
+    with ahead.changed:
+        assert ahead.changed.wait_for(lambda: all(s.start == (0, 8) and s.ready for s in ahead.spares), DEADLINE_S)
     ahead.reset([0, 1, 2], [0] * 3, [8] * 3)
     assert (ahead.ready, ahead.in_place) == (2, 1)
     assert seen(ahead, [0, 1, 2]) == [[8, 0, 0]] * 3
@@ -157,7 +157,7 @@ def test_an_episode_that_has_begun_is_not_reset_again(ahead: ResetAhead, inner: 
     settle(ahead, (0, 8), (0, 9))
     inner.gate.clear()
     ahead.reset([0, 1], [0] * 2, [8, 10])  # one by a spare row, one in place
-    with ahead._changed:
+    with ahead.changed:
         assert ahead._wanted == ((0, 9),)
         assert ahead._choose() is None
     assert inner.threads == ["reset ahead"] * 2 + ["MainThread"]

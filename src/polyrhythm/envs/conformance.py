@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import Check, ContractViolation, Finding, Note, run_checks
+from polyrhythm.conformance import ContractCheck, ContractViolation, Finding, Note, run_checks
 from polyrhythm.envs.base import BATCH_METHODS, SETTINGS_METHODS, EnvSettings, FullEnvSettings, traits_of
 from polyrhythm.envs.checked_env import Arrays, CheckedEnv
 from polyrhythm.errors import PolyrhythmError
@@ -141,7 +141,7 @@ def _build(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) ->
         return CheckedEnv(settings, rows, about_to)
 
 
-def env_checks(env: CheckedEnv) -> dict[str, Check]:
+def env_checks(env: CheckedEnv) -> dict[str, ContractCheck]:
     """The checks of a batch by name; each begins with a reset."""
     checks = {
         "observe": lambda: check_observe(env),

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
-from polyrhythm.envs.info import InfoReader
+from polyrhythm.envs.info import InfoReader, as_aggregates
 from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
@@ -57,11 +57,6 @@ class GymnasiumTask(_Settings):
 
 def as_wrapper(value: Any) -> Any:
     return {"apply": value} if isinstance(value, str) else value
-
-
-def as_aggregates(value: Any) -> Any:
-    """Expand a list of names to `last` for each."""
-    return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
 
 
 class GymnasiumSettings(_Settings):
@@ -191,14 +186,15 @@ class GymnasiumSettings(_Settings):
 class GymnasiumBatch:
     """`rows` environments, and their last observations in one array per key, so that observing is one copy.
 
-    With several tasks a row has one instance per task, made at the task's first reset.
+    With several tasks a row has one instance per task, from the task's first reset on. made: by row and task; envs:
+    that of each row's current task.
     """
 
     def __init__(self, settings: GymnasiumSettings, rows: int) -> None:
         firsts = [settings.make(task) for task in range(len(settings.task_list))]
         self.rows, self.spec, self._settings = rows, settings.spec_of(firsts), settings
-        self._made = {(0, task): env for task, env in enumerate(firsts)}
-        self._envs = [self._env(row, 0) for row in range(rows)]
+        self.made = {(0, task): env for task, env in enumerate(firsts)}
+        self.envs = [self._env(row, 0) for row in range(rows)]
         self._to_env = action_converter(firsts[0].action_space)
         self._where = [settings.where(task) for task in range(len(firsts))]
         self._seen = Observations(firsts[0].observation_space, self._where[0], settings.rename, rows, settings.drop)
@@ -215,7 +211,7 @@ class GymnasiumBatch:
         failed: dict[int, Exception] = {}
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             try:
-                env = self._envs[row] = self._env(int(row), int(task))
+                env = self.envs[row] = self._env(int(row), int(task))
                 observation, _ = env.reset(seed=library_seed(int(seed)))
                 self._seen.keep(row, observation, self._where[task])
                 data = self._mujoco[row] = mujoco_data(env.unwrapped)
@@ -234,7 +230,7 @@ class GymnasiumBatch:
         failed: dict[int, Exception] = {}
         for i, (row, action) in enumerate(zip(rows, self._to_env(actions), strict=True)):
             try:
-                observation, rewards[i], terminated[i], cut, info = self._envs[row].step(action)
+                observation, rewards[i], terminated[i], cut, info = self.envs[row].step(action)
                 self._seen.keep(row, observation, self._where[self._task[row]])
                 if (data := self._mujoco[row]) is not None:
                     refuse_unstable(data, f"at step {self._steps[row] + 1}", self._unstable[row])
@@ -269,7 +265,7 @@ class GymnasiumBatch:
         import gymnasium
 
         try:
-            return np.asarray(self._envs[row].render())
+            return np.asarray(self.envs[row].render())
         except gymnasium.error.DependencyNotInstalled as error:
             advice = str(error).replace("pip install ", pip_install("")).replace("`", "")
             raise ConfigError(f"rendering: {advice}") from error
@@ -279,18 +275,18 @@ class GymnasiumBatch:
         self._discard(row, self._task[row])
 
     def close(self) -> None:
-        for env in self._made.values():
+        for env in self.made.values():
             env.close()
 
     def _env(self, row: int, task: int) -> gymnasium.Env[Any, Any]:
-        found = self._made.get((row, task))
+        found = self.made.get((row, task))
         if found is None:
-            found = self._made[row, task] = self._settings.make(task)
+            found = self.made[row, task] = self._settings.make(task)
         return found
 
     def _discard(self, row: int, task: int) -> None:
         """Drop the row's instance of the task, which failed; its next reset makes another."""
-        env = self._made.pop((row, task), None)
+        env = self.made.pop((row, task), None)
         if env is not None:
             with suppress(Exception):
                 env.close()

@@ -94,22 +94,11 @@ def train(
             TraceWriter(_unused_path(folder / TRACE_FILE)) as trace,
         ):
             finished = True
+            session = _Session(
+                checked, folder, saved, progress, interrupts, metrics, trace, endpoint, callbacks, live, launch
+            )
             try:
-                _phases(
-                    _Session(
-                        checked,
-                        folder,
-                        saved,
-                        progress,
-                        interrupts,
-                        metrics,
-                        trace,
-                        endpoint,
-                        callbacks,
-                        live,
-                        launch,
-                    )
-                )
+                _phases(session)
             except Interrupted:
                 finished = False
             except RunHalted:

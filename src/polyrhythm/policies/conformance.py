@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.conformance import Check, ContractViolation, Note
+from polyrhythm.conformance import ContractCheck, ContractViolation, Note
 from polyrhythm.policies.base import Observations, Policy, PolicySettings, as_module
 from polyrhythm.policies.calls import (
     Build,
@@ -71,7 +71,7 @@ def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool
 
 def policy_checks(
     settings: PolicySettings, obs: Observations, spec: EnvSpec, *, learns: bool = True, imitates: bool = False
-) -> dict[str, Check]:
+) -> dict[str, ContractCheck]:
     """All checks of the training policy by name; "form" compares both roles with the declared form.
 
     learns: trained by RL, so log-probs need a gradient; imitates: trained by SFT, so `sft_loss` is needed.
@@ -83,7 +83,7 @@ def policy_checks(
     policy = built(build)
     as_module(policy).eval()
     plain = plain_tensors(as_module(policy))  # before calls, which may keep some for a while
-    checks: dict[str, Check] = {
+    checks: dict[str, ContractCheck] = {
         "attributes": lambda: check_attributes(policy, spec),
         "act": lambda: check_act(policy, obs, spec),
         "form": lambda: check_form(called("form", settings.form, spec), build, obs),
@@ -115,7 +115,7 @@ def _check_declared(settings: PolicySettings, policy: Policy, obs: Observations)
     return ", ".join(plain_traits(policy_traits(policy))) or "nothing optional"
 
 
-def _alone(policy: Policy, check: Check) -> str:
+def _alone(policy: Policy, check: ContractCheck) -> str:
     with in_trial(policy):
         return check()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.inline import InlineHosting
-from polyrhythm.runtime.local import LocalHosting, Network, RunMemory
+from polyrhythm.runtime.local import LocalHosting, RunMemory, RunSockets
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
@@ -153,7 +153,7 @@ def build_local_launcher(
             RunMemory(payloads.in_flight, weights, folder.folder),
             limits,
             logs,
-            network=Network(transport),
+            network=RunSockets(transport),
             spawn=template.spawn,
             joining=joining,
         )

@@ -65,7 +65,7 @@ class RunMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class RunSockets:
     """Sockets of a run. address: of this machine for its other hosts; keys: of the run, if its hosts have them."""
 
     transport: Transport = "ipc"
@@ -73,7 +73,7 @@ class Network:
     keys: RunKeys | None = None
 
 
-_IPC = Network()
+_IPC = RunSockets()
 
 
 class LocalHosting:
@@ -90,7 +90,7 @@ class LocalHosting:
         limits: SupervisionLimits,
         logs: Path,
         *,
-        network: Network = _IPC,
+        network: RunSockets = _IPC,
         spawn: Spawn = start_child,
         hosts: Hosts | None = None,
         joining: Joining = NOBODY_JOINS,
@@ -191,7 +191,7 @@ class LocalHosting:
 
     def waker(self) -> Callable[[], None]:
         """What other threads call to end the `receive` or `start` that waits, or the next one that would."""
-        outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.Wake())
+        outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.WakeUp())
         return lambda: outbox.send(message)
 
     def _pass_on(self, event: Event) -> Event:
@@ -281,7 +281,7 @@ class LocalHosting:
         self._reports.append(message)
 
     def _accept_unsigned(self, message: object) -> None:
-        if not isinstance(message, wire.Wake):
+        if not isinstance(message, wire.WakeUp):
             raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
         self._woken = True
 

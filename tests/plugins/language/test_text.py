@@ -205,7 +205,7 @@ def test_what_a_reply_has_without_an_id_is_replaced_and_told_once(caplog: pytest
 )
 def test_a_prompt_that_cannot_be_shown_whole_is_refused_alone(prompt: str, told: str) -> None:
     batch = echo(rows=2)
-    batch._conversations[0].begin = lambda task, seed: prompt  # type: ignore[method-assign]
+    batch.conversations[0].begin = lambda task, seed: prompt  # type: ignore[method-assign]
     with pytest.raises(RowsFailed) as raised:
         batch.reset([0, 1], [0, 0], [7, 1])
     assert list(raised.value.errors) == [0]
@@ -314,7 +314,7 @@ def play(settings: ChainsSettings, episodes: int) -> list[tuple[str, bool]]:
     rows = np.arange(episodes)
     while len(rows):
         actions = batch.expert_actions(rows)
-        last = batch._tokenizer.decode(actions[0, :, 0].tolist())
+        last = batch.tokenizer.decode(actions[0, :, 0].tolist())
         result = batch.step(rows, actions)
         for i, row in enumerate(rows):
             if result.terminated[i] or result.truncated[i]:
@@ -411,7 +411,7 @@ def test_whatever_code_prints_its_sample_goes_on(code: str, shown: str) -> None:
     batch = GuessSettings().build(1)
     batch.reset([0], [0], [0])
     message = np.zeros((1, 200, 1), np.int64)
-    ids = batch._tokenizer.encode(encodable(batch._tokenizer, f"<python>{code}</python>"))
+    ids = batch.tokenizer.encode(encodable(batch.tokenizer, f"<python>{code}</python>"))
     message[0, : len(ids), 0] = ids
     result = batch.step([0], message)
     assert not result.terminated[0]
@@ -610,7 +610,7 @@ def test_a_call_that_cannot_be_watched_fails_its_row_alone() -> None:
     batch = calling(3)
     said = messages(batch, "b$", "b$", "a$")
     with Path(__file__).open() as file:  # epoll takes no regular file
-        batch._conversations[0].awaits = lambda: Awaited(file.fileno(), time.monotonic() + 600)  # type: ignore[attr-defined]
+        batch.conversations[0].awaits = lambda: Awaited(file.fileno(), time.monotonic() + 600)  # type: ignore[attr-defined]
         batch.begin_step(range(3), said)
     assert Calls.drops == 1, "its call has no use"
     assert [batch.waits([row]) for row in range(3)] == [False, True, False]
@@ -848,7 +848,7 @@ def test_a_reply_that_is_no_method_of_its_class_is_named_too() -> None:
 def test_turns_without_what_a_turn_needs_fail_their_row_in_one_sentence(prompt: Any, tmp_path: Path) -> None:
     folder = str(write_family(tmp_path, "chatml"))
     batch = EchoSettings(tokenizer=folder, chat="auto", max_prompt_tokens=200).build(2)
-    batch._conversations[0].begin = lambda task, seed: prompt  # type: ignore[method-assign]
+    batch.conversations[0].begin = lambda task, seed: prompt  # type: ignore[method-assign]
     with pytest.raises(RowsFailed) as raised:
         batch.reset([0, 1], [0, 0], [1, 1])
     (told,) = raised.value.errors.values()

@@ -335,22 +335,22 @@ def test_a_row_takes_an_environment_that_another_row_has_left(build):
     three = SUITES["libero_object"][:3]
     batch = build(2, *three, kept_environments=1)
     batch.reset([0, 1], [0, 1], [7, 8])
-    left = batch._instances[0, 0]
+    left = batch.instances[0, 0]
     first = play(batch, 0)
     batch.reset([0, 1], [2, 0], [7, 7])
-    assert batch._instances[1, 0] is left
+    assert batch.instances[1, 0] is left
     assert same(play(batch, 1), first)
-    assert set(batch._instances) == {(0, 2), (1, 0), (1, 1)}, "task 1 is free"
+    assert set(batch.instances) == {(0, 2), (1, 0), (1, 1)}, "task 1 is free"
     batch.reset([0], [1], [1])
-    assert set(batch._instances) == {(0, 1), (1, 0), (0, 2)}, "it was taken, task 2 is free"
+    assert set(batch.instances) == {(0, 1), (1, 0), (0, 2)}, "it was taken, task 2 is free"
     batch.reset([1], [2], [1])
     batch.reset([1], [0], [1])
     observed(batch, 0, 1)
-    assert set(batch._instances) == {(0, 1), (1, 0), (1, 2)}
+    assert set(batch.instances) == {(0, 1), (1, 0), (1, 2)}
     batch.reset([0], [0], [1])
-    assert set(batch._instances) == {(0, 0), (1, 0), (0, 1)}, "of the two free ones the older was closed"
+    assert set(batch.instances) == {(0, 0), (1, 0), (0, 1)}, "of the two free ones the older was closed"
     observed(batch, 0, 1)
-    assert len(batch._renderers) <= 3
+    assert len(batch.renderers) <= 3
 
 
 @pytest.mark.sim
@@ -366,7 +366,7 @@ def test_sampled_states_are_drawn_from_the_seed(build):
 
 def put_into_basket(batch: RobosuiteBatch, row: int) -> None:
     """Move the soup over the basket's floor."""
-    sim = batch._instances[row, batch._tasks[row]].env.sim
+    sim = batch.instances[row, batch.row_tasks[row]].env.sim
     pose = sim.data.get_joint_qpos("basket_1_joint0").copy()
     pose[2] += 0.045
     sim.data.set_joint_qpos("alphabet_soup_1_joint0", pose)
@@ -422,7 +422,7 @@ def test_a_row_that_fails_fails_alone(build, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log there
     batch = build(2)
     batch.reset([0, 1], [0, 0], [1, 1])
-    batch._instances[0, 0].data.qvel[:] = np.nan
+    batch.instances[0, 0].data.qvel[:] = np.nan
     with pytest.raises(RowsFailed, match=r"^row 0: UnstableSimulationError"):
         batch.step([0, 1], np.zeros((2, 7), np.float32))
     batch.step([1], np.zeros((1, 7), np.float32))
@@ -452,9 +452,9 @@ def test_episodes_that_are_reset_ahead_in_a_thread_are_equal_bit_for_bit(build):
         for seeds in ([0, 1], [2, 3]):
             ready = [(0, seed) for seed in seeds]
             ahead.prepare(ready, [])
-            with ahead._changed:
-                assert ahead._changed.wait_for(
-                    lambda ready=ready: sorted(s.start for s in ahead._spares if s.start and s.ready) == ready, 60.0
+            with ahead.changed:
+                assert ahead.changed.wait_for(
+                    lambda ready=ready: sorted(s.start for s in ahead.spares if s.start and s.ready) == ready, 60.0
                 )
             for batch in (plain, ahead):
                 batch.reset([0, 1], [0, 0], seeds)

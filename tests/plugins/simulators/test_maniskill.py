@@ -371,7 +371,7 @@ def test_a_digital_twin_has_a_task_for_each_of_its_sentences(build):
     numbers = set()
     for seed in range(12):
         batch.reset([0, 1], [1, 0], [seed, seed])
-        rows = [batch._row[row]._env for row in (0, 1)]
+        rows = [batch.row_worlds[row].env for row in (0, 1)]
         assert [env.get_language_instruction()[0] for env in rows] == ["put cup on plate", "put cube on plate"]
         numbers.add(rows[0].number)
     assert len(numbers) > 4, "different backgrounds and places"
@@ -387,7 +387,7 @@ def test_the_picture_of_a_digital_twin_is_its_own_resized_and_asks_for_no_second
 
     batch = twin(build, 1, reward_flags={"asked": 0.5})
     batch.reset([0], [1], [3])
-    env = batch._row[0]._env
+    env = batch.row_worlds[0].env
     rewards = []
     for _ in range(3):
         rewards.append(float(batch.step([0], actions(batch, *[0.3] * 8)).reward[0]))
@@ -413,7 +413,7 @@ def test_a_task_without_a_reward_earns_its_success(build, monkeypatch):
     assert batch.step([0], actions(batch, *[0.0] * 8)).reward[0] == 0
     for won, lost in ((True, False), (False, True)):
         flags = {"success": torch.tensor([won]), "fail": torch.tensor([lost])}
-        monkeypatch.setattr(batch._row[0]._env, "evaluate", lambda flags=flags: flags)
+        monkeypatch.setattr(batch.row_worlds[0].env, "evaluate", lambda flags=flags: flags)
         result = batch.step([0], actions(batch, *[0.0] * 8))
         assert (result.reward[0], result.success[0], result.terminated[0]) == (1 if won else -1, won, True)
 
@@ -422,7 +422,7 @@ def test_a_task_without_a_reward_earns_its_success(build, monkeypatch):
 def test_an_episode_with_another_sentence_than_its_tasks_is_refused(build, monkeypatch):
     batch = twin(build, 1)
     batch.reset([0], [0], [3])
-    monkeypatch.setattr(batch._row[0]._env, "get_language_instruction", lambda: ["put it away"])
+    monkeypatch.setattr(batch.row_worlds[0].env, "get_language_instruction", lambda: ["put it away"])
     with pytest.raises(RowsFailed, match="says 'put it away' instead of 'put cube on plate'"):
         batch.reset([0], [0], [4])
 
@@ -489,7 +489,7 @@ def test_a_row_that_fails_takes_no_other_with_it_and_is_made_anew(build, monkeyp
     batch = build(2, "PushCube-v1")
     batch.reset([0, 1], [0, 0], [5, 6])
     first, still = observe(batch, [1]), np.zeros((2, batch.spec.action.dim), np.float32)
-    monkeypatch.setattr(batch._row[1]._env, "step", diverge)
+    monkeypatch.setattr(batch.row_worlds[1].env, "step", diverge)
     with pytest.raises(RowsFailed, match="row 1: RuntimeError: the solver diverged") as failed:
         batch.step([0, 1], still)
     assert failed.value.result.reward.shape == (2,)
@@ -501,10 +501,10 @@ def test_a_row_that_fails_takes_no_other_with_it_and_is_made_anew(build, monkeyp
 @pytest.mark.sim
 def test_only_observing_draws(build, monkeypatch):
     batch = build(1, PICK, observation="rgb")
-    world = batch._worlds[0, 0]
+    world = batch.worlds[0, 0]
     drawn = []
-    draw = world._env._get_obs_sensor_data
-    monkeypatch.setattr(world._env, "_get_obs_sensor_data", lambda: drawn.append(1) or draw())
+    draw = world.env._get_obs_sensor_data
+    monkeypatch.setattr(world.env, "_get_obs_sensor_data", lambda: drawn.append(1) or draw())
     batch.reset([0], [0], [1])
     for _ in range(3):
         batch.step([0], actions(batch, *[1.0] * 8))
@@ -552,14 +552,14 @@ def test_a_camera_that_is_elsewhere_is_so_for_each_episode_anew(maniskill):
         tasks=(PUSH,), observation="rgb", image_size=32, appearance={"camera_shift": 10, "light_change": 0.5}
     )
     world = World(settings, PUSH, 1)
-    sensor = world._env._sensors["base_camera"]
+    sensor = world.env._sensors["base_camera"]
     usual, places = sensor.config.pose.sp.to_transformation_matrix(), []
     for seed in (1, 2, 3, 4, 1):
         world.reset(0, seed)
         found = sensor.camera.get_local_pose().sp.to_transformation_matrix()
         assert np.degrees(np.arccos(usual[:3, 0] @ found[:3, 0])) == pytest.approx(10, abs=0.05)
         assert np.allclose(found[:3, :3].T @ found[:3, :3], np.eye(3), atol=1e-5)
-        places.append((found, np.array(world._env.scene.sub_scenes[0].ambient_light)))
+        places.append((found, np.array(world.env.scene.sub_scenes[0].ambient_light)))
     assert np.array_equal(places[0][0], places[4][0])
     assert not np.array_equal(places[0][0], places[1][0])
     assert all(np.isclose(light[0], (0.15, 0.45), atol=1e-3).any() for _, light in places)
@@ -576,7 +576,7 @@ def test_objects_are_placed_around_maniskills_range(maniskill, task, names):
         for world in worlds:
             world.reset(0, seed)
         for name in names:
-            inside, out = (getattr(world._env, name).pose.p[0].numpy() for world in worlds)
+            inside, out = (getattr(world.env, name).pose.p[0].numpy() for world in worlds)
             assert abs(inside[:2]).max() <= 0.1 + 1e-5
             assert 0.1 < abs(out[:2]).max() <= 0.15 + 1e-5
             assert out[2] == inside[2]
@@ -585,7 +585,7 @@ def test_objects_are_placed_around_maniskills_range(maniskill, task, names):
         assert not np.array_equal(before, after), "the policy sees it"
         assert np.array_equal(before[0, :9], after[0, :9]), "the robot is where it was"
     if task == PUSH:
-        env = worlds[1]._env
+        env = worlds[1].env
         assert np.allclose((env.goal_region.pose.p - env.obj.pose.p)[0, :2].numpy(), (0.2, 0.0), atol=1e-5)
         assert not worlds[1].step(np.zeros((1, worlds[1].action.dim), np.float32)).success[0]
     for world in worlds:

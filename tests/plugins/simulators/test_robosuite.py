@@ -199,7 +199,7 @@ def test_the_table_is_true_and_resets_are_seeded_in_every_task(task, build):
     batch = build(2, task)
     first, second = batch, 1
     first.reset([0], [0], [2**63 - 1])
-    instance = first._instances[0, 0]
+    instance = first.instances[0, 0]
     assert {*KNOWN[task].cameras} == {*instance.camera_names()}
     assert instance.env.action_spec[0].tolist() == [-1.0] * batch.spec.action.dim
     expected = play(first, 0)
@@ -215,7 +215,7 @@ def test_the_table_is_true_and_resets_are_seeded_in_every_task(task, build):
 def test_a_state_is_robosuites_own_without_accelerations(build):
     batch = build(1)
     batch.reset([0], [0], [4])
-    env = batch._instances[0, 0].env
+    env = batch.instances[0, 0].env
     own = env._get_observations(force_update=True)
     names = [name for name in own if name.startswith("robot0_") and not name.endswith(("-state", "_acc"))]
     expected = np.concatenate([own["object-state"], *(own[name] for name in names)]).astype(np.float32)
@@ -237,15 +237,15 @@ def test_a_reset_leaves_the_global_random_states_alone(build):
 def test_a_hard_reset_varies_the_model_by_the_seed_alone(build):
     soft, hard = build(1), build(2, hard_reset=True)
     soft.reset([0], [0], [1])
-    kept = soft._instances[0, 0].model
+    kept = soft.instances[0, 0].model
     soft.reset([0], [0], [2])
-    assert soft._instances[0, 0].model is kept
+    assert soft.instances[0, 0].model is kept
     hard.reset([0, 1], [0, 0], [1, 2])
-    sizes = [hard._instances[row, 0].env.cube.size for row in (0, 1)]
+    sizes = [hard.instances[row, 0].env.cube.size for row in (0, 1)]
     assert sizes[0] != sizes[1]
     first = play(hard, 0)
     hard.reset([1], [0], [1])
-    assert hard._instances[1, 0].env.cube.size == sizes[0]
+    assert hard.instances[1, 0].env.cube.size == sizes[0]
     assert same(play(hard, 1), first)
 
 
@@ -303,7 +303,7 @@ def test_a_row_that_fails_fails_alone_and_is_made_anew(build, tmp_path, monkeypa
     batch, alone, still = build(2), build(1), np.zeros((2, 7), np.float32)
     batch.reset([0, 1], [0, 0], [1, 2])
     alone.reset([0], [0], [2])
-    broken = batch._instances[0, 0]
+    broken = batch.instances[0, 0]
     broken.data.qvel[:] = np.nan
     with pytest.raises(RowsFailed, match=r"^row 0: UnstableSimulationError: MuJoCo found the state") as failed:
         batch.step([0, 1], still)
@@ -311,14 +311,14 @@ def test_a_row_that_fails_fails_alone_and_is_made_anew(build, tmp_path, monkeypa
     alone.step([0], still[:1])
     assert np.array_equal(observed(batch, 1)["state"], observed(alone, 0)["state"]), "the other row was stepped"
     batch.reset([0], [0], [2])
-    assert batch._instances[0, 0] is not broken
+    assert batch.instances[0, 0] is not broken
     alone.reset([0], [0], [2])
     assert same(play(batch, 0), play(alone, 0))
-    given_up = batch._instances[0, 0]
+    given_up = batch.instances[0, 0]
     batch.discard(0)
     batch.discard(0)
     batch.reset([0], [0], [2])
-    assert batch._instances[0, 0] is not given_up
+    assert batch.instances[0, 0] is not given_up
 
 
 @pytest.mark.sim
@@ -335,10 +335,10 @@ def test_rows_of_a_task_share_a_renderer_and_show_their_own_state(build):
     batch.reset([1], [0], [8])
     assert not np.array_equal(observed(batch, 1)["image"][0], seen["image"][0])
     assert np.array_equal(observed(batch, 0)["image"][0], seen["image"][0])
-    assert len(batch._renderers) == 1
+    assert len(batch.renderers) == 1
     batch.reset([1], [1], [8])
     observed(batch, 1)
-    assert len(batch._renderers) == 2
+    assert len(batch.renderers) == 2
 
 
 @pytest.mark.sim
@@ -359,7 +359,7 @@ def test_new_models_are_drawn_by_new_renderers(build):
         images.append(observed(batch, 0)["image"][0])
     assert np.array_equal(images[0], images[2])
     assert not np.array_equal(images[0], images[1])
-    assert len(batch._renderers) == 1
+    assert len(batch.renderers) == 1
 
 
 @pytest.mark.sim
@@ -426,10 +426,10 @@ def test_episodes_that_are_reset_ahead_in_a_thread_are_equal_bit_for_bit(build, 
         for first in (0, 2):
             seeds = [first, first + 1]
             ahead.prepare([(0, seed) for seed in seeds], [])
-            with ahead._changed:
+            with ahead.changed:
                 ready = [(0, seed) for seed in seeds]
-                assert ahead._changed.wait_for(
-                    lambda ready=ready: sorted(s.start for s in ahead._spares if s.start and s.ready) == ready, 60.0
+                assert ahead.changed.wait_for(
+                    lambda ready=ready: sorted(s.start for s in ahead.spares if s.start and s.ready) == ready, 60.0
                 )
             for batch in (plain, ahead):
                 batch.reset([0, 1], [0, 0], seeds)

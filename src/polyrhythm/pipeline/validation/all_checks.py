@@ -85,19 +85,11 @@ def examine(config: RunConfig, depth: Cost = "trial") -> Iterator[Examined]:
 # ------------------------------------------------------------ settings and rows
 
 
-def _devices(context: CheckContext) -> str:
-    return group_seats(check_devices(context.config))
-
-
 def _prometheus(context: CheckContext) -> Result:
     if context.config.prometheus.port is None:
         return ()
     check_endpoint(context.config.prometheus)
     return ""
-
-
-def _seat_notes(context: CheckContext) -> Result:
-    return (note_of("placement", sentence) for sentence in list_seat_warnings(context.config))
 
 
 def _rows(context: CheckContext) -> str:
@@ -303,14 +295,6 @@ def _declared_weights(context: CheckContext) -> str:
     return f"init_from = {config.init_from}"
 
 
-def _weights(context: CheckContext) -> None:
-    check_start(context.config, context.spec, context.policy)
-
-
-def _server(context: CheckContext) -> None:
-    check_server(context.config, context.policy)
-
-
 # ------------------------------------------------------------ machine
 
 
@@ -328,16 +312,12 @@ def _declared_memory(context: CheckContext) -> Result:
     return ", ".join(f"{name} {size_of(size)}" for name, size in sizes.items())
 
 
-def _memory(context: CheckContext) -> None:
-    check_memory(context.config, context.spec, context.form)
-
-
 #: The core's checks. Rows of the cost `machine` until `trial` are what can be checked before anything is built.
 CHECKS = (
-    Check("devices", "recipe", "settings", _devices),
+    Check("devices", "recipe", "settings", lambda c: group_seats(check_devices(c.config))),
     Check("prometheus", "recipe", "trial", _prometheus),
-    Check("placement", "recipe", "settings", _seat_notes),
-    Check("notes", "recipe", "settings", lambda context: settings_findings(context.config)),
+    Check("placement", "recipe", "settings", lambda c: [note_of("placement", x) for x in list_seat_warnings(c.config)]),
+    Check("notes", "recipe", "settings", lambda c: settings_findings(c.config)),
     Check("environment", "environment", "machine", _declared_environment, until="trial"),
     Check("environment's spec", "recipe", "trial", _spec),
     Check("rows and batches", "recipe", "machine", _rows, needs=("spec",)),
@@ -353,9 +333,9 @@ CHECKS = (
     Check("shared memory", "machine", "machine", _declared_memory, needs=("form",), until="trial"),
     Check("objective", "training", "trial", _objective, needs=("tried",)),
     Check("files and threads", "training", "trial", _processes, needs=("tried",)),
-    Check("shared memory", "training", "trial", _memory, needs=("tried",)),
-    Check("first weights", "training", "trial", _weights, needs=("tried",)),
-    Check("the engine's server", "training", "trial", _server, needs=("tried",)),
+    Check("shared memory", "training", "trial", lambda c: check_memory(c.config, c.spec, c.form), needs=("tried",)),
+    Check("first weights", "training", "trial", lambda c: check_start(c.config, c.spec, c.policy), needs=("tried",)),
+    Check("the engine's server", "training", "trial", lambda c: check_server(c.config, c.policy), needs=("tried",)),
     Check("updates", "training", "trial", _updates, needs=("tried",)),
-    Check("observations", "training", "trial", lambda one: scale_findings(one.config, one.rows), needs=("tried",)),
+    Check("observations", "training", "trial", lambda c: scale_findings(c.config, c.rows), needs=("tried",)),
 )

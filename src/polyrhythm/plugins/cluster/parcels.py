@@ -163,18 +163,18 @@ class SharedParcels:
     def _pieces(self, host: str, name: str, nbytes: int) -> Iterator[tuple[int, memoryview]]:
         """A parcel of another host, from the beginning."""
         for begin in range(0, nbytes, q.PART_BYTES):
-            (piece,) = self._clients[host].ask(q.Parcel(name, begin, min(q.PART_BYTES, nbytes - begin), False))
+            (piece,) = self._clients[host].ask(q.ParcelPart(name, begin, min(q.PART_BYTES, nbytes - begin), False))
             yield begin, piece
 
     def _release(self, host: str, name: str, nbytes: int) -> None:
         """It is taken: its host may forget it."""
-        self._clients[host].ask(q.Parcel(name, nbytes - 1, 1, True))
+        self._clients[host].ask(q.ParcelPart(name, nbytes - 1, 1, True))
 
     def drop(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
 
 
-def read_part(folder: Path, question: q.Parcel) -> bytes:
+def read_part(folder: Path, question: q.ParcelPart) -> bytes:
     """What another host asks for of a parcel in the run's folder of this one. LookupError: there is no such part."""
     file = folder / PARCELS / question.name
     if not _NAME.fullmatch(question.name) or not (question.begin >= 0 and 0 < question.length <= q.PART_BYTES):

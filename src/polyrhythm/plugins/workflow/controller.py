@@ -33,7 +33,7 @@ class Result:
     seconds: Mapping[str, float]
 
 
-class Clock:
+class SkippableClock:
     """Seconds. In one process, where nothing else can happen, the wait for a deadline is skipped."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Controller:
     """Joins `hosting`, which has the workers, and the exchange. workers: group and rank of each station. failure: what
     ended the workflow, once something has."""
 
-    def __init__(self, hosting: Hosting, workers: Mapping[str, tuple[str, int]], clock: Clock) -> None:
+    def __init__(self, hosting: Hosting, workers: Mapping[str, tuple[str, int]], clock: SkippableClock) -> None:
         self.exchange, self.clock = Exchange(), clock
         self.failure: PolyrhythmError | None = None
         self._hosting, self._workers = hosting, workers

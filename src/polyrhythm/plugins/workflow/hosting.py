@@ -20,7 +20,7 @@ from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.inline import InlineHosting
-from polyrhythm.runtime.local import LocalHosting, Network, RunMemory
+from polyrhythm.runtime.local import LocalHosting, RunMemory, RunSockets
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
@@ -74,7 +74,7 @@ def open_local(stations: StationList, limits: Limits, logs: Path, transport: Tra
         folder = SharedRunFolder({"arena": LAYOUT.nbytes})
         undo.callback(folder.remove)
         memory = RunMemory(InFlight(LAYOUT), NO_WEIGHTS, folder.folder)
-        hosting = LocalHosting(stations, memory, limits, logs, network=Network(transport))
+        hosting = LocalHosting(stations, memory, limits, logs, network=RunSockets(transport))
         return Opened(hosting, SharedParcels(folder.folder, "driver"), hosting.waker, undo.pop_all())
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from polyrhythm.plugins.workflow.carrier import Carrier, Parcel, pack_whole
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts
-from polyrhythm.plugins.workflow.controller import Clock, Controller, Result
+from polyrhythm.plugins.workflow.controller import Controller, Result, SkippableClock
 from polyrhythm.plugins.workflow.errors import WorkflowError
 from polyrhythm.plugins.workflow.group import WorkerGroup, station_name
 from polyrhythm.plugins.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
@@ -145,7 +145,7 @@ class Workflow:
         self._undo.push(opened.undo)
         self._undo.callback(opened.hosting.close)
         self._carrier = Carrier(opened.parcels, self._channel)
-        controller = Controller(opened.hosting, workers, Clock())
+        controller = Controller(opened.hosting, workers, SkippableClock())
         for declared in self._declared:
             controller.exchange.open(*declared)
         self._running = ControllerThread(controller, opened.waker()) if opened.waker else DriverTurns(controller)

@@ -17,7 +17,7 @@ from polyrhythm.runtime.messages import rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 
 
-class Handle(Protocol):
+class ProcessHandle(Protocol):
     """A started process, as `subprocess.Popen` shows it."""
 
     @property
@@ -33,7 +33,7 @@ class Handle(Protocol):
 
 
 #: Starts the process of a spec, which logs to the file.
-Spawn = Callable[[ChildSpec, IO[bytes]], Handle]
+Spawn = Callable[[ChildSpec, IO[bytes]], ProcessHandle]
 
 
 def start_child(

@@ -24,7 +24,7 @@ from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignme
 from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.incarnation import Incarnation, Rank
-from polyrhythm.runtime.processes.start import Handle, Spawn
+from polyrhythm.runtime.processes.start import ProcessHandle, Spawn
 from polyrhythm.runtime.processes.supervision import AWAITING, FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -54,7 +54,7 @@ class Process:
 
     name: str
     rank: Rank
-    handle: Handle
+    handle: ProcessHandle
     log_file: Path
     host: str = ""
     known: Collection[str] = ()

@@ -36,7 +36,7 @@ from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.processes.child import ChildSpec, die_with
 from polyrhythm.runtime.processes.child import main as run_station
 from polyrhythm.runtime.processes.start import (
-    Handle,
+    ProcessHandle,
     environment_of,
     in_memory,
     start_child,
@@ -56,7 +56,7 @@ _TITLE_BYTES = 256
 _PID_BYTES = 8
 
 
-class Request(msgspec.Struct, frozen=True):
+class ForkRequest(msgspec.Struct, frozen=True):
     """What a fork gets beside its spec and its log. parent: who asks; path: of imports; command: as `ps` shows it."""
 
     parent: int
@@ -67,7 +67,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class ForkedProcess:
-    """A child of this process that this process has not started: a `Handle`."""
+    """A child of this process that this process has not started: a `ProcessHandle`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -132,7 +132,7 @@ class Template:
                 log.debug("stations are started one by one: %s", error)
                 self._line.close()
 
-    def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> Handle:
+    def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> ProcessHandle:
         """Start the station's process."""
         if self._process is not None and _fits(spec.resources) and spec.station in self._names:
             try:
@@ -146,7 +146,7 @@ class Template:
         """The process id of a fork that works on the spec. OSError: there is none, nor will be."""
         self._ready = self._ready or bool(self._line.recv(1))
         command = station_command(spec)
-        request = Request(os.getpid(), environment_of(spec.resources), sys.path, str(Path.cwd()), command)
+        request = ForkRequest(os.getpid(), environment_of(spec.resources), sys.path, str(Path.cwd()), command)
         ours, theirs = socket.socketpair()
         with (
             ours,
@@ -234,7 +234,7 @@ def _become(middle: int, what: int, spec: int, log_file: int, asker: int) -> NoR
     """Be the station's process, once this is a child of who asks and has been told to."""
     try:
         with os.fdopen(what, "rb") as asked:
-            request = msgspec.msgpack.decode(asked.read(), type=Request)
+            request = msgspec.msgpack.decode(asked.read(), type=ForkRequest)
         until = time.monotonic() + _ADOPT_S
         while os.getppid() == middle and time.monotonic() < until:
             time.sleep(_LOOK_S / 10)

@@ -139,7 +139,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
+class WakeUp:
     """From main to itself: another of its threads has something for the one that receives."""
 
 
@@ -155,7 +155,7 @@ class ReplyHead:
 Message = (
     records.Event | records.Command | Report | Spans
     | Hello | Heartbeat | Connect | HostAt | Dismissed | Failed | Refused | Warned | Ping | MeasureSpans | Stop
-    | WorkerJoined | ToWorker | FromWorker | Wake
+    | WorkerJoined | ToWorker | FromWorker | WakeUp
 )  # fmt: skip
 
 #: The order is the protocol: every process of a run has the same code.
@@ -183,7 +183,7 @@ _TYPES: tuple[type, ...] = (
     *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
     *(records.StartStream, records.AbortStream, records.StreamDone),
     *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
-    *(WorkerJoined, ToWorker, FromWorker, Wake, HostAt, Dismissed, Warned),
+    *(WorkerJoined, ToWorker, FromWorker, WakeUp, HostAt, Dismissed, Warned),
 )
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"

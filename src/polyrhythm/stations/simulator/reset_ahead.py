@@ -48,7 +48,7 @@ class _Spare:
 
 class ResetAhead:
     """`inner` without its last `spares` rows. ready, waited, in_place: resets by a spare row that was ready, by one
-    that was being reset, and when the episode began."""
+    that was being reset, and when the episode began. spares: guarded by `changed`."""
 
     def __init__(self, inner: EnvBatch, spares: int) -> None:
         self.inner, self.spec, self.rows = cast(FullEnvBatch, inner), inner.spec, inner.rows - spares
@@ -57,10 +57,10 @@ class ResetAhead:
         self._prepares_observations = had.prepares_observations
         self.ready = self.waited = self.in_place = 0
         self._place = np.arange(self.rows)
-        self._spares = [_Spare(self.rows + index) for index in range(spares)]
+        self.spares = [_Spare(self.rows + index) for index in range(spares)]
         self._wanted: tuple[Start, ...] = ()
         self._kept: tuple[Start, ...] = ()
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._open: set[int] = set()  # rows whose step was begun
@@ -68,9 +68,9 @@ class ResetAhead:
     def prepare(self, episodes: Sequence[Start], begun: Sequence[Start]) -> None:
         """Reset spare rows for these episodes (task, seed), the first ones first. Returns at once. begun: episodes that
         are about to begin, whose spare rows are kept for them."""
-        with self._changed:
+        with self.changed:
             self._wanted, self._kept = tuple(episodes), tuple(begun)
-            self._changed.notify_all()
+            self.changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._prepare_all, name="reset ahead", daemon=True)
             self._thread.start()
@@ -135,9 +135,9 @@ class ResetAhead:
 
     def close(self) -> None:
         """Close the wrapped batch, unless a reset ahead does not end: the process then frees it when it ends."""
-        with self._changed:
+        with self.changed:
             self._closed = True
-            self._changed.notify_all()
+            self.changed.notify_all()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
@@ -171,9 +171,9 @@ class ResetAhead:
 
     def _claim(self, start: Start) -> _Spare | None:
         """A spare row with this episode, ready or not, which is kept for it from now on; None if there is none."""
-        with self._changed:
+        with self.changed:
             self._begun(start)
-            having = [spare for spare in self._spares if spare.start == start and not spare.claimed]
+            having = [spare for spare in self.spares if spare.start == start and not spare.claimed]
             if not having:
                 return None
             spare = max(having, key=lambda spare: spare.ready)
@@ -195,13 +195,13 @@ class ResetAhead:
                 self.drop_step([row])
             except Exception:  # the claimed spare row would be lost
                 log.warning("row %d: drop_step", row, exc_info=True)
-        with self._changed:
+        with self.changed:
             # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
-            self._changed.wait_for(lambda: spare.ready)
+            self.changed.wait_for(lambda: spare.ready)
             assert spare.start == start, f"row {row} begins {start}, but its spare row was reset for {spare.start}"
             error, spare.error, spare.start, spare.claimed = spare.error, None, None, False
             spare.row, self._place[row] = int(self._place[row]), spare.row
-            self._changed.notify_all()
+            self.changed.notify_all()
         if error is None:
             return
         if not isinstance(error, Exception):
@@ -220,13 +220,13 @@ class ResetAhead:
                     self.inner.prepare_observation(spare.row)
             except BaseException as raised:  # noqa: BLE001 - it is raised where the episode begins
                 error = raised
-            with self._changed:
+            with self.changed:
                 spare.error, spare.ready = error, True
-                self._changed.notify_all()
+                self.changed.notify_all()
 
     def _next(self) -> tuple[_Spare, Start] | None:
         """Waits for a spare row and the episode to reset it for, and marks it; None when closed."""
-        with self._changed:
+        with self.changed:
             found: tuple[_Spare, Start] | None = None
 
             def ready() -> bool:
@@ -234,7 +234,7 @@ class ResetAhead:
                 found = self._choose()
                 return self._closed or found is not None
 
-            self._changed.wait_for(ready)
+            self.changed.wait_for(ready)
             if self._closed or found is None:
                 return None
             spare, start = found
@@ -244,7 +244,7 @@ class ResetAhead:
     def _choose(self) -> tuple[_Spare, Start] | None:
         """The first wanted episode that no spare row has, and one that has none which is wanted or about to begin."""
         wanted, kept, free = Counter(self._wanted), Counter(self._kept), []
-        for spare in self._spares:
+        for spare in self.spares:
             if spare.claimed:
                 continue
             if spare.start is not None and kept[spare.start]:

@@ -21,13 +21,13 @@ from polyrhythm.plugins.cluster.hosts.nodes import LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.opening import Connect, HostOpener, in_rounds, next_number
 from polyrhythm.plugins.cluster.hosts.payloads import HostedPayloads
 from polyrhythm.plugins.cluster.hosts.questions import ANSWER_S
-from polyrhythm.plugins.cluster.hosts.survey import Cluster, Place, Survey
+from polyrhythm.plugins.cluster.hosts.survey import ClusterNodes, HostPlace, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.cluster.transport.sealed import check_sealing
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.local import LocalHosting, Network, RunMemory
+from polyrhythm.runtime.local import LocalHosting, RunMemory, RunSockets
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
@@ -51,7 +51,7 @@ class Places:
     slots: Mapping[str, Sequence[str]]
     trainer: str = ""
     leave: Callable[[], None] = lambda: None
-    cluster: Cluster | None = None
+    cluster: ClusterNodes | None = None
     needs: Needs = NO_NEEDS
 
 
@@ -101,7 +101,7 @@ def open_hosts(
             RunMemory(in_flight, weights, folder.folder),
             limits,
             logs,
-            network=Network("tcp", places.address, keys),
+            network=RunSockets("tcp", places.address, keys),
             spawn=directory.spawn,
             hosts=directory,
             joining=joining,
@@ -145,10 +145,10 @@ def _find_hosts(
     agents.callback(own.close)
     hosts.open_main(own, folder.folder, write_identity(folder.folder))
     nodes = {places.nodes[name].name: places.nodes[name] for name in names}
-    found: dict[str, Place] = {}
+    found: dict[str, HostPlace] = {}
 
     def note(node: Node, answer: Found) -> None:
-        found[node.name] = Place(node, answer.host, answer.folder)
+        found[node.name] = HostPlace(node, answer.host, answer.folder)
         log.info("%s: host %s at %s", node.name, answer.host, node.address)
 
     for node in nodes.values():
@@ -174,7 +174,7 @@ def _find_hosts(
         survey,
         places.needs,
         heartbeat_s,
-        own=Place(own, MAIN, str(folder.folder)),
+        own=HostPlace(own, MAIN, str(folder.folder)),
     )
     hosts.lost = directory.lost
     if survey is not None:

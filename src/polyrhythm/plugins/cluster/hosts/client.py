@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.transport.sealed import Place, Ticket, anywhere, connect
+from polyrhythm.plugins.cluster.transport.sealed import ConnectionTicket, Place, anywhere, connect
 from polyrhythm.runtime.transport.sockets import Sockets
 
 #: Seconds of a limit that are not worth waiting for.
 _LEAST_S = 1e-3
-_decode_ticket = msgspec.msgpack.Decoder(Ticket).decode
+_decode_ticket = msgspec.msgpack.Decoder(ConnectionTicket).decode
 
 
 class HostSilent(ConnectionError, LookupError):

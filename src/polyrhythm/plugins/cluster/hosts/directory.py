@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from polyrhythm.errors import HostLost, RunHalted
-from polyrhythm.plugins.cluster.hosts.survey import Place, Sight, Survey
+from polyrhythm.plugins.cluster.hosts.survey import HostPlace, Sight, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.runtime.hosts import MAIN, SAME, Changes, ClockOffset, Departure, HostView
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.start import Handle
+from polyrhythm.runtime.processes.start import ProcessHandle
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +66,14 @@ class HostDirectory:
 
     def __init__(
         self,
-        places: Mapping[str, Place],
+        places: Mapping[str, HostPlace],
         slots: Mapping[str, Sequence[str]],
         servers: Mapping[str, str],
         publishers: tuple[str, ...],
         survey: Survey | None = None,
         needs: Needs = NO_NEEDS,
         heartbeat_s: float = 20.0,
-        own: Place | None = None,
+        own: HostPlace | None = None,
     ) -> None:
         self._places, self._slots, self._publishers = dict(places), slots, publishers
         self._servers, self._heartbeat_s = dict(servers), heartbeat_s
@@ -127,7 +127,7 @@ class HostDirectory:
         watches = (*self._watches.values(), *self._stopped)
         return next((watch.offset() for watch in watches if watch.host == host), None)
 
-    def spawn(self, spec: ChildSpec, file: IO[bytes]) -> Handle:
+    def spawn(self, spec: ChildSpec, file: IO[bytes]) -> ProcessHandle:
         """Start a station's process on its node."""
         return self._places[spec.station].node.spawn(spec, file)
 
@@ -249,7 +249,7 @@ class HostDirectory:
     def _sight(self) -> Sight | None:
         return self._survey.sight if self._survey is not None else None
 
-    def _usable(self) -> dict[str, Place]:
+    def _usable(self) -> dict[str, HostPlace]:
         """The nodes that are there and whose hosts are not lost."""
         there = self._sight.free if self._sight is not None else self._nodes
         return {
@@ -258,7 +258,7 @@ class HostDirectory:
             if place.host not in self.lost and (name in there or self._survey is None or not place.node.leaves)
         }
 
-    def _with_room(self, station: str, usable: Mapping[str, Place]) -> Place | None:
+    def _with_room(self, station: str, usable: Mapping[str, HostPlace]) -> HostPlace | None:
         """The node that the cluster has reserved CPUs on for the station, or one with enough that nobody has."""
         sight = self._sight
         if sight is None:
@@ -279,7 +279,7 @@ class HostDirectory:
                 return len(names - set(self._waiting) - set(self._sought)) < least
         return True
 
-    def _least_loaded(self, usable: Mapping[str, Place]) -> Place:
+    def _least_loaded(self, usable: Mapping[str, HostPlace]) -> HostPlace:
         """The node with the fewest stations."""
         if not usable:
             raise RunHalted("all hosts of the run are lost but main's; start again with resume")

@@ -70,17 +70,17 @@ class OtherHosts:
         asked = deque[tuple[int, int]]()
         found: dict[int, NDArray[Any]] = {}
 
-        def questions() -> Iterator[q.Sample | None]:
+        def questions() -> Iterator[q.SampleEntries | None]:
             """The first part of each, which says how many there are, then the others."""
             for block in blocks:
                 asked.append((block, 0))
-                yield q.Sample(block, 0, count)
+                yield q.SampleEntries(block, 0, count)
             for block in blocks:
                 while block not in found:
                     yield None
                 for begin in range(count, int(found[block][0]) + 1, count):
                     asked.append((block, begin))
-                    yield q.Sample(block, begin, count)
+                    yield q.SampleEntries(block, begin, count)
 
         for answer in client.ask_all(questions(), q.AHEAD):
             block, begin = asked.popleft()

@@ -17,7 +17,7 @@ from polyrhythm.errors import StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.start import Handle, in_memory, start_child
+from polyrhythm.runtime.processes.start import ProcessHandle, in_memory, start_child
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 
 #: Seconds that an agent may take to say what it found, and to leave.
@@ -53,7 +53,7 @@ class Node(Protocol):
         finds, until `FOUND_S` after the start. StartError, from either: it does not start."""
         ...
 
-    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> ProcessHandle:
         """Start a station's process there."""
         ...
 
@@ -145,7 +145,7 @@ class LocalNode:
     def agent_failure(self) -> str:
         return self._agent.failure if self._agent is not None else ""
 
-    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> ProcessHandle:
         return start_child(spec, log, self._prefix, self._environment)
 
     def give_up(self) -> None: ...

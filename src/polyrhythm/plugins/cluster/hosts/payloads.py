@@ -17,7 +17,7 @@ from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory
 
 
-class Hosts(Protocol):
+class BlockHosts(Protocol):
     """The hosts of a run. lost: those that do not answer any more."""
 
     @property
@@ -30,7 +30,7 @@ class HostedPayloads:
     """arena: of main's host `own`, which fetches what lies on others; hosts: of the simulators, and which are lost;
     in_flight: the table that the hosting checks events by."""
 
-    def __init__(self, arena: Arena, own: str, hosts: Hosts, in_flight: InFlight) -> None:
+    def __init__(self, arena: Arena, own: str, hosts: BlockHosts, in_flight: InFlight) -> None:
         self.layout, self.arena, self.in_flight = arena.layout, arena, in_flight
         self._own, self._hosts = own, hosts
         self._where: dict[int, str] = {}

@@ -25,7 +25,7 @@ class Posted(msgspec.Struct, frozen=True, tag=0):
     slots: Sequence[tuple[str, int]]
 
 
-class Sample(msgspec.Struct, frozen=True, tag=1):
+class SampleEntries(msgspec.Struct, frozen=True, tag=1):
     """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most."""
 
     block: int
@@ -46,7 +46,7 @@ class Part(msgspec.Struct, frozen=True, tag=3):
     length: int
 
 
-class Parcel(msgspec.Struct, frozen=True, tag=4):
+class ParcelPart(msgspec.Struct, frozen=True, tag=4):
     """Bytes of a parcel of a workflow. last: its reader has it now."""
 
     name: str
@@ -55,7 +55,7 @@ class Parcel(msgspec.Struct, frozen=True, tag=4):
     last: bool
 
 
-class Clock(msgspec.Struct, frozen=True, tag=5):
+class ReadClocks(msgspec.Struct, frozen=True, tag=5):
     """What its monotonic and its wall clock show, in nanoseconds."""
 
 
@@ -66,7 +66,7 @@ class Sees(msgspec.Struct, frozen=True, tag=6):
     known: Sequence[Known]
 
 
-Question = Posted | Sample | Held | Part | Parcel | Clock | Sees
+Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 

@@ -64,13 +64,13 @@ class DataServer:
         match question:
             case q.Posted(slots):
                 yield from self._requests(slots)
-            case q.Sample(block, begin, count):
+            case q.SampleEntries(block, begin, count):
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
                 yield from pieces_of_sample(self._arena, block, begin, count)
-            case q.Parcel() if self._folder is not None:
+            case q.ParcelPart() if self._folder is not None:
                 yield read_part(self._folder, question)
-            case q.Clock():
+            case q.ReadClocks():
                 yield q.encode((time.monotonic_ns(), time.time_ns()))
             case q.Sees(known):
                 if (shared := find_shared(known, shared_root())) is not None:

@@ -37,7 +37,7 @@ class ClusterLost(Exception):
     """The cluster can neither start processes nor answer any more; the message has the reason."""
 
 
-class Cluster(Protocol):
+class ClusterNodes(Protocol):
     """Who knows the nodes. Both are called by the survey's thread alone, and may take seconds."""
 
     def look(self) -> tuple[Mapping[str, Node], Sight]:
@@ -47,7 +47,7 @@ class Cluster(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostPlace:
     """A node, the host that it is on, and the run's folder there."""
 
     node: Node
@@ -60,12 +60,12 @@ class Survey:
     usable: names of the nodes that need nothing; set by who takes the places. failure: why the cluster is lost, ""
     while it is not."""
 
-    def __init__(self, cluster: Cluster, open_host: Callable[[Node], Found], look_s: float = _LOOK_S) -> None:
+    def __init__(self, cluster: ClusterNodes, open_host: Callable[[Node], Found], look_s: float = _LOOK_S) -> None:
         self.sight: Sight | None = None
         self.usable: frozenset[str] = frozenset()
         self.failure = ""
         self._cluster, self._open_host, self._look_s = cluster, open_host, look_s
-        self._found: queue.SimpleQueue[tuple[Place, str]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[HostPlace, str]] = queue.SimpleQueue()
         self._offered: dict[str, str] = {}
         self._tried: dict[str, float] = {}
         self._opened: list[Node] = []
@@ -75,7 +75,7 @@ class Survey:
     def start(self) -> None:
         self._thread.start()
 
-    def take(self) -> list[tuple[Place, str]]:
+    def take(self) -> list[tuple[HostPlace, str]]:
         """The places on nodes that came since the last call, each with the endpoint of a new host's server, or ""."""
         taken = []
         while not self._found.empty():
@@ -121,7 +121,7 @@ class Survey:
         del self._tried[node.name]
         self._opened.append(node)
         self._offered[node.name] = found.host
-        self._found.put((Place(node, found.host, found.folder), found.endpoint))
+        self._found.put((HostPlace(node, found.host, found.folder), found.endpoint))
 
     def withdraw(self, name: str) -> None:
         """A node of this name is no longer usable: it is opened again once it is there."""

@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 def measure(client: DataClient, clock: Callable[[], int] = time.monotonic_ns) -> Estimate:
     """The estimate of a round trip. LookupError: no answer in time; ValueError: it is none."""
     wall_before, before = time.time_ns(), clock()
-    (content,) = client.ask(q.Clock())
+    (content,) = client.ask(q.ReadClocks())
     after = clock()
     theirs, wall = _decode(content)
     half = (after - before + 1) // 2

@@ -35,7 +35,7 @@ from polyrhythm.plugins.cluster.ray.versions import check_room, describe_wanted,
 from polyrhythm.plugins.cluster.transport.sealed import check_sealing
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.start import Handle
+from polyrhythm.runtime.processes.start import ProcessHandle
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class RayNode:
 
         return found
 
-    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> Handle:
+    def spawn(self, spec: ChildSpec, log: IO[bytes]) -> ProcessHandle:
         process = self._cluster.start_station(spec, Path(log.name), self)
         self._processes = [other for other in self._processes if other.abandoned or other.poll() is None] + [process]
         return process

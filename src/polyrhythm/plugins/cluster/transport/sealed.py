@@ -68,7 +68,7 @@ class BrokenSeal(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class ConnectionTicket:
     """Admits one connection to a port. name: says which ticket it is; asking, answering: the keys of who connects and
     of the port's end."""
 
@@ -78,12 +78,12 @@ class Ticket:
     answering: _Key = field(repr=False)
 
 
-def new_ticket(port: int) -> Ticket:
+def new_ticket(port: int) -> ConnectionTicket:
     """A ticket that there was never before."""
-    return Ticket(port, secrets.token_bytes(NAME), secrets.token_bytes(_KEY), secrets.token_bytes(_KEY))
+    return ConnectionTicket(port, secrets.token_bytes(NAME), secrets.token_bytes(_KEY), secrets.token_bytes(_KEY))
 
 
-def connect(address: str, ticket: Ticket, largest: int, seconds: float) -> SealedConnection:
+def connect(address: str, ticket: ConnectionTicket, largest: int, seconds: float) -> SealedConnection:
     """The connection that a ticket is for. largest: bytes of a piece that is received. OSError: it cannot be had in
     time."""
     connection = socket.create_connection((address, ticket.port), seconds)

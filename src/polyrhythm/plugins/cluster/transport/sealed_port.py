@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from polyrhythm.plugins.cluster.transport.sealed import NAME, BrokenSeal, SealedConnection, Ticket, new_ticket
+from polyrhythm.plugins.cluster.transport.sealed import NAME, BrokenSeal, ConnectionTicket, SealedConnection, new_ticket
 from polyrhythm.runtime.transport.drops import DropCounter
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class SealedPort:
     ) -> None:
         self._serve, self._largest, self._drops = serve, largest, drops
         self._turn, self._over = threading.Lock(), threading.Event()
-        self._tickets: dict[bytes, tuple[float, Ticket]] = {}
+        self._tickets: dict[bytes, tuple[float, ConnectionTicket]] = {}
         self._open: dict[SealedConnection, threading.Thread] = {}
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
         self._pause_s, self._pause_ends = 0.0, math.inf  # in which no connection is accepted
@@ -53,7 +53,7 @@ class SealedPort:
         self._thread = threading.Thread(target=self._run, name="sealed-port", daemon=True)
         self._thread.start()
 
-    def admit(self) -> Ticket:
+    def admit(self) -> ConnectionTicket:
         """A ticket for one connection. LookupError: there are as many as there may be."""
         now, ticket = time.monotonic(), new_ticket(self._port)
         with self._turn:
@@ -163,7 +163,7 @@ class SealedPort:
         connection.close()
         self._drops.stranger()
 
-    def _begin(self, connection: socket.socket, ticket: Ticket) -> None:
+    def _begin(self, connection: socket.socket, ticket: ConnectionTicket) -> None:
         """Answer it from now on."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _PROBES.items():

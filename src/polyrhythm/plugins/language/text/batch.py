@@ -63,11 +63,11 @@ class TextBatch:
         kind: str,
     ) -> None:
         self.spec, self.rows, self._type = spec, len(conversations), kind
-        self._tokenizer, self._chat = tokenizer, chat
+        self.tokenizer, self._chat = tokenizer, chat
         self._limit = spec.observation["tokens"].shape[0]
         self._own_metrics = metrics
         self._chats: dict[int, ChatTurns] = {}  # by row, with a chat template
-        self._conversations = cast(Sequence[FullConversation], conversations)
+        self.conversations = cast(Sequence[FullConversation], conversations)
         self.traits = replace(traits, expert=conversation_traits(conversations[0]).expert)
         self._prepared = PreparedMessages(conversations)
         self._tokens = np.zeros((self.rows, self._limit), np.int32)
@@ -82,8 +82,8 @@ class TextBatch:
         for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
             self._prepared.forget(row)
             try:
-                prompt = self._conversations[row].begin(int(task), int(seed))
-                self._check_prompt(prompt, self._conversations[row])
+                prompt = self.conversations[row].begin(int(task), int(seed))
+                self._check_prompt(prompt, self.conversations[row])
                 ids = self._begun(row, prompt, f"the prompt of task {self.spec.tasks[task].name}, seed {seed},")
             except PolyrhythmError:
                 raise
@@ -116,7 +116,7 @@ class TextBatch:
                 self._chats[row] = ChatTurns(self._chat, prompt)
                 prompt = self._chats[row].shown
             text = prompt if isinstance(prompt, str) else "".join(f"{turn['content']}\n" for turn in prompt)
-            ids = begin(self._tokenizer, text)
+            ids = begin(self.tokenizer, text)
         except ValueError as error:
             raise EpisodeRefused(f"{what} cannot be encoded: {error}") from error
         if not ids:
@@ -228,11 +228,11 @@ class TextBatch:
 
     def _text(self, message: NDArray[Any]) -> str:
         """A message as text, without the spaces that a chat template writes before one."""
-        text = self._tokenizer.decode(message.tolist())
+        text = self.tokenizer.decode(message.tolist())
         return text if self._chat is None else text.removeprefix(self._chat.lead)
 
     def _replied(self, row: int, message: NDArray[Any]) -> Reply:
-        conversation = self._conversations[row]
+        conversation = self.conversations[row]
         reply = conversation.reply(self._text(message))
         if not isinstance(reply, Reply) or not math.isfinite(as_number(reply.reward)):
             found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
@@ -254,16 +254,16 @@ class TextBatch:
         """Ids of a reply, with what has none replaced: it may be what the policy had a tool print, which is no fault of
         the environment."""
         with suppress(ValueError):
-            return self._tokenizer.encode(reply)
-        text = encodable(self._tokenizer, reply)
+            return self.tokenizer.encode(reply)
+        text = encodable(self.tokenizer, reply)
         if not self._replaced:
             self._replaced = True
             log.warning(
                 "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like replies "
                 "come without a warning",
-                *(self._tokenizer.origin, text, reply),
+                *(self.tokenizer.origin, text, reply),
             )
-        return self._tokenizer.encode(text)
+        return self.tokenizer.encode(text)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         index = np.asarray(rows, np.intp)
@@ -271,22 +271,22 @@ class TextBatch:
 
     def transcript(self, row: int) -> str:
         """The row's context as text: the prompt, messages and replies, without what the tokenizer begins with."""
-        first = len(self._tokenizer.start)
-        return self._tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
+        first = len(self.tokenizer.start)
+        return self.tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
 
     def texts(self, row: int) -> tuple[str, ...]:
         """See `envs.base.FullEnvBatch`: what the model was shown, decoded from its tokens; also a message that was
         cut, and replies that the model did not see."""
-        decode = self._tokenizer.decode
+        decode = self.tokenizer.decode
         return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
         """The expert's next message of each row: [n,C,1], which ends with an end-of-text token unless it has a stop of
         its own. EpisodeRefused, for a row: it is longer than a message may be, or has what is without an id."""
-        found = np.full((len(rows), self.spec.chunk, 1), self._tokenizer.ends[0], np.int64)
+        found = np.full((len(rows), self.spec.chunk, 1), self.tokenizer.ends[0], np.int64)
         refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
-            message = self._conversations[row].expert()
+            message = self.conversations[row].expert()
             try:
                 ids = self._demonstrated(row, message)
             except EpisodeRefused as error:
@@ -300,17 +300,17 @@ class TextBatch:
     def _demonstrated(self, row: int, message: str) -> list[int]:
         before, lead = ("", "") if self._chat is None else (self._chats[row].shown, self._chat.lead)
         try:
-            ids = encode_after(self._tokenizer, before, lead + message)
+            ids = encode_after(self.tokenizer, before, lead + message)
         except ValueError as error:
             raise EpisodeRefused(f"the expert's message cannot be encoded: {error}") from error
-        ids += [] if ids and ids[-1] in self.spec.action.stops else [self._tokenizer.ends[0]]
+        ids += [] if ids and ids[-1] in self.spec.action.stops else [self.tokenizer.ends[0]]
         if len(ids) > self.spec.chunk:
             raise MessageTooLong(self.spec.chunk, len(ids))
         return ids
 
     def close(self) -> None:
         """Close the conversations that can be closed."""
-        for conversation in self._conversations:
+        for conversation in self.conversations:
             if conversation_traits(conversation).close:
                 conversation.close()
         self._prepared.close()
@@ -324,7 +324,7 @@ class PreparedMessages:
     """
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
-        self._conversations = cast(Sequence[FullConversation], conversations)
+        self.conversations = cast(Sequence[FullConversation], conversations)
         self._traits = list(map(conversation_traits, conversations))
         self._prepared_errors: dict[int, Exception | None] = {}
         self._awaited: dict[int, Awaited] = {}
@@ -338,7 +338,7 @@ class PreparedMessages:
 
     def prepare(self, row: int, message: str) -> None:
         """Have the row's conversation prepare its reply, where one is expected."""
-        conversation = self._conversations[row]
+        conversation = self.conversations[row]
         self._prepared_errors[row] = None
         try:
             conversation.prepare(message)
@@ -383,7 +383,7 @@ class PreparedMessages:
         if not self._traits[row].drop:
             return
         try:
-            self._conversations[row].drop()
+            self.conversations[row].drop()
         except PolyrhythmError:
             raise
         except Exception:

@@ -67,20 +67,20 @@ class CpuBatch:
     def __init__(self, settings: ManiSkillFields, rows: int) -> None:
         self.settings, self.rows = settings, rows
         first = [World(settings, task, 1) for task in settings.tasks]
-        self._worlds = {(0, number): world for number, world in enumerate(first)}
+        self.worlds = {(0, number): world for number, world in enumerate(first)}
         self._kinds, self._sentences = _kinds(first), [world.sentences for world in first]
         self.spec = spec_of(settings, first)
-        self._row: list[World | None] = [None] * rows
+        self.row_worlds: list[World | None] = [None] * rows
         self._steps, self._limits = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         failed: dict[int, Exception] = {}
         for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
             number, sentence = self._kinds[task]
-            if (row, number) not in self._worlds:
+            if (row, number) not in self.worlds:
                 kind, read = self.settings.tasks[number], self._sentences[number]
-                self._worlds[row, number] = World(self.settings, kind, 1, read)
-            world = self._row[row] = self._worlds[row, number]
+                self.worlds[row, number] = World(self.settings, kind, 1, read)
+            world = self.row_worlds[row] = self.worlds[row, number]
             self._steps[row], self._limits[row] = 0, world.limit
             try:
                 world.reset(0, int(seed), sentence)
@@ -117,19 +117,19 @@ class CpuBatch:
         return self._world(row).render(0)
 
     def close(self) -> None:
-        for world in self._worlds.values():
+        for world in self.worlds.values():
             world.close()
 
     def discard(self, row: int) -> None:
         """Drop the row's instance; its next reset makes another."""
-        broken, self._row[row] = self._row[row], None
-        self._worlds = {where: world for where, world in self._worlds.items() if world is not broken}
+        broken, self.row_worlds[row] = self.row_worlds[row], None
+        self.worlds = {where: world for where, world in self.worlds.items() if world is not broken}
         if broken is not None:
             with suppress(Exception):
                 broken.close()
 
     def _world(self, row: int) -> World:
-        world = self._row[row]
+        world = self.row_worlds[row]
         assert world is not None, f"row {row} was used before its first reset"
         return world
 

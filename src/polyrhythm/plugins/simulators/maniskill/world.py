@@ -43,28 +43,28 @@ class World:
     def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: TaskSentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
-        self._env = make_env(settings, task, rows)
-        if rows > 1 and self._env.reconfiguration_freq:
+        self.env = make_env(settings, task, rows)
+        if rows > 1 and self.env.reconfiguration_freq:
             raise ConfigError(
                 f"env.backend = gpu: {task} makes all objects anew at a reset, so rows cannot be reset alone; "
                 "set it to cpu"
             )
         self._camera = "" if settings.observation == "state" else self._find_camera()
         self._info: Mapping[str, Any] = {}
-        self._own_get_obs = self._env.get_obs if _is_changed(self._env) else None
+        self._own_get_obs = self.env.get_obs if _is_changed(self.env) else None
         if self._camera:  # its own get_obs, which step and reset call, would draw
-            self._env.get_obs = self._observe_numbers
-        self._scene = Scene(self._env, self._camera)
+            self.env.get_obs = self._observe_numbers
+        self._scene = Scene(self.env, self._camera)
         self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
         info = self._reset(list(range(rows)), 0)
         self.reports_success = "success" in info
         self._refuse_rewards(info)
         self.action = self._action_spec()
         self._bounds = np.array(self.action.low, np.float32), np.array(self.action.high, np.float32)
-        self._own = "" if task in settings.instructions else next(iter(own_sentences(self._env)), "")
+        self._own = "" if task in settings.instructions else next(iter(own_sentences(self.env)), "")
         self.sentences = sentences
         if self._own and sentences is None:
-            self.sentences = read_sentences(self._env, task, self._choose)
+            self.sentences = read_sentences(self.env, task, self._choose)
             self._reset(list(range(rows)), 0)
 
     def tasks(self) -> list[Task]:
@@ -87,8 +87,8 @@ class World:
         self._reset([row], library_seed(seed), numbers)
         self._refuse_other_words(row, sentence or self._own)
         if self.settings.placement == "beyond":  # with one row, as another appearance
-            place_beyond(self._env, self.task, seed)
-            self._numbers = self._to_numbers(self._env.get_obs(self._env.get_info()))
+            place_beyond(self.env, self.task, seed)
+            self._numbers = self._to_numbers(self.env.get_obs(self.env.get_info()))
         if appearance := Appearance.draw(self.settings.appearance, seed):
             self._scene.show(appearance)
 
@@ -96,14 +96,14 @@ class World:
         """One step of all rows; actions [rows,A], clipped to the bounds."""
         low, high = self._bounds
         clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
-        observation, reward, ended, _, info = self._env.step(clipped)
+        observation, reward, ended, _, info = self.env.step(clipped)
         self._numbers = self._to_numbers(observation)
         success, ended = self._flag(info.get("success")), self._flag(ended)
         if not self.settings.end_on_success:
             ended &= ~success | self._flag(info.get("fail"))
         if self.settings.reward_flags:
             reward = self._change_of_flags(info)
-        elif self._env.reward_mode == "none":
+        elif self.env.reward_mode == "none":
             reward = success.astype(np.float32) - self._flag(info.get("fail"))
         return StepOutcome(
             np.array(_numpy(reward), np.float32).reshape(self.rows),
@@ -117,7 +117,7 @@ class World:
         if not self._camera:
             return {"state": self._numbers}
         if self._own_get_obs is None:
-            drawn = self._env._get_obs_sensor_data()[self._camera]
+            drawn = self.env._get_obs_sensor_data()[self._camera]
         else:  # the task changes what its cameras see, such as by a background
             drawn = self._own_get_obs(self._info)["sensor_data"][self._camera]
         image = resized(_numpy(drawn["rgb"]), self.settings.picture)
@@ -132,7 +132,7 @@ class World:
 
     def render(self, row: int) -> NDArray[np.uint8]:
         """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
-        picture = self._env.render_rgb_array()
+        picture = self.env.render_rgb_array()
         if picture is None:
             raise ConfigError(f"env.tasks = {self.task}: it has no camera for videos; use env.observation=rgb")
         shown: NDArray[np.uint8] = _numpy(picture)[row]
@@ -140,17 +140,17 @@ class World:
 
     def close(self) -> None:
         """Free the simulation."""
-        self._env.close()
+        self.env.close()
 
     def _reset(self, rows: list[int], seed: int, episodes: NDArray[np.int64] | None = None) -> Mapping[str, Any]:
         """ManiSkill's info. episodes: [len(rows)] numbers of the episodes, for tasks that have numbered ones."""
         from mani_skill.utils import common
 
-        options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self._env.device)}
+        options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self.env.device)}
         if episodes is not None:
-            options["episode_id"] = common.to_tensor(episodes, device=self._env.device)
+            options["episode_id"] = common.to_tensor(episodes, device=self.env.device)
         # The seed of every row, so that a row's own generator is the same wherever the row is.
-        observation, info = self._env.reset(seed=[seed] * self.rows, options=options)
+        observation, info = self.env.reset(seed=[seed] * self.rows, options=options)
         self._earned[rows] = 0.0
         numbers = self._to_numbers(observation)
         if len(rows) < self.rows:
@@ -166,8 +166,8 @@ class World:
         that takes a tenth of the time."""
         from mani_skill.utils import common
 
-        if choose := getattr(self._env, "_initialize_episode_pre", None):
-            rows, numbers = (common.to_tensor(a, device=self._env.device) for a in (np.arange(self.rows), episodes))
+        if choose := getattr(self.env, "_initialize_episode_pre", None):
+            rows, numbers = (common.to_tensor(a, device=self.env.device) for a in (np.arange(self.rows), episodes))
             choose(rows, {"episode_id": numbers})
         else:
             self._reset(list(range(self.rows)), 0, episodes)
@@ -175,8 +175,8 @@ class World:
     def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
         """In place of ManiSkill's `get_obs`: what it gives without images. Keeps the info for `observe`: to ask for it
         again would count a grasp twice in tasks whose `evaluate` counts."""
-        self._info = self._env.get_info() if info is None else info
-        return self._env._get_obs_state_dict(self._info)
+        self._info = self.env.get_info() if info is None else info
+        return self.env._get_obs_state_dict(self._info)
 
     def _change_of_flags(self, info: Mapping[str, Any]) -> NDArray[np.float32]:
         """[rows] change of the weighted sum of flags since the step before."""
@@ -190,7 +190,7 @@ class World:
         if unknown := [name for name in self.settings.reward_flags if name not in info]:
             known = ", ".join(name for name, value in info.items() if np.size(_numpy(value)) == self.rows)
             raise ConfigError(f"env.reward_flags.{unknown[0]}: {self.task} reports no such flag; it has {known}")
-        if self._env.reward_mode == "none" and not self.settings.reward_flags and not {"success", "fail"} & {*info}:
+        if self.env.reward_mode == "none" and not self.settings.reward_flags and not {"success", "fail"} & {*info}:
             raise ConfigError(
                 f"env.reward = sparse: {self.task} has no such reward; choose another task, since this one has no "
                 "reward, and reports neither success nor failure"
@@ -198,7 +198,7 @@ class World:
 
     def _refuse_other_words(self, row: int, wanted: str) -> None:
         """Raise ConfigError if an episode has another instruction than the policy will read."""
-        if wanted and (told := own_sentences(self._env)[row]) != wanted:
+        if wanted and (told := own_sentences(self.env)[row]) != wanted:
             raise ConfigError(
                 f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
                 f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
@@ -211,7 +211,7 @@ class World:
         elif self._camera:
             from mani_skill.utils import common
 
-            observation = common.flatten_state_dict(observation, use_torch=True, device=self._env.device)
+            observation = common.flatten_state_dict(observation, use_torch=True, device=self.env.device)
         return np.array(_numpy(observation), np.float32)
 
     def _flag(self, value: Any) -> NDArray[np.bool_]:
@@ -229,7 +229,7 @@ class World:
         return numbers.astype(np.float32).reshape(self.rows)
 
     def _find_camera(self) -> str:
-        known = list(self._env._sensors)
+        known = list(self.env._sensors)
         wanted = self.settings.camera or (known[0] if known else "")
         if wanted not in known:
             fix = f"choose one of {', '.join(known)}" if known else "set env.observation to state"
@@ -237,7 +237,7 @@ class World:
         return wanted
 
     def _action_spec(self) -> ActionSpec:
-        space = self._env.single_action_space
+        space = self.env.single_action_space
         shape = getattr(space, "shape", None)
         if space is None or shape is None or len(shape) != 1:
             raise ConfigError(f"env.tasks = {self.task}: its action is no vector but {space}; choose a one-robot task")
@@ -273,16 +273,16 @@ class Scene:
     ManiSkill may make a scene anew at a reset, so that lights and camera are the usual ones again."""
 
     def __init__(self, env: Any, camera: str) -> None:
-        self._env, self._camera = env, camera
+        self.env, self._camera = env, camera
         self._known: Any = None
         self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
 
     def show(self, appearance: Appearance) -> None:
         """Show this appearance instead of the last one. A camera that moves with the robot stays where it is."""
-        sensor = self._env._sensors[self._camera]
+        sensor = self.env._sensors[self._camera]
         if appearance.shift and sensor.entity is None:
             sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
-        scene = self._env.scene.sub_scenes[0]
+        scene = self.env.scene.sub_scenes[0]
         if scene is not self._known:
             self._known, self._usual = scene, (np.array(scene.ambient_light), _lights(scene))
         ambient, lights = self._usual

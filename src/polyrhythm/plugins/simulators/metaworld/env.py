@@ -161,8 +161,8 @@ class MetaWorldBatch:
 
     def __init__(self, settings: MetaWorldSettings, rows: int) -> None:
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
-        self._scenes: dict[int, TaskScene] = {}
-        self._held: list[tuple[int, SceneInstance] | None] = [None] * rows
+        self.scenes: dict[int, TaskScene] = {}
+        self.held: list[tuple[int, SceneInstance] | None] = [None] * rows
         self._steps = [0] * rows
         self._succeeded = [False] * rows
 
@@ -222,30 +222,30 @@ class MetaWorldBatch:
 
     def discard(self, row: int) -> None:
         """Give up the row's instance; its next reset takes another one."""
-        self._held[row] = None
+        self.held[row] = None
 
     def close(self) -> None:
-        for scene in self._scenes.values():
+        for scene in self.scenes.values():
             scene.close()
 
     def _instance(self, row: int) -> SceneInstance:
-        held = self._held[row]
+        held = self.held[row]
         assert held is not None, f"row {row} was used before its first reset"
         return held[1]
 
     def _instance_for(self, row: int, task: int) -> SceneInstance:
         """The row's instance of the task; an instance of another task is returned to its scene."""
-        held = self._held[row]
+        held = self.held[row]
         if held is not None:
             if held[0] == task:
                 return held[1]
-            self._scenes[held[0]].check_in(held[1])
-            self._held[row] = None  # another row may have it now, even if the scene below cannot be made
-        if task not in self._scenes:
+            self.scenes[held[0]].check_in(held[1])
+            self.held[row] = None  # another row may have it now, even if the scene below cannot be made
+        if task not in self.scenes:
             name = self.spec.tasks[task].name
             quality = self.settings.render if self.settings.observation == "pixels" else None
             beyond = self.settings.placement == "beyond"
-            self._scenes[task] = TaskScene(name, self.settings.image_size, quality, self.settings.camera, beyond=beyond)
-        instance = self._scenes[task].check_out()
-        self._held[row] = (task, instance)
+            self.scenes[task] = TaskScene(name, self.settings.image_size, quality, self.settings.camera, beyond=beyond)
+        instance = self.scenes[task].check_out()
+        self.held[row] = (task, instance)
         return instance

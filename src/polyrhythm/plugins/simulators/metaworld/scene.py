@@ -78,17 +78,17 @@ class TaskScene:
         self.expert = ENV_POLICY_MAP[task]()
         self._env_class = _sharing(type(first), self.model)
         self._beyond = beyond
-        self._idle = [SceneInstance(self, first, beyond=beyond)]
+        self.idle = [SceneInstance(self, first, beyond=beyond)]
         self._image_size, self._quality, self._camera = image_size, quality, camera
-        self._renderer: FrameRenderer | None = None
+        self.renderer: FrameRenderer | None = None
 
     def check_out(self) -> SceneInstance:
         """An idle instance, made if there is none."""
-        return self._idle.pop() if self._idle else SceneInstance(self, self._env_class(), beyond=self._beyond)
+        return self.idle.pop() if self.idle else SceneInstance(self, self._env_class(), beyond=self._beyond)
 
     def check_in(self, instance: SceneInstance) -> None:
         """Take back an instance whose row has changed to another task."""
-        self._idle.append(instance)
+        self.idle.append(instance)
 
     def placement(self) -> Placement:
         """Current positions of the model's bodies and sites."""
@@ -100,15 +100,15 @@ class TaskScene:
 
     def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None) -> None:
         """Render a state of this task; the first call makes the GL context, in the thread that steps."""
-        if self._renderer is None:
+        if self.renderer is None:
             assert self._quality is not None, "this scene has no renderer"
-            self._renderer = FrameRenderer(self.model, self._image_size, self._quality, self._camera)
-        self._renderer.draw(data, out, appearance)
+            self.renderer = FrameRenderer(self.model, self._image_size, self._quality, self._camera)
+        self.renderer.draw(data, out, appearance)
 
     def close(self) -> None:
         """Free the GL context."""
-        if self._renderer is not None:
-            self._renderer.close()
+        if self.renderer is not None:
+            self.renderer.close()
 
 
 class SceneInstance:
@@ -124,7 +124,7 @@ class SceneInstance:
         if beyond:
             place_beyond(env)
         self.appearance: Appearance | None = None
-        self._scene, self._env = scene, env
+        self._scene, self.env = scene, env
         self._initial_attributes = dict(vars(env))
         self._placement: Placement | None = None
         self._observation: NDArray[np.float64] = np.zeros(0)
@@ -134,7 +134,7 @@ class SceneInstance:
         without action before it begins. Raises UnstableSimulationError if MuJoCo had to reset the state."""
         import mujoco
 
-        env, model = self._env, self._scene.model
+        env, model = self.env, self._scene.model
         vars(env).clear()
         vars(env).update(self._initial_attributes)
         self._scene.place(self._scene.initial_placement)
@@ -160,8 +160,8 @@ class SceneInstance:
         """
         assert self._placement is not None, "stepped before reset"
         self._scene.place(self._placement)
-        self._observation, reward, _, _, info = self._env.step(action)
-        refuse_unstable(self._env.data, f"at step {self._env.curr_path_length}")
+        self._observation, reward, _, _, info = self.env.step(action)
+        refuse_unstable(self.env.data, f"at step {self.env.curr_path_length}")
         return float(reward), bool(info["success"])
 
     @property
@@ -182,7 +182,7 @@ class SceneInstance:
         return action
 
     def draw(self, out: NDArray[np.uint8]) -> None:
-        self._scene.draw(self._env.data, out, self.appearance)
+        self._scene.draw(self.env.data, out, self.appearance)
 
 
 def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:
@@ -240,7 +240,7 @@ class FrameRenderer:
     def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, camera: Camera = "free") -> None:
         import mujoco
 
-        self._renderer = open_renderer(model, size, cheap=quality == "cheap")
+        self.renderer = open_renderer(model, size, cheap=quality == "cheap")
         self._turned = camera == "corner2"
         self._camera = _corner_camera(model) if self._turned else _free_camera()
         self._option = mujoco.MjvOption()
@@ -249,17 +249,17 @@ class FrameRenderer:
 
     def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None = None) -> None:
         """Draw `data` (kinematics up to date) into `out` uint8 [size,size,3], row 0 on top."""
-        self._renderer.update_scene(data, self._camera, self._option)
+        self.renderer.update_scene(data, self._camera, self._option)
         if appearance is not None:
-            appearance.apply(self._renderer.scene, self._background)
+            appearance.apply(self.renderer.scene, self._background)
         if not self._turned:
-            self._renderer.render(out=out)
+            self.renderer.render(out=out)
             return
-        out[:] = self._renderer.render()[::-1, ::-1]
+        out[:] = self.renderer.render()[::-1, ::-1]
 
     def close(self) -> None:
         """Free the GL context."""
-        self._renderer.close()
+        self.renderer.close()
 
 
 def _free_camera() -> mujoco.MjvCamera:

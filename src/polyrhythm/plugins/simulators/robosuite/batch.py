@@ -93,15 +93,15 @@ class RobosuiteBatch:
             choose_gl_backend()
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
         #: By (row, task). Free are those whose row runs another task, the one that was left first in front.
-        self._instances: dict[tuple[int, int], Instance] = {}
+        self.instances: dict[tuple[int, int], Instance] = {}
         self._changing = threading.Lock()  # held for changes of `_instances` and of `_tasks`
-        self._tasks = [-1] * rows
+        self.row_tasks = [-1] * rows
         self._limits = [settings.step_limit(task.name) for task in self.spec.tasks]
         self._steps = [0] * rows
         self._succeeded = [False] * rows
         self._appearance: list[Appearance | None] = [None] * rows
         #: By task, or by (row, task) where resets make new models, and image size.
-        self._renderers: dict[tuple[object, int], CameraRenderer] = {}
+        self.renderers: dict[tuple[object, int], CameraRenderer] = {}
         self._low, self._high = np.array(self.spec.action.low), np.array(self.spec.action.high)
         self._warm_up()
 
@@ -146,7 +146,7 @@ class RobosuiteBatch:
             self._succeeded[row] |= success
             outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense
             outcome.success[i] = success
-            in_time = self._steps[row] < self._limits[self._tasks[row]]
+            in_time = self._steps[row] < self._limits[self.row_tasks[row]]
             solved = success and self.settings.end_on_success
             late = not in_time and self.settings.time_limit == "terminates"
             outcome.terminated[i] = solved or ended or late
@@ -179,18 +179,18 @@ class RobosuiteBatch:
     def discard(self, row: int) -> None:
         """Give up the row's environment after an error; its next reset makes a new one."""
         with self._changing:
-            given_up = self._instances.pop((row, self._tasks[row]), None)
+            given_up = self.instances.pop((row, self.row_tasks[row]), None)
         if given_up is not None:
             given_up.close()
 
     def close(self) -> None:
-        for renderer in self._renderers.values():
+        for renderer in self.renderers.values():
             renderer.close()
-        for instance in self._instances.values():
+        for instance in self.instances.values():
             instance.close()
 
     def _draw(self, row: int, camera: str, size: int, out: NDArray[np.generic]) -> None:
-        instance, task = self._instance(row), self._tasks[row]
+        instance, task = self._instance(row), self.row_tasks[row]
         names = instance.camera_names()
         if camera not in names:
             raise ConfigError(
@@ -204,9 +204,9 @@ class RobosuiteBatch:
 
     def _renderer(self, row: int, size: int) -> CameraRenderer:
         """The renderer of the row's model, made if there is none: of its own if resets make new models."""
-        instance, task = self._instance(row), self._tasks[row]
+        instance, task = self._instance(row), self.row_tasks[row]
         key = ((row, task) if instance.new_models else task, size)
-        found = self._renderers.pop(key, None)
+        found = self.renderers.pop(key, None)
         if found is not None and instance.new_models and found.model is not instance.model:
             found.close()
             found = None
@@ -214,17 +214,17 @@ class RobosuiteBatch:
             if not instance.new_models:  # whose renderers another thread may make meanwhile
                 self._close_idle_renderers()
             found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
-        self._renderers[key] = found  # behind all others
+        self.renderers[key] = found  # behind all others
         return found
 
     def _close_idle_renderers(self) -> None:
         """Close those of tasks that no row runs, but for the ones used last."""
-        idle = [key for key in self._renderers if isinstance(key[0], int) and key[0] not in self._tasks]
+        idle = [key for key in self.renderers if isinstance(key[0], int) and key[0] not in self.row_tasks]
         for key in idle[: max(0, len(idle) - self.settings.kept_environments)]:
-            self._renderers.pop(key).close()
+            self.renderers.pop(key).close()
 
     def _instance(self, row: int) -> Instance:
-        found = self._instances.get((row, self._tasks[row]))
+        found = self.instances.get((row, self.row_tasks[row]))
         assert found is not None, f"row {row} was used before its first reset"
         return found
 
@@ -232,22 +232,22 @@ class RobosuiteBatch:
         """The environment with which the row runs the task from now on, made if none is free: from the same seed in all
         rows."""
         with self._changing:
-            left = (row, self._tasks[row])
-            self._tasks[row] = task
-            if left in self._instances:
-                self._instances[left] = self._instances.pop(left)  # behind all others
-            free = [key for key in self._instances if key[1] != self._tasks[key[0]]]
-            found = self._instances.get((row, task))
+            left = (row, self.row_tasks[row])
+            self.row_tasks[row] = task
+            if left in self.instances:
+                self.instances[left] = self.instances.pop(left)  # behind all others
+            free = [key for key in self.instances if key[1] != self.row_tasks[key[0]]]
+            found = self.instances.get((row, task))
             fitting = next((key for key in free if key[1] == task), None)
             if found is None and fitting is not None:
-                found = self._instances[row, task] = self._instances.pop(fitting)
+                found = self.instances[row, task] = self.instances.pop(fitting)
             surplus = len(free) - self.settings.kept_environments if found is None else 0
-            closed = [self._instances.pop(key) for key in free[: max(0, surplus)]]
+            closed = [self.instances.pop(key) for key in free[: max(0, surplus)]]
         for instance in closed:
             instance.close()
         if found is None:
             with seeded(MODEL_SEED):
                 found = self.settings.make(self.spec.tasks[task].name)
             with self._changing:
-                self._instances[row, task] = found
+                self.instances[row, task] = found
         return found

@@ -14,15 +14,18 @@ Invariant: seconds of work done on a device in any interval, each times what it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 
-if TYPE_CHECKING:
-    from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
-
 #: Remaining seconds of a pass that count as none, because of rounding.
 _ROUNDING_S = 1e-12
+
+
+class Occupant(Protocol):
+    """A station that works on a device."""
+
+    name: str
 
 
 class Job:
@@ -53,7 +56,7 @@ class Device:
         self._since = 0.0
         self._turn = 0
         self.busy = 0.0
-        self.resident: VirtualStation | None = None
+        self.resident: Occupant | None = None
 
     def begin(
         self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object = None

@@ -24,7 +24,6 @@ from polyrhythm.plugins.virtual.clustersim.conductor_cpu import SERVING, Conduct
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
 from polyrhythm.plugins.virtual.clustersim.network import Network
-from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
 from polyrhythm.scheduler.records import (
     ADDRESSEES,
     AbortStream,
@@ -55,6 +54,19 @@ class Decider(Protocol):
     def handle(self, event: Event, now: float) -> list[Command]: ...
 
     def deadline(self) -> float | None: ...
+
+
+class DrivenStation(Protocol):
+    """A station as its driver needs it; attributes as of `VirtualStation`."""
+
+    name: str
+    incarnation: int
+    host: str
+    cut: float
+    last_sent: float
+    last_told: float
+
+    def handle(self, command: Command) -> None: ...
 
 
 class Deadlock(RuntimeError):
@@ -119,7 +131,7 @@ class VirtualDriver:
         self.conductor = conductor
         self.clock = VirtualClock()
         self.measures = Measures()
-        self.stations: dict[str, VirtualStation] = {}
+        self.stations: dict[str, DrivenStation] = {}
         self.simulators: dict[str, Asker] = {}
         self.payloads: dict[str, Payload] = {}
         self.steps: list[Decision] = []
@@ -154,7 +166,7 @@ class VirtualDriver:
 
     # ------------------------------------------------------------ messages
 
-    def emit(self, station: VirtualStation, event: Event) -> None:
+    def emit(self, station: DrivenStation, event: Event) -> None:
         """Send a station's event to the conductor."""
         if self._direct:
             self._inbox.append(event)
@@ -164,7 +176,7 @@ class VirtualDriver:
         station.last_sent = arrival
         self.clock.at(arrival, self._deliver, (station, now, event))
 
-    def _delay_of(self, station: VirtualStation, message: Event | Command) -> float:
+    def _delay_of(self, station: DrivenStation, message: Event | Command) -> float:
         """Seconds of a message between a station and the conductor."""
         seconds = self._delay.draw(self._rng)
         if self.network is None or (self._beside and type(message) in _SERVING):
@@ -177,7 +189,7 @@ class VirtualDriver:
             self.evaluating.add(event.name)
         self._inbox.append(event)
 
-    def report(self, station: VirtualStation, event: Event) -> None:
+    def report(self, station: DrivenStation, event: Event) -> None:
         """Deliver supervision's event about a station after the station's own messages."""
         if station.last_sent <= self.clock.now:
             self._inbox.append(event)
@@ -200,7 +212,7 @@ class VirtualDriver:
         request, version = answer
         self.simulators[request.simulator].answered(request, version)
 
-    def _deliver(self, message: tuple[VirtualStation, float, Event]) -> None:
+    def _deliver(self, message: tuple[DrivenStation, float, Event]) -> None:
         station, sent, event = message
         if sent <= station.cut:
             self._inbox.append(event)

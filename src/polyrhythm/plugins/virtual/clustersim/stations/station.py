@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyrhythm.plugins.virtual.clustersim.devices import Device
+from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
 from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event, TakeDevice, YieldDevice
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
 
 
 class LeaseError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Parcels as another host's server gives them; workflows of one's own use them in tests/workflow."""
+"""Parcels as another host's server gives them; workflows of one's own use them in tests/plugins/workflow."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def test_a_parcel_of_another_host_comes_in_parts_and_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "question",
     [
-        q.Parcel("../secret", 0, 1, True),
-        q.Parcel("", 0, 1, True),
-        q.Parcel("here~sender~0", 0, 1, True),
-        q.Parcel("sender-0", -1, 1, True),
-        q.Parcel("sender-0", 0, 0, True),
-        q.Parcel("sender-0", 0, q.PART_BYTES + 1, True),
-        q.Parcel("sender-0", len(CONTENT), 1, True),
-        q.Parcel("sender-1", 0, 1, True),
+        q.ParcelPart("../secret", 0, 1, True),
+        q.ParcelPart("", 0, 1, True),
+        q.ParcelPart("here~sender~0", 0, 1, True),
+        q.ParcelPart("sender-0", -1, 1, True),
+        q.ParcelPart("sender-0", 0, 0, True),
+        q.ParcelPart("sender-0", 0, q.PART_BYTES + 1, True),
+        q.ParcelPart("sender-0", len(CONTENT), 1, True),
+        q.ParcelPart("sender-1", 0, 1, True),
     ],
 )
-def test_what_is_no_part_of_a_parcel_is_refused_and_changes_nothing(question: q.Parcel, tmp_path: Path) -> None:
+def test_what_is_no_part_of_a_parcel_is_refused_and_changes_nothing(question: q.ParcelPart, tmp_path: Path) -> None:
     SharedParcels(tmp_path, "sender").keep([CONTENT])
     (tmp_path / "secret").write_text("x")
     with pytest.raises(LookupError):
@@ -93,8 +93,8 @@ def test_what_several_of_one_host_receive_crosses_once(tmp_path: Path) -> None:
 
 
 def test_a_server_without_parcels_gives_none() -> None:
-    with pytest.raises(LookupError, match="Parcel is not answered here"):
-        Client(None).ask(q.Parcel("sender-0", 0, 1, True))
+    with pytest.raises(LookupError, match="ParcelPart is not answered here"):
+        Client(None).ask(q.ParcelPart("sender-0", 0, 1, True))
 
 
 @pytest.mark.parametrize("copies", [1, 3])

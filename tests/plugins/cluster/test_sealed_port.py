@@ -16,7 +16,7 @@ import pytest
 from tests.process.runs import wait_until
 
 from polyrhythm.plugins.cluster.transport import sealed_port
-from polyrhythm.plugins.cluster.transport.sealed import SealedConnection, Ticket, connect
+from polyrhythm.plugins.cluster.transport.sealed import ConnectionTicket, SealedConnection, connect
 from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
 from polyrhythm.runtime.transport.drops import DropCounter
 
@@ -37,7 +37,7 @@ class Port(SealedPort):
             (question,) = connection.receive(self.patience_s)
             connection.send([LARGE if question == b"large" else question], self.patience_s)
 
-    def connect(self, ticket: Ticket | None = None) -> SealedConnection:
+    def connect(self, ticket: ConnectionTicket | None = None) -> SealedConnection:
         return connect(ADDRESS, ticket or self.admit(), 2 * len(LARGE), 10)
 
     @property
@@ -83,7 +83,7 @@ def test_a_ticket_is_good_once_and_for_a_while(way: str, port: Port) -> None:
     if way == "old":
         port._tickets[ticket.name] = time.monotonic(), ticket
     if way == "unknown":
-        ticket = Ticket(ticket.port, bytes(16), ticket.asking, ticket.answering)
+        ticket = ConnectionTicket(ticket.port, bytes(16), ticket.asking, ticket.answering)
     if way == "used":
         port.connect(ticket).close()
         wait_until(lambda: not port._tickets)
@@ -94,7 +94,7 @@ def test_a_ticket_is_good_once_and_for_a_while(way: str, port: Port) -> None:
 
 def test_who_has_a_ticket_but_not_its_keys_is_not_answered(port: Port) -> None:
     ticket = port.admit()
-    with closing(port.connect(Ticket(ticket.port, ticket.name, bytes(32), ticket.answering))) as end:
+    with closing(port.connect(ConnectionTicket(ticket.port, ticket.name, bytes(32), ticket.answering))) as end:
         assert is_refused(end)
     wait_until(lambda: port.drops.counts() == {"undecodable": 1} and not port.threads)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.plugins.cluster.served import blank_arena, served
 from tests.process.runs import wait_until
-from tests.runtime.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import HostSilent
@@ -38,7 +38,7 @@ class Agent:
         return self.now
 
     def ask(self, question: q.Question) -> list[memoryview]:
-        assert isinstance(question, q.Clock)
+        assert isinstance(question, q.ReadClocks)
         self.asked += 1
         if self.silent:
             raise HostSilent("host far has not answered for 1 s")

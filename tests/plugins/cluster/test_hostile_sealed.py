@@ -11,10 +11,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 from tests.long import long
+from tests.plugins.cluster.test_sealed import LENGTH, all_that_opens, receiving, records_of
+from tests.plugins.cluster.test_sealed_port import ADDRESS
 from tests.process.runs import wait_until
 from tests.runtime.test_hostile_join import finished_arena, steady
-from tests.runtime.test_sealed import LENGTH, all_that_opens, receiving, records_of
-from tests.runtime.test_sealed_port import ADDRESS
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
@@ -26,7 +26,7 @@ from polyrhythm.runtime.transport.drops import DropCounter
 #: Mutations of a default run, and of a long one: of whole connections to a port, and of answers.
 CONNECTIONS = [1_000, pytest.param(30_000, marks=long(75, "30,000 mutated connections"))]
 ANSWERS = [1_000, pytest.param(100_000, marks=long(70, "100,000 mutated answers"))]
-QUESTIONS = [q.encode(each) for each in (q.Posted([("s.0/0", 2)]), q.Sample(2, 0, 2), q.Held(), q.Clock())]
+QUESTIONS = [q.encode(each) for each in (q.Posted([("s.0/0", 2)]), q.SampleEntries(2, 0, 2), q.Held(), q.ReadClocks())]
 
 
 def mutated(rng: random.Random, records: Sequence[bytes]) -> bytes:

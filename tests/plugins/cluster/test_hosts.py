@@ -16,8 +16,8 @@ from select import select
 
 import numpy as np
 import pytest
+from tests.plugins.cluster.served import blank_arena, served
 from tests.process.runs import wait_until
-from tests.runtime.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts import agent, server
 from polyrhythm.plugins.cluster.hosts import questions as q
@@ -81,13 +81,13 @@ def test_a_request_of_another_host_comes_with_its_observations(tmp_path: Path) -
     [
         (q.Posted([("nobody", 1)]), "slot nobody has no request of 1 rows"),
         (q.Posted([("far", 3)]), "slot far has no request of 3 rows"),
-        (q.Sample(2, 0, 1), "there is no block 2"),
-        (q.Sample(-1, 0, 1), "there is no block -1"),
-        (q.Sample(0, 0, 1), "block 0 holds no finished sample"),
-        (q.Sample(1, 3, 1), "there are no 1 entries from 3 on of a sample of 2 steps"),
-        (q.Sample(1, -1, 1), "there are no 1 entries from -1 on"),
-        (q.Sample(1, 0, 0), "there are no 0 entries"),
-        (q.Sample(1, 0, 2**40), "there are no 1099511627776 entries"),
+        (q.SampleEntries(2, 0, 1), "there is no block 2"),
+        (q.SampleEntries(-1, 0, 1), "there is no block -1"),
+        (q.SampleEntries(0, 0, 1), "block 0 holds no finished sample"),
+        (q.SampleEntries(1, 3, 1), "there are no 1 entries from 3 on of a sample of 2 steps"),
+        (q.SampleEntries(1, -1, 1), "there are no 1 entries from -1 on"),
+        (q.SampleEntries(1, 0, 0), "there are no 0 entries"),
+        (q.SampleEntries(1, 0, 2**40), "there are no 1099511627776 entries"),
         (q.Part(0, 1, 0, 2**40), "there are no bytes"),
         (q.Part(0, 1, -1, 8), "there are no bytes"),
     ],
@@ -102,7 +102,7 @@ def test_a_question_that_cannot_be_answered_gets_the_reason(question: q.Question
 def test_mutated_questions_are_answered_and_harm_nothing() -> None:
     rng, arena = random.Random(0), filled()
     before = {name: array.copy() for name, array in arena.obs.items()}
-    asked = [q.Posted([("far", 2)]), q.Sample(0, 0, 1), q.Held(), q.Part(0, 1, 0, 8), q.Clock()]
+    asked = [q.Posted([("far", 2)]), q.SampleEntries(0, 0, 1), q.Held(), q.Part(0, 1, 0, 8), q.ReadClocks()]
     asked.append(q.Sees([Known("host-1", "run", "token")]))
     server = DataServer(arena, None)
     for _ in range(3000):
@@ -160,15 +160,15 @@ def test_a_first_answer_has_one_limit_with_the_connection_that_it_needs(tmp_path
 
 def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_none(tmp_path: Path) -> None:
     client = served(tmp_path, filled())
-    assert client.ask(q.Clock())
+    assert client.ask(q.ReadClocks())
     first = client._connection
     assert isinstance(first, SealedConnection)
     with pytest.raises(LookupError, match="there is no block 9"):
-        client.ask(q.Sample(9, 0, 1))
-    assert client.ask(q.Clock())
+        client.ask(q.SampleEntries(9, 0, 1))
+    assert client.ask(q.ReadClocks())
     assert client._connection is first
     first.end()
-    assert client.ask(q.Clock())
+    assert client.ask(q.ReadClocks())
     assert client._connection is not first
 
 
@@ -200,7 +200,7 @@ def test_answers_that_were_on_their_way_are_not_taken_for_later_ones() -> None:
     link = SlowLink(filled(), 1e6)
     client = DataClient("b", lambda _: link)
     with pytest.raises(LookupError, match="there is no block 9"):
-        list(client.ask_all([q.Sample(9, 0, 1), q.Clock(), q.Clock()], ahead=3))
+        list(client.ask_all([q.SampleEntries(9, 0, 1), q.ReadClocks(), q.ReadClocks()], ahead=3))
     (answer,) = client.ask(q.Held())
     assert bytes(answer) == q.encode({})
 
@@ -276,16 +276,16 @@ def test_an_agent_ends_at_once_and_its_connections_with_it(tmp_path: Path, monke
         spec = AgentSpec("host-1", (), "", LAYOUT, WeightsLayout.of({}), ("main",), LOOPBACK, keys)
         found = node.start_agent(spec)()
         with closing(client_of(sockets, "host-1", found.endpoint, 2.0)) as client:
-            assert client.ask(q.Clock())
+            assert client.ask(q.ReadClocks())
             for _ in range(12):
                 other = others.enter_context(closing(client_of(sockets, "host-1", found.endpoint)))
-                assert other.ask(q.Clock()), "there may be more of them than files by default"
+                assert other.ask(q.ReadClocks()), "there may be more of them than files by default"
             begin = time.monotonic()
             node.close()
             assert time.monotonic() - begin < 3
             assert not list(tmp_path.iterdir()), "nothing of the run's memory is left there"
             with pytest.raises(HostSilent):
-                client.ask(q.Clock())
+                client.ask(q.ReadClocks())
 
 
 def test_a_process_waits_for_another_host_as_long_as_it_was_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.runtime.mutations import mutations
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.carrier import Carrier, pack_whole
-from polyrhythm.plugins.workflow.controller import Clock, Controller
+from polyrhythm.plugins.workflow.controller import Controller, SkippableClock
 from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Channels, FromWorker, Order, ToWorker
@@ -39,7 +39,7 @@ def test_a_worker_survives_hostile_messages() -> None:
     said: list[Any] = []
     context = StationContext(None, None, Channels(said.append, None, None))  # type: ignore[arg-type]
     factory = WorkerFactory(
-        "echo-0", "echo", 0, "tests.workflow.workers:Echo", pack_whole(((), {}), "x"), {"echo": 1}, 9.0
+        "echo-0", "echo", 0, "tests.plugins.workflow.workers:Echo", pack_whole(((), {}), "x"), {"echo": 1}, 9.0
     )
     station = WorkerStation(factory, context, 0, KeptParcels())
     kinds = set()
@@ -75,7 +75,7 @@ def test_the_controller_survives_hostile_messages() -> None:
     outcomes: set[str] = set()
     for seed in range(4):
         hosting = Hosting()
-        controller = Controller(hosting, {"echo-0": ("echo", 0)}, Clock())  # type: ignore[arg-type]
+        controller = Controller(hosting, {"echo-0": ("echo", 0)}, SkippableClock())  # type: ignore[arg-type]
         controller.exchange.open("c", 4)
         future = controller.call("echo-0", "add", ARGUMENTS)
         for content in mutations(FROM, COUNT // 4, seed, NAMES):

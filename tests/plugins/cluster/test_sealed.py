@@ -18,8 +18,8 @@ from polyrhythm.plugins.cluster.transport import sealed
 from polyrhythm.plugins.cluster.transport.sealed import (
     RECORD,
     BrokenSeal,
+    ConnectionTicket,
     SealedConnection,
-    Ticket,
     check_sealing,
     new_ticket,
 )
@@ -168,7 +168,7 @@ def test_bounds_are_checked_before_memory_is_taken() -> None:
 def test_a_ticket_for_no_port_is_none(port: int) -> None:
     content = msgspec.msgpack.encode(replace(TICKET, port=port))
     with pytest.raises(msgspec.ValidationError, match=r"\$.port"):
-        msgspec.msgpack.decode(content, type=Ticket)
+        msgspec.msgpack.decode(content, type=ConnectionTicket)
 
 
 def test_half_a_message_is_waited_for_as_long_as_it_may_take() -> None:

@@ -15,7 +15,7 @@ from polyrhythm.plugins.cluster.hosts.agent import Found
 from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs
 from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
-from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Place, Sight, Survey
+from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, HostPlace, Sight, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.runtime.hosts import Changes, Departure
 
@@ -57,10 +57,10 @@ class Seen:
 
     def __init__(self, free: dict[str, float], reserved: dict[str, str]) -> None:
         self.sight, self.usable = Sight(free, reserved), frozenset[str]()
-        self.found: list[tuple[Place, str]] = []
+        self.found: list[tuple[HostPlace, str]] = []
         self.withdrawn: list[str] = []
 
-    def take(self) -> list[tuple[Place, str]]:
+    def take(self) -> list[tuple[HostPlace, str]]:
         found, self.found = self.found, []
         return found
 
@@ -68,7 +68,7 @@ class Seen:
         self.withdrawn.append(name)
 
 
-A, B, C = (Place(Node(name), name, f"/{name}") for name in "abc")
+A, B, C = (HostPlace(Node(name), name, f"/{name}") for name in "abc")
 
 
 def directory(survey: Seen | None = None, least: int = 2, **watches: Watched) -> HostDirectory:
@@ -158,7 +158,7 @@ def test_a_station_goes_where_the_cluster_has_reserved_cpus_for_it() -> None:
 
 def test_a_host_with_a_process_that_cannot_be_ended_is_lost_though_it_answers() -> None:
     """What it still writes is read by nobody."""
-    stuck = Place(Node("b"), "b", "/b")
+    stuck = HostPlace(Node("b"), "b", "/b")
     stuck.node.abandoned = True  # type: ignore[misc]
     hosts = HostDirectory({"trainer": A, "t": stuck}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
     assert advanced(hosts, "t").placed == ["t"]
@@ -171,7 +171,7 @@ def test_a_node_that_comes_back_is_a_new_host() -> None:
     hosts = directory(seen, least=0, a=Watched(), b=Watched(SILENT_S))
     assert advanced(hosts, "t").leaving.keys() == {"u"}
     assert list(hosts.waiting) == ["t"]
-    seen.found = [(Place(B.node, "host-4", "/again"), "tcp://b")]
+    seen.found = [(HostPlace(B.node, "host-4", "/again"), "tcp://b")]
     assert hosts.advance(NOW, ()) == ([("host-4", "tcp://b")], {}, ["t"])
     assert (hosts.host_of("t"), hosts.view("t").folder) == ("host-4", "/again")
 
@@ -211,8 +211,8 @@ def test_a_survey_opens_each_new_node_once_and_again_after_its_host_was_lost() -
     assert opened == ["new", "broken", "old"], "what failed is tried again, but not at once"
 
 
-def _taken(survey: Survey, count: int) -> list[tuple[Place, str]]:
-    taken: list[tuple[Place, str]] = []
+def _taken(survey: Survey, count: int) -> list[tuple[HostPlace, str]]:
+    taken: list[tuple[HostPlace, str]] = []
 
     def enough() -> bool:
         taken.extend(survey.take())
@@ -249,10 +249,10 @@ def test_a_host_is_lost_with_its_agent_and_main_with_its_own() -> None:
     class Ended(Node):
         agent_failure = "its agent has ended with status -9"  # type: ignore[assignment]
 
-    gone = Place(Ended("b"), "b", "/b")
+    gone = HostPlace(Ended("b"), "b", "/b")
     hosts = HostDirectory({"trainer": A, "t": gone}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
     assert hosts.advance(NOW, ["trainer", "t"]).leaving == {"t": Departure("is on host b, which is lost")}
-    own = Place(Ended("main"), "main", "/m")
+    own = HostPlace(Ended("main"), "main", "/m")
     hosts = HostDirectory({"trainer": A}, {}, {"main": "m", "a": "x"}, ("a", "main"), own=own)
     with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\), .* with resume$"):
         hosts.advance(NOW, ["trainer"])
@@ -260,7 +260,7 @@ def test_a_host_is_lost_with_its_agent_and_main_with_its_own() -> None:
 
 def test_a_process_on_the_trainers_host_that_cannot_be_ended_ends_the_run() -> None:
     """It may write into the block of another sample, which the trainer reads."""
-    stuck = Place(Node("a"), "a", "/a")
+    stuck = HostPlace(Node("a"), "a", "/a")
     stuck.node.abandoned = True  # type: ignore[misc]
     hosts = HostDirectory({"trainer": stuck, "s": stuck}, {}, {"main": "m", "a": "x"}, ("a", "main"))
     with pytest.raises(RunHalted, match=r"host a is lost \(a process there cannot be ended\)"):
@@ -299,7 +299,7 @@ def test_a_cluster_that_is_lost_ends_the_run_at_once_and_nobody_waits_for_its_pr
 
     survey = Survey(Lost(), lambda _: Found("host-1", "/f", "t", ""), look_s=0.01)  # type: ignore[arg-type]
     node = Left("a")
-    hosts = HostDirectory({"trainer": Place(node, "a", "/a")}, {}, {"main": "m", "a": "x"}, ("a", "main"), survey)
+    hosts = HostDirectory({"trainer": HostPlace(node, "a", "/a")}, {}, {"main": "m", "a": "x"}, ("a", "main"), survey)
     survey.start()
     try:
         wait_until(lambda: survey.failure)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.workflow.test_hostile import Hosting
-from tests.workflow.test_values import carriers
-from tests.workflow.workers import Echo
+from tests.plugins.workflow.test_hostile import Hosting
+from tests.plugins.workflow.test_values import carriers
+from tests.plugins.workflow.workers import Echo
 
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.carrier import SMALL, pack_whole
 from polyrhythm.plugins.workflow.channel import Channel
-from polyrhythm.plugins.workflow.controller import Clock, Controller
+from polyrhythm.plugins.workflow.controller import Controller, SkippableClock
 from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Channels
@@ -25,7 +25,7 @@ def test_a_batch_of_many_small_items_comes_in_several_messages(tmp_path: Any) ->
     count, item = 600, np.zeros(30_000, np.uint8)
     assert item.nbytes < SMALL < wire.LARGEST < count * item.nbytes
     hosting, said = Hosting(), list[Any]()
-    controller = Controller(hosting, {"echo-0": ("echo", 0)}, Clock())  # type: ignore[arg-type]
+    controller = Controller(hosting, {"echo-0": ("echo", 0)}, SkippableClock())  # type: ignore[arg-type]
     controller.exchange.open("c", count)
     context = StationContext(None, None, Channels(said.append, None, None))  # type: ignore[arg-type]
     echo = f"{Echo.__module__}:{Echo.__name__}"
@@ -58,7 +58,7 @@ def test_a_batch_of_many_small_items_comes_in_several_messages(tmp_path: Any) ->
 
 def test_a_key_that_no_message_should_carry_is_refused() -> None:
     hosting = Hosting()
-    controller = Controller(hosting, {}, Clock())  # type: ignore[arg-type]
+    controller = Controller(hosting, {}, SkippableClock())  # type: ignore[arg-type]
     controller.exchange.open("c", 2)
     for request in (p.Put("c", p.Parcel(1, b"x"), "k" * 2000), p.Get("c", "k" * 2000)):
         answer = controller.ask(request).result(0)
