@@ -165,3 +165,14 @@ def test_listing_environments_imports_neither_torch_nor_a_simulator() -> None:
         env={"PYTHONPATH": str(Path(polyrhythm.__file__).parents[1])},
     )
     assert done.stderr == "[]\n"
+
+
+def test_an_environment_shows_its_traits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "chains"]) == 0
+    shown = capsys.readouterr().out
+    assert "traits\n  transcribes: its samples can be written as conversations" in shown
+    assert "  expert: its batches have a scripted expert, for demonstrations\n" in shown
+    assert "resets_ahead" not in shown
+    assert main(["envs", "gymnasium:CartPole-v1", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert {"resets_ahead", "discards_rows"} <= one["traits"].keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tests.runtime.served import blank_arena, served
+from tests.plugins.cluster.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts.weights import HostWeights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.plugins.workflow.test_examples import FOLDER, check_pipeline, check_reward_model
 from tests.process.runs import ASYNCHRONOUS, PATIENCE_S, ROOT, children, config, gone, orphaned_folders
-from tests.workflow.test_examples import FOLDER, check_pipeline, check_reward_model
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge

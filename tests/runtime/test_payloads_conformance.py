@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.plugins.cluster.served import served
 from tests.runtime.arenas import layout_like
-from tests.runtime.served import served
 from tests.stations.counting import ticket
 from tests.training.toy import ToyPolicy, collect
 

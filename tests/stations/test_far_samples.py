@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.plugins.cluster.test_hosts import SlowLink
 from tests.runtime.arenas import holding
-from tests.runtime.test_hosts import SlowLink
 from tests.stations.test_trainer import LEND, Stand
 from tests.training.toy import ToyPolicy, collect, same, weights
 

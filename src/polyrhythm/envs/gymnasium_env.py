@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
-from polyrhythm.envs.info import InfoReader
+from polyrhythm.envs.info import InfoReader, as_aggregates
 from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
@@ -57,11 +57,6 @@ class GymnasiumTask(_Settings):
 
 def as_wrapper(value: Any) -> Any:
     return {"apply": value} if isinstance(value, str) else value
-
-
-def as_aggregates(value: Any) -> Any:
-    """Expand a list of names to `last` for each."""
-    return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
 
 
 class GymnasiumSettings(_Settings):

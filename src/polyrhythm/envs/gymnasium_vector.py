@@ -23,10 +23,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvTraits, RowNumbers, StepResult
-from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_aggregates, as_wrapper
+from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_wrapper
 from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
 from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
-from polyrhythm.envs.info import InfoReader
+from polyrhythm.envs.info import InfoReader, as_aggregates
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.hashing import library_seed

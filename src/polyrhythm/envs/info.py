@@ -30,6 +30,11 @@ _FLAGS, _OF_SUCCESS = (0.0, 1.0), ""
 Infos = Mapping[str, Any] | Iterable[Any]
 
 
+def as_aggregates(value: Any) -> Any:
+    """Expand a list of names to `last` for each."""
+    return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
+
+
 class InfoReader:
     """Reads the infos of one env batch, and warns at the end of its first episode of keys that were never there.
 

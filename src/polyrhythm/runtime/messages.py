@@ -275,9 +275,5 @@ def split_address(address: str) -> tuple[str, int]:
 def sender_of(message: object) -> tuple[str, int] | None:
     """The station and incarnation that signed a message; None if none did."""
     incarnation = getattr(message, "incarnation", None)
-    if incarnation is None:
-        return None
-    for role in ("simulator", "generator", "trainer", "scorer", "station"):
-        if (name := getattr(message, role, None)) is not None:
-            return name, incarnation
-    return None
+    name = getattr(message, records.SENDERS.get(type(message), "station"), None)
+    return (name, incarnation) if name is not None and incarnation is not None else None

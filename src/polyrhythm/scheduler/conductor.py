@@ -278,9 +278,12 @@ class Conductor:
 
     def _pass_on_live_slots(self) -> list[Command]:
         """Tell serving which slots became live or stopped; it refuses requests that wait for slots without tickets."""
+        commands: list[Command] = []
         changes = self.rollout.rows.take_changes()
+        for slot, live in changes:
+            commands += self.serving.on_live_change(slot, live=live)
         self.live_changes += changes
-        return [command for slot, live in changes for command in self.serving.on_live_change(slot, live=live)]
+        return commands
 
     def _pin_weights(self) -> list[Command]:
         """The newest weights go to the evaluator's second copy, for the background evaluation that comes next."""

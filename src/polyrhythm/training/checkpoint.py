@@ -109,7 +109,7 @@ def load(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
     if not path.is_dir():
         return load_state(path)
     if _FOLDER not in table("checkpoint"):
-        raise RunFolderError(f"{path}: the plugin that reads a sharded state is not installed; add polyrhythm's ranks")
+        raise RunFolderError(f"{path} is a sharded state; install the plugin ranks, which reads it")
     state: dict[str, Any] = load_plugin("checkpoint", _FOLDER)(path, like or {})
     return state
 

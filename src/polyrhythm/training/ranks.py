@@ -195,7 +195,8 @@ def open_ranks(
     """Join the other ranks of this trainer; returns once all have joined. `ONE_RANK` where size is 1.
 
     store: a file in the run's private folder, of this incarnation alone, which the ranks make. device: of this rank,
-    cpu or cuda:N. There is no deadline: supervision ends a process that waits too long.
+    cpu or cuda:N. There is no deadline: supervision ends a process that waits too long. KeyError: no plugin has this
+    strategy.
     """
     if size == 1:
         return ONE_RANK

@@ -132,7 +132,7 @@ class Forecast:
         batch: list[SlotIndex] = []
         rows = 0
         for _, slot in self.waiting[self.taken : self.taken + limits.max_requests]:
-            if not has_place(len(batch), rows, loop.rows[slot], limits.max_rows):
+            if not has_place(rows, loop.rows[slot], limits.max_rows):
                 break
             batch.append(slot)
             rows += loop.rows[slot]

@@ -53,10 +53,10 @@ def is_full(requests: int, rows: int, limits: BatchLimits) -> bool:
     return rows >= limits.max_rows or requests >= limits.max_requests
 
 
-def has_place(requests: int, rows: int, more: int, max_rows: int) -> bool:
-    """Whether a batch of so many requests and rows takes a request of `more` rows: the first one however large it is,
-    as a request is never split."""
-    return not requests or rows + more <= max_rows
+def has_place(rows: int, more: int, max_rows: int) -> bool:
+    """Whether a batch of so many rows takes a request of `more` rows; the first one however large it is, as none is
+    split."""
+    return not rows or rows + more <= max_rows
 
 
 def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:

@@ -81,7 +81,8 @@ class GeneratorState:
 class GeneratorRegistry:
     """present: generators that serve training, by name and in the order of names; apart: the evaluator, if it serves
     nothing but evaluation. away: live generators that could start a pass if they were on their devices; room: those
-    behind whose passes a batch can wait, as they hold the newest published version."""
+    behind whose passes a batch can wait, as they hold the newest published version. several_hosts: they work on more
+    than one."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     present: dict[str, GeneratorState] = field(default_factory=dict)
@@ -91,6 +92,13 @@ class GeneratorRegistry:
     away: dict[str, None] = field(default_factory=dict)
     room: dict[str, None] = field(default_factory=dict)
     newest: int = -1
+    several_hosts: bool = field(default=False, init=False, metadata=UNSAVED)
+
+    def __post_init__(self) -> None:
+        self._count_hosts()
+
+    def _count_hosts(self) -> None:
+        self.several_hosts = len({generator.host for generator in self.present.values()}) > 1
 
     def join(self, generator: GeneratorState) -> None:
         if generator.name == self.settings.evaluator and self.settings.evaluator_only:
@@ -98,6 +106,7 @@ class GeneratorRegistry:
             return
         self.present[generator.name] = generator
         self.present = {name: self.present[name] for name in sorted(self.present)}
+        self._count_hosts()
 
     def leave(self, name: str) -> GeneratorState:
         """Forget the generator; returns its last state."""
@@ -106,16 +115,13 @@ class GeneratorRegistry:
         for group in (self.idle, self.away, self.room):
             group.pop(name, None)
         self.live = [other for other in self.live if other != name]
-        return self.present.pop(name)
+        left = self.present.pop(name)
+        self._count_hosts()
+        return left
 
     def find(self, name: str) -> GeneratorState | None:
         """The present generator of this name."""
         return self.present.get(name) or self.apart.get(name)
-
-    @property
-    def several_hosts(self) -> bool:
-        """Whether generators work on several hosts."""
-        return len({generator.host for generator in self.present.values()}) > 1
 
     @property
     def evaluator(self) -> GeneratorState | None:

@@ -151,12 +151,14 @@ class RequestQueue:
         while pools and len(taken) < max_requests:
             pool = pools[0] if len(pools) == 1 else min(pools, key=Pool.head)
             _, order = pool.head()
-            request = pool.waiting[order]
-            if not has_place(len(taken), rows, request.rows, max_rows):
+            if not has_place(rows, pool.waiting[order].rows, max_rows):
                 break
-            taken.append(self._remove(request.slot))
+            request = pool.remove(order)
+            taken.append(request)
             rows += request.rows
+            name, _ = self.orders.pop(request.slot)
             if not pool.waiting:
+                self.bound.pop(name, None)
                 pools = [other for other in pools if other.waiting]
         return tuple(taken)
 

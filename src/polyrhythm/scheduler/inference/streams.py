@@ -129,7 +129,7 @@ class StreamScheduler(RequestScheduler):
         return request if request is not None and self._fits(generator.load, request) else None
 
     def _fits(self, load: int, request: Request) -> bool:
-        return has_place(load, load, request.rows, self.settings.max_rows)
+        return has_place(load, request.rows, self.settings.max_rows)
 
     def _start_background(self) -> list[StartStream]:
         """The evaluator has as many places again for its second copy of the weights."""

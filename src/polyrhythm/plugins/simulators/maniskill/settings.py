@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.envs.base import EnvTraits
+from polyrhythm.envs.info import as_aggregates
 from polyrhythm.envs.mujoco import count_gpus
 from polyrhythm.envs.variants import Variant
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, PLACED, instruction_of, other_words_of
@@ -31,11 +32,6 @@ _SET_HERE = {
 def _none_is_empty(value: Any) -> Any:
     """A recipe that extends another one cannot remove entries otherwise."""
     return {} if value is None else value
-
-
-def _as_aggregates(value: Any) -> Any:
-    """Expand a list of names to `last` for each."""
-    return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
 
 
 class ManiSkillFields(BaseModel):
@@ -81,7 +77,7 @@ class ManiSkillFields(BaseModel):
     `truncates`: the value function estimates the remaining return."""
     end_on_success: bool = True
     """The first success ends the episode. A failure that the task reports always ends it."""
-    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(_as_aggregates)] = Field(default_factory=dict)
+    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Flags and numbers of ManiSkill's `info` to report as env/metrics/NAME: {is_grasped: max}; a list: last."""
     backend: Literal["cpu", "gpu", "auto"] = "cpu"
     """Where physics is computed. `auto`: gpu with one task, an NVIDIA GPU, usual placement and appearance, else cpu."""

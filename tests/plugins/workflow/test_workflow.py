@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.plugins.workflow.conftest import Make, OnHosts, every
+from tests.plugins.workflow.workers import Consumer, Deadlocked, Echo, Producer
 from tests.process.runs import wait_until
-from tests.workflow.conftest import Make, OnHosts, every
-from tests.workflow.workers import Consumer, Deadlocked, Echo, Producer
 
 from polyrhythm.plugins.workflow import ChannelClosed, WaitTimeout, Worker, WorkerFailed, Workflow, WorkflowError, seats
 

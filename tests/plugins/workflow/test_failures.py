@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plugins.workflow.conftest import Make, every, isolated
+from tests.plugins.workflow.workers import Consumer, Echo, Producer
 from tests.process.runs import PATIENCE_S, ROOT, children, orphaned_folders
-from tests.workflow.conftest import Make, every, isolated
-from tests.workflow.workers import Consumer, Echo, Producer
 
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import WorkerFailed, Workflow, WorkflowError
@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, monkeypatch:
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent("""
-        from tests.workflow.workers import Echo
+        from tests.plugins.workflow.workers import Echo
         from polyrhythm.plugins.workflow import Workflow
 
         if __name__ == "__main__":

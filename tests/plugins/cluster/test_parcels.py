@@ -1,4 +1,4 @@
-"""Parcels as another host's server gives them; workflows of one's own use them in tests/workflow."""
+"""Parcels as another host's server gives them; workflows of one's own use them in tests/plugins/workflow."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.plugins.cluster.served import blank_arena, served
 from tests.process.runs import wait_until
-from tests.runtime.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import HostSilent

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plugins.cluster.served import blank_arena
 from tests.process.networks import apart_by_setting
 from tests.runtime.scripted import ScriptedFactory
-from tests.runtime.served import blank_arena
 from tests.runtime.test_hosting_conformance import LAYOUT, NO_WEIGHTS, STATIONS, limits_of
 
 from polyrhythm.errors import StartError

@@ -16,8 +16,8 @@ from select import select
 
 import numpy as np
 import pytest
+from tests.plugins.cluster.served import blank_arena, served
 from tests.process.runs import wait_until
-from tests.runtime.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts import agent, server
 from polyrhythm.plugins.cluster.hosts import questions as q

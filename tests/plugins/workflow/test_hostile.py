@@ -39,7 +39,7 @@ def test_a_worker_survives_hostile_messages() -> None:
     said: list[Any] = []
     context = StationContext(None, None, Channels(said.append, None, None))  # type: ignore[arg-type]
     factory = WorkerFactory(
-        "echo-0", "echo", 0, "tests.workflow.workers:Echo", pack_whole(((), {}), "x"), {"echo": 1}, 9.0
+        "echo-0", "echo", 0, "tests.plugins.workflow.workers:Echo", pack_whole(((), {}), "x"), {"echo": 1}, 9.0
     )
     station = WorkerStation(factory, context, 0, KeptParcels())
     kinds = set()

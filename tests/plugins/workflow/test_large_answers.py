@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.workflow.test_hostile import Hosting
-from tests.workflow.test_values import carriers
-from tests.workflow.workers import Echo
+from tests.plugins.workflow.test_hostile import Hosting
+from tests.plugins.workflow.test_values import carriers
+from tests.plugins.workflow.workers import Echo
 
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
