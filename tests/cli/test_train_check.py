@@ -70,6 +70,9 @@ def test_a_dataset_that_is_not_there_is_missing_and_another_folder_wrong(
     assert found["missing"] == [f"{tmp_path / 'none'} is not there"]
     found = told(capsys, *words, f"demonstrations.dataset.folder={tmp_path}", status=1)
     assert found["failed"] == [f"{tmp_path} has no meta/info.json: it is not a LeRobot dataset"]
+    words += [f"demonstrations.dataset.folder={tmp_path}", "demonstrations.dataset.format=lerobto"]
+    (wrong,) = told(capsys, *words, status=1)["failed"]
+    assert wrong == "demonstrations.dataset.format = lerobto: there is no such layout"
 
 
 def test_the_recipe_of_a_released_policy_lacks_its_files_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
+    check_demonstrations,
     check_devices,
     check_env_installed,
     check_form,
@@ -280,8 +281,11 @@ def _declared_weights(context: CheckContext) -> str:
     if config.resume != "never":
         return ""
     if not config.init_from:
-        if config.demonstrations is not None and config.demonstrations.dataset is None:
-            check_expert(env_settings(config), config.demonstrations)  # that of a text environment writes its messages
+        if config.demonstrations is None:
+            return ""
+        if (dataset := config.demonstrations.dataset) is not None:
+            return check_demonstrations(config, dataset, spec)
+        check_expert(env_settings(config), config.demonstrations)  # that of a text environment writes its messages
         return ""
     if not Path(config.init_from).exists():
         raise MissingError(

@@ -16,6 +16,7 @@ import torch
 from polyrhythm.checks import CheckContext, errors_of, log_note, require_added
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
@@ -37,7 +38,7 @@ from polyrhythm.pipeline.validation.rollout_checks import (
     check_weights_change,
     settings_findings,
 )
-from polyrhythm.pipeline.warm_start.demos import check_expert, has_expert
+from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
 from polyrhythm.policies.conformance import check_attributes
@@ -111,7 +112,6 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
-    require_added(context, "first weights")
     require_added(context, "updates")
     return ValidatedRun(config, spec, policy)
 
@@ -264,7 +264,9 @@ def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bo
     demonstrations = config.demonstrations if trainer and not config.init_from else None
     if trainer and config.init_from and config.resume == "never":  # a resumed run has its own weights
         load_init_weights(config, policy)
-    elif demonstrations is not None and demonstrations.dataset is None:
+    elif demonstrations is not None and demonstrations.dataset is not None:
+        check_demonstrations(config, demonstrations.dataset, spec)
+    elif demonstrations is not None:
         if not has_expert(env_settings(config)):
             raise ConfigError(
                 "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to "
@@ -273,6 +275,14 @@ def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bo
         check_expert(env_settings(config), demonstrations)
     if config.evaluation.swapped:
         refuse_swapping(spec)
+
+
+def check_demonstrations(config: RunConfig, dataset: DatasetSettings, spec: EnvSpec) -> str:
+    """What is in the dataset that is imitated first, after it was compared with the environment; only its small files
+    are read. A resumed run may have a copy."""
+    if config.resume != "never":
+        return ""
+    return str(dataset_format(dataset).check_dataset(dataset, spec, config.rollout.action_repeat))
 
 
 def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> dict[str, int]:

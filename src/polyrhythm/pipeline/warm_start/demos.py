@@ -43,8 +43,9 @@ class DatasetFormat(Protocol):
     """A layout of folders with demonstrations, such as a module; a plugin adds it under kind `demonstrations`."""
 
     def check_dataset(self, settings: DatasetSettings, spec: EnvSpec, action_repeat: int) -> object:
-        """By its small files alone. MissingError: folder or package is missing; RunFolderError: it is damaged, or not a
-        folder of this layout; ConfigError: its arrays or tasks are not the environment's."""
+        """By its small files alone; what is returned is shown as text. MissingError: folder or package is missing;
+        RunFolderError: it is damaged, or not a folder of this layout; ConfigError: its arrays or tasks are not the
+        environment's."""
         ...
 
     def read_demonstrations(

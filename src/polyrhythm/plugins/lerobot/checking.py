@@ -28,6 +28,9 @@ class CheckedDataset:
     tasks: Mapping[int, int]
     episodes: list[Episode]
 
+    def __str__(self) -> str:
+        return f"{len(self.episodes)} episodes of {self.folder}"
+
 
 def check_dataset(settings: DatasetSettings, spec: EnvSpec, action_repeat: int) -> CheckedDataset:
     """Open a dataset for this environment. MissingError: the folder or a package is missing; RunFolderError: it is not
