@@ -1,7 +1,7 @@
 """What optional parts add to the core: each plugin lists addresses by kind and name, and the core imports one on use.
 
-A plugin of ours is a folder of `polyrhythm/plugins/` with a module `plugin`; one of another distribution is an entry
-point of the group `polyrhythm.plugins` (docs/extending.md). Both name a `Plugin`. Its module imports nothing heavy.
+A plugin of ours is a package of `polyrhythm/plugins/`, whose `__init__` has `PLUGIN`; one of another distribution is an
+entry point of the group `polyrhythm.plugins` (docs/extending.md). The module of either imports nothing heavy.
 
 Invariant: the core imports no plugin; whatever it needs of one it finds here. Without its folder a plugin's names are
 unknown, and the rest works.
@@ -51,8 +51,8 @@ def plugins() -> Mapping[str, Plugin]:
     """All plugins by name, ours first. PluginError: one is broken, or two have one name."""
     found: dict[str, Plugin] = {}
     folder = Path(__file__).with_name("plugins")
-    ours = sorted(path.parent.name for path in folder.glob("*/plugin.py"))
-    sources = [(f"polyrhythm.plugins.{name}.plugin:PLUGIN", name) for name in ours]
+    ours = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    sources = [(f"polyrhythm.plugins.{name}:PLUGIN", name) for name in ours]
     sources += [(point.value, point.name) for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)]
     for address, name in sources:
         try:

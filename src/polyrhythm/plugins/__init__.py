@@ -1,1 +1,1 @@
-"""Optional parts. Each folder has a module `plugin` that registers what it adds (`polyrhythm.plugin`)."""
+"""Optional parts. Each package registers what it adds in its `PLUGIN` (`polyrhythm.plugin`)."""

@@ -12,7 +12,7 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.plugins.language.plugin import check_calls
+from polyrhythm.plugins.language import check_calls
 
 
 def run(rows: int = 64, launcher: str = "local", step_s: float = 60.0, env_batches: int = 1, **env: Any) -> RunConfig:

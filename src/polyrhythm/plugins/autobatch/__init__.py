@@ -6,3 +6,10 @@ search      the limits that are compared, and forecasts of all of them, in slice
 rates       rates that were measured, which correct the forecasts
 tuning      when a search begins, and which candidate is taken: begin reading here
 """
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "autobatch",
+    adds={"scheduler": {"tuner": "polyrhythm.plugins.autobatch.tuning:BatchTuner"}},
+)

@@ -1,1 +1,31 @@
 """A run on several hosts: agents, sealed connections, Ray."""
+
+from polyrhythm.checks import Check, CheckContext
+from polyrhythm.plugin import Plugin
+
+
+def _ray(context: CheckContext) -> tuple[()]:
+    """What a run on a Ray cluster cannot have, and whether one answers."""
+    if context.config.launcher == "ray":
+        from polyrhythm.plugins.cluster.ray.reach import check_launcher
+
+        check_launcher(context.config)
+    return ()
+
+
+CHECKS = (Check("launcher", "recipe", "settings", _ray),)
+PLUGIN = Plugin(
+    "cluster",
+    needs=("report",),
+    adds={
+        "check": {
+            "launcher": "polyrhythm.plugins.cluster:CHECKS",
+        },
+        "report": {
+            "hosts": "polyrhythm.plugins.cluster.report_section:SECTION",
+        },
+        "launcher": {
+            "ray": "polyrhythm.plugins.cluster.launching:launch_on_ray",
+        },
+    },
+)

@@ -3,3 +3,21 @@
 A run waits for them at a port of its own (`plugins.join.joined`); `polyrhythm join` comes to it
 (`plugins.join.joining`). docs/design/clusters-and-joining.md.
 """
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "join",
+    needs=("cluster",),
+    adds={
+        "station": {
+            "join": "polyrhythm.plugins.join.places:add_places",
+        },
+        "command": {
+            "join": "polyrhythm.plugins.join.command",
+        },
+    },
+    purposes={
+        "join": "join a run with an environment of this machine, as a simulator",
+    },
+)

@@ -1,1 +1,65 @@
 """Language models as policies, text environments, conversations and the Python tool."""
+
+import math
+
+from polyrhythm.checks import Check, CheckContext
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugin import Plugin
+
+
+def check_calls(context: CheckContext) -> tuple[()]:
+    """Raise ConfigError if a simulator would be ended for calls of the Python tool that all take the time they have:
+    those of all its rows may begin together, `at_a_time` run, and a step has ended when its own has. Inline, nothing is
+    ended."""
+    config, sandbox = context.config, getattr(context.config.env, "sandbox", None)
+    if sandbox is None or getattr(config.env, "tool", "python") != "python":
+        return ()
+    from polyrhythm.pipeline.env_batches import env_batch_infos
+
+    infos = env_batch_infos(config, context.spec)
+    rows = max((sum(slot.rows for info in own for slot in info.slots) for own in infos), default=0)
+    longest, limit = math.ceil(rows / sandbox.at_a_time) * sandbox.wall_s, config.supervision.step_s
+    if config.launcher == "inline" or longest < limit:
+        return ()
+    fit = math.ceil(limit / sandbox.wall_s) - 1  # calls, one after another, that take less than the limit
+    other = f"supervision.step_s to {longest + 1:g} or more"
+    if fit > 0:
+        fitting = f"env.sandbox.at_a_time to {math.ceil(rows / fit)}, or the rows of a simulator to "
+        other = f"{fitting}{fit * sandbox.at_a_time}, or {other}"
+    raise ConfigError(
+        f"env.sandbox.wall_s = {sandbox.wall_s:g}: the calls of a simulator's {rows} rows, {sandbox.at_a_time} at a "
+        f"time, may take {longest:g} s, but supervision.step_s = {limit:g} ends a simulator whose step takes longer; "
+        f"set {other}"
+    )
+
+
+CHECKS = (
+    Check("calls of the Python tool", "recipe", "machine", check_calls, needs=("spec",), after="rows and batches"),
+)
+PLUGIN = Plugin(
+    "language",
+    needs=("pretrained", "report"),
+    adds={
+        "check": {
+            "calls of the Python tool": "polyrhythm.plugins.language:CHECKS",
+        },
+        "env": {
+            "chains": "polyrhythm.plugins.language.text.chains:ChainsSettings",
+            "frozen_lake": "polyrhythm.plugins.language.text.frozen_lake:FrozenLakeSettings",
+            "sokoban": "polyrhythm.plugins.language.text.sokoban:SokobanSettings",
+            "prompts": "polyrhythm.plugins.language.text.prompts:PromptsSettings",
+            "verifiers": "polyrhythm.plugins.language.text.verifiers_tasks:VerifiersSettings",
+            "gem": "polyrhythm.plugins.language.text.gem_env:GemSettings",
+            "reasoning_gym": "polyrhythm.plugins.language.text.reasoning_gym_tasks:ReasoningGymSettings",
+        },
+        "report": {
+            "conversations": "polyrhythm.plugins.language.report_section:SECTION",
+        },
+        "observer": {
+            "conversations": "polyrhythm.plugins.language.conversations:HOOKS",
+        },
+        "policy": {
+            "causal_lm": "polyrhythm.plugins.language.causal_lm.settings:CausalLmSettings",
+        },
+    },
+)

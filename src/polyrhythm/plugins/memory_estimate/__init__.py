@@ -1,1 +1,53 @@
 """How much memory a run takes on each device, before it is started."""
+
+from polyrhythm.checks import Check, CheckContext, Result
+from polyrhythm.plugin import Plugin
+
+
+def _certain(context: CheckContext) -> None:
+    """Whether what stations keep for certain has room, before the policy is built."""
+    from polyrhythm.plugins.memory_estimate.room import check_room
+
+    check_room(context.config, context.spec, context.form, trainer=context.trainer)
+
+
+def _numbers(context: CheckContext) -> None:
+    """Bytes by station and purpose, as numbers."""
+    from polyrhythm.plugins.memory_estimate.needs import memory_by_station
+
+    context.numbers["memory"] = memory_by_station(context.config, context.spec, context.form)
+
+
+def _by_station(context: CheckContext) -> Result:
+    """What each station takes."""
+    from polyrhythm.plugins.memory_estimate.room import memory_found
+
+    return memory_found(context)
+
+
+def _working(context: CheckContext) -> Result:
+    """A note if the run is estimated to take more memory than there is."""
+    from polyrhythm.plugins.memory_estimate.room import shortage_found
+
+    return shortage_found(context)
+
+
+_NAME = "memory while it works"
+CHECKS = (
+    Check("memory", "recipe", "trial", _certain, needs=("form",), after="policy's form"),
+    Check(
+        "memory by station", "machine", "machine", _by_station, needs=("form",), until="trial", after="shared memory"
+    ),
+    Check("memory by station", "policy", "machine", _numbers, needs=("form",), after="policies"),
+    Check(_NAME, "machine", "machine", _working, needs=("form",), until="trial", after="shared memory"),
+    Check(_NAME, "training", "trial", _working, needs=("form", "policy"), after="updates"),
+)
+PLUGIN = Plugin(
+    "memory_estimate",
+    needs=("lease",),
+    adds={
+        "check": {
+            "memory": "polyrhythm.plugins.memory_estimate:CHECKS",
+        },
+    },
+)

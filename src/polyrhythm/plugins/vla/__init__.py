@@ -1,1 +1,16 @@
 """What the published VLA policies share: inputs, checkpoints, precision, and a policy over any flow network."""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "vla",
+    needs=("pretrained",),
+    adds={
+        "policy": {
+            "pi0": "polyrhythm.plugins.vla.pi0.settings:Pi0Settings",
+            "pi05": "polyrhythm.plugins.vla.pi0.settings:Pi05Settings",
+            "groot_n1d5": "polyrhythm.plugins.vla.groot_n1d5.settings:GrootSettings",
+            "openvla_oft": "polyrhythm.plugins.vla.openvla_oft.settings:OpenVlaOftSettings",
+        },
+    },
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from polyrhythm.plugin import Plugin
+
 if TYPE_CHECKING:
     from polyrhythm.plugins.workflow.channel import Channel, Pending
     from polyrhythm.plugins.workflow.errors import ChannelClosed, WaitTimeout, WorkerFailed, WorkflowError, WorkflowOver
@@ -12,6 +14,11 @@ if TYPE_CHECKING:
     from polyrhythm.plugins.workflow.queues import Entry
     from polyrhythm.plugins.workflow.worker import Worker
     from polyrhythm.plugins.workflow.workflow import Workflow, seats
+
+PLUGIN = Plugin(
+    "workflow",
+    needs=("cluster",),
+)
 
 #: Module → what it offers here, imported on use.
 _MODULES = {
