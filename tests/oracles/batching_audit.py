@@ -10,7 +10,8 @@ from polyrhythm.scheduler.inference.slots import ServedSlot
 
 
 def idle_but_due(conductor: AnyConductor, now: float) -> str:
-    """An idle generator for which a batch is due, in words, or nothing."""
+    """An idle generator for which a batch is due, or one whose batch becomes due before the conductor wakes; "" for
+    none."""
     serving, settings = conductor.serving, conductor.settings
     if not isinstance(serving, BatchScheduler) or settings.batching == "lockstep":
         return ""
@@ -22,6 +23,7 @@ def idle_but_due(conductor: AnyConductor, now: float) -> str:
     )
     if expected != Counter(serving.slots.absent):
         return f"slots are expected in {expected}, and counted in {serving.slots.absent}"
+    wake = float("inf")
     for name in serving.generators.idle:
         own = [serving.slots.slots[slot].request for slot, pool in pools.items() if pool in ("", name)]
         waiting = [request for request in own if request is not None]
@@ -30,8 +32,12 @@ def idle_but_due(conductor: AnyConductor, now: float) -> str:
         full = sum(request.rows for request in waiting) >= serving.limits.max_rows
         full = full or len(waiting) >= serving.limits.max_requests
         alone = settings.fire_when_all_wait and not expected[""] and not expected[name]
-        if full or alone or now >= min(request.arrived for request in waiting) + serving.limits.max_wait_s:
+        due = min(request.arrived for request in waiting) + serving.limits.max_wait_s
+        if full or alone or now >= due:
             return f"{name} idles although {waiting} are due"
+        wake = min(wake, due)
+    if conductor.deadline() > wake:
+        return f"the conductor sleeps until {conductor.deadline()} although a batch is due at {wake}"
     return ""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.batching import Waiting, is_due, is_full, split_evenly
+from polyrhythm.scheduler.inference.batching import Waiting, due_from, is_due, is_full, split_evenly
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.requests import ANY
 from polyrhythm.scheduler.inference.routing import deal, in_turn, next_idle
@@ -68,8 +68,8 @@ class BatchScheduler(RequestScheduler):
         if not (idle or len(away) > len(due_away)) or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
         able = idle if not away else {name for name in (*idle, *away) if name not in due_away}
-        waiting = self.queue.view([ANY, *(name for name in self.queue.bound if name in able)])
-        return waiting[2] + self.limits.max_wait_s
+        pools = [(ANY, name) for name in self.queue.bound if name in able] or [(ANY,)]
+        return min(due_from(Waiting(*self.queue.view(names), complete=False), self.limits) for names in pools)
 
     def due_away(self, now: float) -> list[str]:
         """Generators for which a batch is due, but which are not on the devices that they lease."""
