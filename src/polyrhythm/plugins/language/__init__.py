@@ -8,9 +8,9 @@ from polyrhythm.plugin import Plugin
 
 
 def check_calls(context: CheckContext) -> tuple[()]:
-    """Raise ConfigError if a simulator would be ended for calls of the Python tool that all take the time they have:
-    those of all its rows may begin together, `at_a_time` run, and a step has ended when its own has. Inline, nothing is
-    ended."""
+    """Raise ConfigError if `supervision.step_s` may end a simulator whose Python calls all stay within their own time
+    limit: one step may start a call per row, of which only `at_a_time` run at once. Inline simulators are never ended.
+    """
     config, sandbox = context.config, getattr(context.config.env, "sandbox", None)
     if sandbox is None or getattr(config.env, "tool", "python") != "python":
         return ()
