@@ -85,8 +85,8 @@ def _checked(entry: Entry) -> Entry:
 
 
 def forget_conversations(folder: Path, version: int) -> None:
-    """Remove entries of versions later than `version`, which will be trained again, and unfinished lines after a crash.
-    """
+    """Remove entries of versions later than `version`, which will be trained again, and unfinished lines after a
+    crash."""
     found = read_conversations(folder)
     if (folder / CONVERSATIONS_FILE).is_file():
         with atomic_write(folder / CONVERSATIONS_FILE) as unfinished:

@@ -276,8 +276,8 @@ def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
 
 @lru_cache(maxsize=8)
 def _own_ids(folder: Path) -> int:
-    """Number of ids of the folder's tokenizer.json: the largest, added tokens included, plus 1. 0 if it cannot be read.
-    """
+    """Number of ids of the folder's tokenizer.json: the largest, added tokens included, plus 1. 0 if it cannot be
+    read."""
     from transformers import PreTrainedTokenizerFast
 
     try:

@@ -84,8 +84,8 @@ class CausalLm(AdaptedPolicy):
 
     @torch.no_grad()
     def act_longest(self, obs: Observations) -> Tensor:
-        """Run the first step at full prompt length and allocate the cache, to measure memory: as many messages as rows.
-        """
+        """Run the first step at full prompt length and allocate the cache, to measure memory: as many messages as
+        rows."""
         tokens = obs[TOKENS].long()
         count, length = tokens.shape
         rows = torch.arange(count, device=tokens.device).repeat_interleave(length)
@@ -131,8 +131,8 @@ class CausalLm(AdaptedPolicy):
         return obs[TOKENS][0, :length].cpu().numpy().astype(np.int32), self.chunk
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
-        """The `Act` of one row (tensors [1,...]) whose message an engine generated; equal to `act` with these tokens.
-        """
+        """The `Act` of one row (tensors [1,...]) whose message an engine generated; equal to `act` with these
+        tokens."""
         return self._answer([generated], obs[TOKENS].device)
 
     # ------------------------------------------------------------ training

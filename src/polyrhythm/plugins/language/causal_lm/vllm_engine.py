@@ -193,8 +193,8 @@ class VllmModel:
         return self._check is not None
 
     def step(self) -> list[Answer]:
-        """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs differ from the network's.
-        """
+        """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs differ from the
+        network's."""
         ended = [
             Answer(output.request_id, self.sampler.take(output.request_id), output.num_cached_tokens or 0)
             for output in self._engine.step()
