@@ -1,7 +1,7 @@
 """Prompts of the released policies, as tables of token ids that are made once, before anything starts.
 
     π0           BOS, instruction, "\\n" (encoded separately); padded on the right
-    π0.5         BOS, "Task: INSTRUCTION, State: B1 B2 ...;\\nAction: ", Bi the bin of a state entry; padded on the right
+    π0.5         BOS, "Task: INSTRUCTION, State: B1 B2 ...;\\nAction: ", Bi a state bin; padded on the right
     OpenVLA-OFT  BOS, padding, "In: What action should the robot take to INSTRUCTION?\\nOut:", an empty token
     GR00T N1.5   Qwen's chat with the placeholders of all images, then the instruction; padded on the left
 

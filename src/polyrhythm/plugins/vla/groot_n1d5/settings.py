@@ -43,7 +43,7 @@ class GrootSizeSettings(InputSizeSettings):
         )
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
-        """The network's size, with one embodiment and without padded entries."""
+        """Size of the network, with one embodiment and without padded entries."""
         head_dim = self.width // self.heads
         return GrootSize(
             llm=replace(
