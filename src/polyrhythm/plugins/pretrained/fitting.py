@@ -1,6 +1,6 @@
-"""Declares a released architecture, and says whether a folder is of one: its size, and its tensors by name and shape.
+"""Declares a released architecture, and compares a folder with it: size, and tensors by name and shape.
 
-Reads no tensor. The module of a network defines one `Architecture` per released form.
+Reads no tensor. Each network module defines one `Architecture` per released form.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a folder's tensors compare with a network's. found: network's name -> the folder's name for it; missing,
-    unexpected: names; reshaped: name -> (the network's form, the folder's)."""
+    """Comparison of a folder's tensors with a network's. found: network's name -> the folder's; missing, unexpected:
+    names; reshaped: name -> (the network's form, the folder's)."""
 
     found: Mapping[str, str]
     missing: tuple[str, ...]
@@ -68,7 +68,7 @@ class Fit:
 
 
 def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architecture) -> Fit:
-    """Compare the folder with the tensors `wanted` by a network. Dtypes may differ."""
+    """Compare the folder with the `wanted` tensors of a network. Dtypes may differ."""
     found = {name: stored for stored, name in of.aliases.items() if stored in checkpoint.tensors and name in wanted}
     found |= {name: name for name in wanted if name in checkpoint.tensors}
     known = {*wanted, *checkpoint.side, *(stored for stored, name in of.aliases.items() if name in wanted)}
@@ -82,9 +82,10 @@ def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architectu
 
 
 def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> Fit:
-    """How they fit. ConfigError unless every tensor of the network is there in its shape, and no other.
+    """Compare the folder with a network. ConfigError unless the folder has exactly the network's tensors in their
+    shapes.
 
-    The network may be on meta: `form` calls this, so that a wrong folder is told before anything starts.
+    The network may be on meta: `form` calls this, so that a wrong folder is reported before anything starts.
     """
     checkpoint.require(of.name)
     found = fit(checkpoint, weight_specs(network.state_dict()), of)
@@ -97,7 +98,6 @@ def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> F
 
 
 def misfit(found: Fit, of: Architecture) -> str:
-    """What is missing, unexpected or of another shape, in words."""
     shapes = [
         f"{name} is {list(there.shape)}, {list(ours.shape)} expected" for name, (ours, there) in found.reshaped.items()
     ]
@@ -119,7 +119,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
-    """The size of the checkpoint's network. ConfigError: another architecture, or config and tensors do not fit."""
+    """The size of the checkpoint's network. ConfigError: another architecture, or config and tensors disagree."""
     checkpoint.require(of.name)
     try:
         size = of.size(checkpoint.config, checkpoint.tensors)
@@ -144,7 +144,7 @@ _NUMBERS: Mapping[Any, Any] = {"int": int, "float": (int, float)}
 
 
 def _check_numbers(size: Any) -> None:
-    """ValueError: a number of a size, or of a size within it, is none."""
+    """ValueError: a field of the size, or of a nested size, is not a valid number."""
     for entry in fields(size) if is_dataclass(size) else ():
         value = getattr(size, entry.name)
         if is_dataclass(value):
@@ -156,5 +156,5 @@ def _check_numbers(size: Any) -> None:
 
 
 def without_config(checkpoint: Checkpoint) -> str:
-    """A likely reason why a folder does not fit, as an addition to a sentence; "" if it has a config.json."""
+    """A likely reason for a misfit, appended to an error; "" if the folder has a config.json."""
     return "" if checkpoint.config else " (it has no config.json, so the sizes of the release were assumed)"
