@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _rendering(_: object) -> Iterator[Finding]:
-    """Whether frames can be drawn, for `doctor`."""
+    """Findings of `doctor`: whether frames can be rendered."""
     from polyrhythm.plugins.simulators.metaworld.findings import findings
 
     return findings()

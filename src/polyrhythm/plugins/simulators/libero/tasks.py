@@ -208,8 +208,6 @@ _LIBERO_90 = {
 
 
 class LiberoTask(NamedTuple):
-    """A task of a suite."""
-
     name: str
     suite: str
     instruction: str
@@ -268,6 +266,6 @@ _PATTERN = re.compile(rf"\b({'|'.join(sorted(_WORDS, key=len, reverse=True))})\b
 
 
 def in_other_words(instruction: str) -> str:
-    """The same with other verbs and nouns: "open the top drawer of the cabinet" gives "pull open the top drawer of the
-    cupboard"."""
+    """A paraphrase with other verbs and nouns: "open the top drawer of the cabinet" becomes "pull open the top
+    drawer of the cupboard"."""
     return _PATTERN.sub(lambda found: _WORDS[found[0]], instruction)
