@@ -21,7 +21,7 @@ def check_calls(context: CheckContext) -> tuple[()]:
     longest, limit = math.ceil(rows / sandbox.at_a_time) * sandbox.wall_s, config.supervision.step_s
     if config.launcher == "inline" or longest < limit:
         return ()
-    fit = math.ceil(limit / sandbox.wall_s) - 1  # calls, one after another, that take less than the limit
+    fit = math.ceil(limit / sandbox.wall_s) - 1  # consecutive calls that take less than the limit
     other = f"supervision.step_s to {longest + 1:g} or more"
     if fit > 0:
         fitting = f"env.sandbox.at_a_time to {math.ceil(rows / fit)}, or the rows of a simulator to "

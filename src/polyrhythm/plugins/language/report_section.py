@@ -56,7 +56,6 @@ def _way(evaluation: str) -> str:
 
 
 def _rows(prompt: str, entries: Sequence[Entry]) -> str:
-    """Table rows of one prompt and the conversations that begin with it."""
     rows = [
         f"<td>{escape(_label(entry))}</td><td>{''.join(_turns(entry['turns']))}</td><td>{escape(outcome(entry))}</td>"
         for entry in entries

@@ -108,7 +108,7 @@ def read_tasks(folder: Path) -> dict[int, str]:
     file = folder / layout.TASKS
     table = read_table(file)
     texts = [name for name in table.column_names if str(table[name].type).endswith("string")]
-    # pandas writes an index without a name under the second one; lerobot keeps the sentences in the index.
+    # lerobot keeps the sentences in the index, whose column pandas names so if it has no name.
     known = [name for name in ("task", "__index_level_0__") if name in texts]
     if "task_index" not in table.column_names or not (known or len(texts) == 1):
         raise RunFolderError(f"{file} needs the columns task_index and task; it has {', '.join(table.column_names)}")

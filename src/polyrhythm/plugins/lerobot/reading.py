@@ -242,7 +242,7 @@ def _stored(folder: Path, stored: Any) -> bytes:
 
 def _exactly(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
     """The values in this dtype. RunFolderError: the dtype is integer and a value is not."""
-    with np.errstate(invalid="ignore"):  # of NaN, which is unlike any number
+    with np.errstate(invalid="ignore"):  # NaN differs from every number
         found = values.astype(dtype, copy=False)
     if found.dtype.kind != "f" and (found != values).any():
         odd = values[found != values][0]

@@ -95,7 +95,7 @@ def record_dataset(
         journal = open_recording(folder, source.what)
         if not (folder / layout.OURS).exists():
             (folder / layout.OURS).parent.mkdir(exist_ok=True)
-            journal.save(folder)  # from here on the folder is known as ours
+            journal.save(folder)  # marks the folder as ours
         _remove_unlisted(folder, journal)
         done = {(task, index) for task, index, _, _ in journal.outcomes}
         planned = [(task, index) for task in range(len(env.spec.tasks)) for index in range(settings.episodes_per_task)]
@@ -105,7 +105,7 @@ def record_dataset(
         on_progress(len(planned) - len(missing), len(planned))
         for first in range(0, len(missing), env.rows):
             turn = missing[first : first + env.rows]
-            (folder / layout.STATS).unlink(missing_ok=True)  # it would be of fewer episodes
+            (folder / layout.STATS).unlink(missing_ok=True)  # it would cover fewer episodes
             play_episodes(env, turn, source.noise_std, step, source.actor)
             _add(writer, turn, env.spec, source)
             finished = len(planned) - len(missing) + first + len(turn)
@@ -127,7 +127,6 @@ def record_dataset(
 
 
 def _add(writer: DatasetWriter, turn: list[DemoEpisode], spec: EnvSpec, source: Source) -> None:
-    """Write a turn and free its memory."""
     keeps = [not e.lost and bool(e.labels) and (source.keep_failed or e.kept) for e in turn]
     for task in range(len(spec.tasks)):
         if dropped := describe_dropped([episode for episode in turn if episode.task == task], spec):

@@ -120,7 +120,6 @@ class DatasetWriter:
         write_json(self._folder / layout.STATS, folder_statistics(self._folder, self._features, self.journal))
 
     def _columns(self, frames: Frames, number: int, start: int) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-        """Columns of an episode's frames, and its statistics by feature and name."""
         length = len(frames.actions)
         steps = np.arange(length)
         arrays: dict[str, NDArray[Any]] = {

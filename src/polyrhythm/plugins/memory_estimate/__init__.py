@@ -12,14 +12,12 @@ def _certain(context: CheckContext) -> None:
 
 
 def _numbers(context: CheckContext) -> None:
-    """Report bytes by station and purpose as numbers."""
     from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
     context.numbers["memory"] = memory_by_station(context.config, context.spec, context.form)
 
 
 def _by_station(context: CheckContext) -> Result:
-    """Report the memory of each station."""
     from polyrhythm.plugins.memory_estimate.room import memory_found
 
     return memory_found(context)

@@ -183,7 +183,6 @@ def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activa
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Restore the random generators' states afterwards."""
     python, array = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     planner = Planner(spec, _machine(arguments))
     try:
         plan = planner.plan(config)
-    except MissingError as error:  # a device
+    except MissingError as error:  # a missing device
         if arguments.devices is None:
             error.add_note("to plan for another machine, add --devices N --device-memory GB")
         raise
@@ -60,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _machine(arguments: argparse.Namespace) -> Machine:
-    """This machine, or the one described by the options."""
     from polyrhythm.errors import ConfigError
     from polyrhythm.pipeline.validation.check import free_memory
     from polyrhythm.plugins.memory_estimate.plan import Machine

@@ -100,8 +100,6 @@ def _levels(changes: Sequence[int]) -> NDArray[np.int64]:
 
 
 class _RealMode(TorchDispatchMode):
-    """Runs operations normally and counts their results."""
-
     def __init__(self, meter: Meter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._meter = meter
@@ -148,7 +146,7 @@ class FakeMode(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__()
         self._meter: Meter | None = None
-        self._inner = False  # within an operation that torch takes apart to learn its result's shape
+        self._inner = False  # inside an operation that torch decomposes for its result's shape
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

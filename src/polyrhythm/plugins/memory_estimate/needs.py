@@ -92,7 +92,7 @@ def list_parts(
     infos = env_batch_infos(config, spec, trainer=trains)
     layout = arena_layout(config, spec, infos, form, trainer=trains)
     published = WeightsLayout.of(form.published)
-    inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay where they are made
+    inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay on the trainer's device
     parts = [
         MemoryPart(SHARED, "arena", HOST, layout.nbytes),
         MemoryPart(SHARED, "published weights", placed.ends.trainer if inline else HOST, shared_nbytes(published)),
@@ -134,10 +134,10 @@ def _passes(
 ) -> list[MemoryPart]:
     """A generator's largest pass, and its buffers for incoming and outgoing batches."""
     infos = env_batch_infos(config, spec)
-    inputs = rows * (_row_bytes(shown(spec)) + 9)  # and a row's noise key and flag
+    inputs = rows * (_row_bytes(shown(spec)) + 9)  # plus noise key and flag
     answers = rows * arena_layout(config, spec, infos, form).answer_dtype.itemsize
     kept = activations.kept(rows) + form.row_cache * rows
-    streams = stream_places(config, spec) > 0  # then they are certain
+    streams = stream_places(config, spec) > 0  # the cache is then a certain part
     parts = [
         MemoryPart(name, "keys and values", device, kept * (not streams), certain=False, stays=False),
         MemoryPart(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
@@ -163,7 +163,6 @@ def _trainer(
     layout: ArenaLayout,
     activations: Activations | None,
 ) -> list[MemoryPart]:
-    """Memory of the trainer's ranks, and of an update."""
     ranks = placed.names["trainer"]
     parts: list[MemoryPart] = []
     for name in ranks:
@@ -189,7 +188,7 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
     share = ranks if config.placement.trainer.strategy == "shard" else 1
     keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
     offload = config.training.optimizer.offload
-    buckets = ranks > share  # of DDP: what others drop with the gradients stays
+    buckets = ranks > share  # DDP keeps gradient buckets that others drop
     moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
     parts = [
         MemoryPart(name, "weights", keeps, -(-form.train_bytes // share)),
@@ -197,7 +196,7 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
         MemoryPart(name, "optimizer", HOST if offload else keeps, moments),
         MemoryPart(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
     ]
-    # Beside those of DDP, where the last micro-batch brings them.
+    # Accumulated beside DDP's buckets, which hold only the last micro-batch.
     if buckets and accumulates(config, steps, ranks, form.row_tokens):
         summed = form.trainable_bytes * learns
         parts.append(MemoryPart(name, "gradients, not yet summed", device, summed, stays=False))
@@ -218,8 +217,8 @@ def trained_part(config: RunConfig) -> str:
 
 
 def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
-    """Bytes of the reference policy of the KL term. Policies with published parts copy only the trained tensors, and
-    of fresh adapters only the small heads; others copy everything."""
+    """Bytes of the reference policy of the KL term. Policies with the trait adapts copy only the trained tensors, and
+    with fresh adapters only the small heads, which are neglected here; others copy everything."""
     if not config.algorithm.kl.coef:
         return 0
     if settings_traits(config.policy).adapts:
@@ -240,7 +239,7 @@ def _update(
     """Memory of an update: its largest micro-batch, and its samples, packed and once per mini-batch."""
     row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
     rows = -(-update_rows(config, layout.steps) // ranks)
-    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 an update that streams joins its parts, too
+    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
     micro = micro_batch_rows(config, layout.steps, ranks, form.row_tokens)
     frozen = activations.precomputed(rows)
     fits = frozen <= config.training.precomputed_mib * 2**20
@@ -254,7 +253,7 @@ def _update(
             name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False
         ),
     ]
-    if device != HOST:  # one is sent ahead
+    if device != HOST:  # one is prefetched
         parts.append(MemoryPart(name, "batches", device, 2 * micro * row, certain=False, stays=False))
     return parts
 

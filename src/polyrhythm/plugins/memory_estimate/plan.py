@@ -47,7 +47,7 @@ class DeviceMemory:
         sizes: dict[str, int] = {}
         for part in self.parts:
             if part.certain or not certain:
-                station = station_of(part.station)  # ranks come and go together
+                station = station_of(part.station)  # ranks take turns together
                 sizes[station] = sizes.get(station, 0) + part.nbytes
         shared = sizes.pop(SHARED, 0)
         return max(self.building, shared + (max if self.sharing == "lease" else sum)([*sizes.values(), 0]))

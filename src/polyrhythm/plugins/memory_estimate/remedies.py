@@ -103,7 +103,6 @@ class _Search:
         return [device for device in self.plan(variant).devices if not device.fits]
 
     def is_possible(self, variant: _Variant) -> bool:
-        """Whether the policy's settings are valid."""
         try:
             self.planner.form(variant.config)
         except (PolyrhythmError, ValueError):
@@ -111,7 +110,6 @@ class _Search:
         return True
 
     def remedy(self, variant: _Variant) -> Remedy | None:
-        """The variant's settings, if it is possible and fits."""
         if not self.is_possible(variant) or not (plan := self.plan(variant)).fits:
             return None
         names = {device.name for device in self.full(self.start)}
@@ -139,14 +137,14 @@ class _Search:
 def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Iterator[Callable[[], Remedy | None]]:
     """The changes that may help on the full devices, each alone."""
     purposes = {part.purpose for device in full for part in device.parts}
-    lacks_passes = not purposes & {"micro-batch", "pass"}  # left out, since already the weights are too large
+    lacks_passes = not purposes & {"micro-batch", "pass"}  # omitted, because the weights are too large already
     if "micro-batch" in purposes:
         yield lambda: _largest_micro_batch(search, start)
     if purposes & {"pass", "keys and values"} and isinstance(start.config.batching, LimitedBatching | StreamsBatching):
         yield lambda: _most_rows(search, start)
     if settings_traits(start.config.policy).engine.cache in purposes:
         yield lambda: _largest_cache(search, start)
-    done: set[str] = set()  # of the numbers of ranks the smallest that fits is enough
+    done: set[str] = set()  # the smallest number of ranks that fits is enough
 
     def tried(settings: Settings) -> Remedy | None:
         found = None if _DEVICES in done and _DEVICES in settings else search.remedy(start.changed(settings))

@@ -58,7 +58,7 @@ def warn_of_room(
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     certain = planner.plan(config, certain=True).devices
     if all(device.total(certain=True) < _NEGLIGIBLE * device.free for device in certain):
-        return ""  # to estimate takes half a second
+        return ""  # estimating takes half a second
     for device in planner.plan(config).devices:
         if not device.fits:
             what = f"policy.type = {config.policy_type}: by estimate {_described(device)}"
@@ -74,7 +74,7 @@ def memory_found(context: CheckContext) -> Iterator[Finding]:
         yield Finding("memory by station", "note", detail)
         return
     memory = memory_by_station(config, spec, form)
-    with suppress(MissingError):  # a device, which is reported already
+    with suppress(MissingError):  # missing devices are reported elsewhere
         check_room(config, spec, form)
     groups: dict[str, list[str]] = {}
     for name, parts in memory.items():

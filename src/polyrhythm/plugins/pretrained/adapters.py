@@ -164,14 +164,14 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
             warnings.simplefilter("ignore")  # of tied tensors, which are no longer; others are checked below
             wrapped = PeftModel(model, LoraConfig(**settings, inference_mode=True))
             found = set_peft_model_state_dict(wrapped, {_PEFT + name: tensor for name, tensor in tensors.items()})
-            # A part of the network that has none in the file, such as a head in a file of its own, was not adapted.
+            # Parts without adapters in the file, such as a head in a separate file, were not adapted.
             parts = {_part(name) for name in tensors}
             lacking = [name for name in found.missing_keys if ".lora_" in name and _part(plain_name(name)) in parts]
             if odd := [plain_name(name) for name in (*found.unexpected_keys, *lacking)]:
                 raise ValueError(f"{few(odd)} are in one of both alone")
             remedy = "leave them to peft, which runs them beside the base"
             wrapped.merge_and_unload()
-    except Exception as error:  # peft and torch raise many kinds
+    except Exception as error:  # peft and torch raise many types
         told = f"they lack {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         reason = " ".join(told.split())[:300]
         raise ConfigError(
@@ -182,7 +182,6 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
 
 
 def _part(name: str) -> str:
-    """The part of the network that contains a tensor, by its plain name."""
     return name.removeprefix(_RELEASE).partition(".")[0]
 
 

@@ -315,7 +315,7 @@ def _exchange(own: Tensor, other: Tensor) -> Tensor:
     if not hasattr(own, "to_local"):
         held, own.data = own.data, other
         return held
-    with torch.no_grad():  # sharded over ranks, which gather from its memory: it takes the numbers
+    with torch.no_grad():  # sharded over ranks that gather from its memory: copy the values
         held = own.detach().clone()
         own.copy_(other)
     return held

@@ -171,7 +171,6 @@ def _header(file: Path, expected: list[str] | None) -> Header:
 
 
 def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, TensorSource]]:
-    """Tensors of side files, named by module and stored name."""
     found = {}
     for module, file in folder_files.side_files(folder).items():
         for stored, spec in stored_specs(file).items():

@@ -96,7 +96,6 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
 
 
 def _what_is_there_instead(folder: Path) -> str:
-    """The reason why a folder has no safetensors, and the remedy."""
     if (folder / "config.yaml").is_file() and any((folder / name).exists() for name in ("policy.pt", "checkpoints")):
         return f"it is the folder of a run; write polyrhythm policies export {folder} --out NEW, and name NEW"
     if (folder / ADAPTER_CONFIG).is_file():

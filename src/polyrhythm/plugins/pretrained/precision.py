@@ -78,7 +78,7 @@ def cast(network: nn.Module, precision: Precision, role: Role) -> None:
         for p in own.values():
             wanted = torch.float32 if single else precision.kept(trained=p.requires_grad, role=role)
             if p.is_floating_point() and p.dtype != wanted:
-                # On meta without torch's own conversion, which imports its compiler.
+                # On meta, avoid torch's conversion, which imports its compiler.
                 p.data = torch.empty(p.shape, dtype=wanted, device="meta") if p.is_meta else p.data.to(wanted)
         if not precision.is_single:
             _set_arithmetic(module, precision.dtype, single=single)

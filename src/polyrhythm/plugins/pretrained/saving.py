@@ -133,7 +133,6 @@ def _write_safetensors(
 
 
 def _write_torch_file(file: Path, here: Path, places: Mapping[str, str], new: NewTensor) -> None:
-    """Like `_write_safetensors` for a torch.save file."""
     content = dict(read_stored(file, {stored: stored for stored in places}))
     for stored, old in content.items():
         tensor = new(places[stored])

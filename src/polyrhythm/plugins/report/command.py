@@ -26,7 +26,7 @@ class ReportHooks(RunHooks):
 
     def write(self, folders: Sequence[Path], path: Path | None = None) -> Path:
         """See `page.write_report`."""
-        from polyrhythm.plugins.report.page import write_report  # long to import
+        from polyrhythm.plugins.report.page import write_report  # slow to import
 
         return write_report(folders, path)
 

@@ -217,7 +217,6 @@ def change_places(run: Run, over: str = "throughput/transitions") -> list[float]
 
 
 def _changed(run: Run) -> list[int]:
-    """The first updates after setting changes."""
     return sorted({change.update for change in run.changes})
 
 

@@ -83,7 +83,7 @@ class Plot:
     ) -> None:
         """Draw grid lines, tick labels (by default at round numbers) and axis titles."""
         rows = [(y, y_format(y)) for y in (ticks(self._y0, self._y1) if y_ticks is None else y_ticks)]
-        # The title stands left of the longest label.
+        # The title is left of the longest label.
         self._left = max(self._left, round(32 + _DIGIT * max((len(text) for _, text in rows), default=0)))
         left, right, floor = self._left, self.width - self._right, self.height - self._bottom
         for y, text in rows:

@@ -28,7 +28,7 @@ _CHARTS = {
     "train/actor/clip_fraction": Chart("entries clipped, %", factor=100.0, top=5.0),
     "train/actor/entropy_loss": Chart("entropy, nats"),
     "train/actor/grad_norm": Chart("gradient norm before clipping"),
-    # Unbounded below for a critic at the beginning of training.
+    # Unbounded below early in a critic's training.
     "train/critic/explained_variance": Chart("explained variance", top=1.0, floor=-1.0),
 }
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def _rendering(_: object) -> Iterator[Finding]:
-    """Findings of `doctor`: whether frames can be rendered."""
     from polyrhythm.plugins.simulators.metaworld.findings import findings
 
     return findings()

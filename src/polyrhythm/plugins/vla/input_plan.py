@@ -99,7 +99,6 @@ def _says_size(settings: VlaSettings) -> bool:
 def _plan_cameras(
     settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None
 ) -> tuple[tuple[str, str], ...]:
-    """Pairs of the policy's camera slot and the environment's image."""
     seen = {name: spec for name, spec in env_spec.observation.items() if spec.dtype == "uint8" and len(spec.shape) == 3}
     there = ", ".join(f"{name} {list(spec.shape)}" for name, spec in seen.items())
     if not seen:

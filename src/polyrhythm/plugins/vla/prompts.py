@@ -269,7 +269,7 @@ class StatePrompt(nn.Module):
         there = self.tail.new_ones((rows, len(self.tail)), dtype=torch.bool)
         there = torch.cat((self.head_present[tasks], self.number_present[bins + 1].flatten(1), there), dim=1)
         place = (there.cumsum(1) - 1).clamp(max=self.length)
-        place = torch.where(there, place, self.length)  # what does not exist or fit goes to a place beyond the end
+        place = torch.where(there, place, self.length)  # absent ids and those that do not fit go past the end
         packed = ids.new_zeros(rows, self.length + 1).scatter_(1, place, ids)
         used = there.sum(1, keepdim=True)
         present = torch.arange(self.length, device=ids.device).unsqueeze(0) < used

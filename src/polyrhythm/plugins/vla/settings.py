@@ -214,7 +214,6 @@ class VlaSettings(BaseModel):
         return replace(makes, adapts=True, folders=FOLDERS, policy=policy)
 
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[Any]:
-        """The blueprint for this environment."""
         raise NotImplementedError
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Any:

@@ -86,7 +86,7 @@ def _loaded(folder: str) -> Any:
         raise MissingError(
             f"policy.tokenizer = {folder} needs transformers ({error}); run: {install_command('vla')}"
         ) from error
-    except Exception as error:  # transformers and its readers raise whatever they like
+    except Exception as error:  # transformers and its readers raise many types
         line = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"policy.tokenizer = {folder}: transformers cannot load a tokenizer from it ({line[0][:160]}); copy "

@@ -76,11 +76,11 @@ class NativeEngine:
         self._length, self._refresh = length, refresh
         self._device = next(network.parameters()).device
         self._version = -1
-        self._weights = 0  # changes of them
+        self._weights = 0  # number of weight changes
         self.prompt_tokens = self.shared_tokens = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
-        self._prompt_ends: Tensor | None = None  # features [capacity,width] of the last tokens of prompts
+        self._prompt_ends: Tensor | None = None  # [capacity,width] features of the prompts' last tokens
         with torch.inference_mode(False):
             self._cache = SlotCache(capacity, length)
             self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
@@ -177,7 +177,6 @@ class NativeEngine:
         return computed, shared
 
     def _compute(self, places: list[int]) -> dict[int, Tensor]:
-        """Features of the last position of each of these rows."""
         places.sort(key=lambda place: self._running[place].length)
         rows = [self._running[place] for place in places]
         lengths = torch.tensor([row.length for row in rows], device=self._device)

@@ -97,7 +97,7 @@ def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base:
         save_adapters(state, out, alpha=lora.alpha, base=base, also=lora.also, tied=tied, task="CAUSAL_LM")
         return "adapters"
     stored = {_stored(name, base): tensor for name, tensor in model.items()}
-    for names in tied:  # a folder may hold all of them, and a value of before the training would undo the tie
+    for names in tied:  # the folder may store every name, and an old value would undo the tie
         stored |= {name: model[one] for one in names if one in model for name in names if name in base.tensors}
     for name, tensor in stored.items():
         if tuple(tensor.shape) != tuple(base.tensors[name].shape):

@@ -54,7 +54,7 @@ def open_config(folder: str) -> Any:
         raise ConfigError(f"{what}: it has no config.json; name the folder of a causal language model")
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds for a damaged or unknown configuration
+    except Exception as error:  # transformers raises many types for an invalid configuration
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"{what}: config.json is of no model that transformers knows ({reason}); name another"
@@ -191,7 +191,7 @@ def loaded_network(folder: str) -> CausalNetwork:
     from transformers.utils.logging import disable_progress_bar
 
     path = Path(folder).expanduser()
-    disable_progress_bar()  # it would stand between the lines of the log
+    disable_progress_bar()  # it would mix with the log
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
@@ -201,7 +201,7 @@ def loaded_network(folder: str) -> CausalNetwork:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers and safetensors raise many kinds
+    except Exception as error:  # transformers and safetensors raise many types
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"policy.checkpoint = {folder}: its weights cannot be read ({reason}); fetch it again"

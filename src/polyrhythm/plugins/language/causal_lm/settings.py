@@ -200,7 +200,6 @@ class CausalLmSettings(BaseModel):
             return CausalLm(self, env_spec, network, nn.Linear(width, 1))
 
     def _config(self, env_spec: EnvSpec) -> Any:
-        """The transformers configuration, checked against the environment."""
         from polyrhythm.plugins.language.causal_lm.network import check_context, check_vocabulary, open_config
 
         _refuse_other_environment(env_spec)

@@ -80,10 +80,10 @@ class VllmModel:
         self._engine = self._start(network, how, capacity, length)
         _STARTED.append(self._engine)
         self._named = 0
-        self._weights = 0  # changes of them
+        self._weights = 0  # number of weight changes
         self.checks, self.check_difference = 0, 0.0
         self._network, self._tolerance = network, how.tolerance
-        self._check: str | None = None  # its request, until it has ended
+        self._check: str | None = None  # name of the running check request
         self._reload(network, -1)
         self._prove()
 
@@ -91,7 +91,7 @@ class VllmModel:
         config: Any = network.model.config
         config.architectures = [type(network.model).__name__]
         with tempfile.TemporaryDirectory(prefix="polyrhythm-vllm-") as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # at import, about things that nobody here can change
+            warnings.simplefilter("ignore")  # import warnings that users cannot fix
             config.save_pretrained(folder)
             try:
                 from vllm import EngineArgs
@@ -105,7 +105,7 @@ class VllmModel:
                         generation_config="vllm",
                         dtype=how.dtype,
                         max_model_len=length,
-                        max_num_seqs=capacity + 1,  # one to compare
+                        max_num_seqs=capacity + 1,  # one for the check request
                         block_size=BLOCK,
                         kv_cache_memory_bytes=int(how.cache_gib * 2**30),
                         enable_prefix_caching=True,
@@ -115,7 +115,7 @@ class VllmModel:
                         disable_log_stats=True,
                     )
                 )
-            except Exception as error:  # vLLM and pydantic raise many kinds
+            except Exception as error:  # vLLM and pydantic raise many types
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
 
     def _prove(self) -> None:
@@ -307,7 +307,6 @@ class VllmEngine:
 
 
 def _generated(request: EngineRequest, drawn: Drawn, *, finished: bool) -> Generated:
-    """The prefix and the tokens drawn since."""
     progress = Progress.of(request)
     progress.tokens += drawn.output
     progress.logprobs += drawn.logprobs

@@ -113,7 +113,7 @@ class SandboxServer:
             running = _Running(pid, os.pidfd_open(pid), call, now, now + self._wall_s, now + self._cpu_s)
             self._running[running.process] = running
             self._poll.register(running.process, select.POLLIN)
-            self._poll.register(call, 0)  # a hang-up alone
+            self._poll.register(call, 0)  # reports only a hang-up
         os.close(code)
         os.close(output)
 
@@ -131,7 +131,7 @@ class SandboxServer:
                 self._kill(running)
 
     def _kill(self, running: _Running) -> None:
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # it has ended already
             signal.pidfd_send_signal(running.process, signal.SIGKILL)
 
     def _finish(self, running: _Running) -> None:

@@ -119,7 +119,7 @@ class PythonTool:
         lost. ConfigError: the machine lacks a required mechanism."""
         self._settings, self._without, self._patience_s = settings, list(without), patience_s
         self._lock = threading.Lock()
-        self._calls = 0  # that have neither been finished nor dropped
+        self._calls = 0  # started, neither finished nor dropped
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._connect()
         if self._without:
@@ -149,7 +149,7 @@ class PythonTool:
         finally:
             os.close(text)
             theirs.close()
-        # It is begun once those before it have ended, of which `at_a_time` run at a time.
+        # The call starts after the calls before it, of which `at_a_time` run at once.
         turns = 1 + before // self._settings.at_a_time
         return ToolCall(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
 
@@ -242,7 +242,6 @@ class PythonTool:
             raise SandboxLost("the sandbox of the Python tool ended at its start")
 
     def _launch(self) -> Any:
-        """Start the server and return its first message."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(SOURCE)]
         with theirs:
@@ -263,7 +262,7 @@ class PythonTool:
                 f"the sandbox of the Python tool did not start within {_START_S:g} s; a module that it imports hangs "
                 f"(env.sandbox.modules = {list(self._settings.modules)})"
             ) from None
-        ours.settimeout(self._patience_s)  # of one that reads no more calls
+        ours.settimeout(self._patience_s)  # limits sends to a server that no longer reads
         return told
 
     def _described(self, number: int, source: str) -> dict[str, Any]:

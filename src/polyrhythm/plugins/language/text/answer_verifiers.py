@@ -302,7 +302,7 @@ class Beside:
         if process is None:
             return 0
         process.kill()
-        with suppress(OSError):  # stdin may have what was not written
+        with suppress(OSError):  # stdin may hold unwritten text
             process.communicate()
         return process.wait()
 

@@ -161,7 +161,7 @@ class TextSettings(BaseModel):
                     if isinstance(error, MessageTooLong):
                         longest = error if longest is None or error.tokens > longest.tokens else longest
                     elif not isinstance(error, EpisodeRefused):
-                        return  # told where it is played
+                        return  # reported when it is played
                 else:
                     return
         finally:

@@ -76,8 +76,8 @@ class TextBatch:
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
         self._stops = np.array(self.spec.action.stops)
-        self._overflowed = self._replaced = False  # whether it was told
-        self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # prompt, messages' ids and replies
+        self._overflowed = self._replaced = False  # whether the warning was logged
+        self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # ids of prompt, messages and replies
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         errors: dict[int, Exception] = {}

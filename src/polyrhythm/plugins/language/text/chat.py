@@ -131,12 +131,12 @@ class ChatTurns:
 
     def __init__(self, chat: Chat, prompt: Prompt) -> None:
         self._chat, self._turns = chat, chat.opening(prompt)
-        self._text = self.shown = chat.render(self._turns)  # with stand-ins for messages
+        self._text = self.shown = chat.render(self._turns)  # with placeholders for messages
 
     def reply(self, text: str, message: str = _STAND_IN) -> str:
         """Add the environment's reply; return the text from the end of the newest message to the start of the next.
         message: placeholder for the newest one. TemplateFault: the template changes earlier turns, or fails."""
-        chat, text = self._chat, text.replace(message, "")  # a model may have had a tool print the stand-in
+        chat, text = self._chat, text.replace(message, "")  # a model may have had a tool print the placeholder
         self._turns += [_turn("assistant", message), _turn(chat.settings.reply_role, text)]
         found, before = chat.render(self._turns), self._text + chat.lead + message
         if not found.startswith(before) and chat.settings.earlier == "refuse":
@@ -195,7 +195,6 @@ def _turn(role: str, content: str) -> Message:
 
 
 def _change(before: str, found: str, message: str) -> str:
-    """Describe the change of earlier turns and its remedies."""
     ways = (
         "set env.max_turns to 1, name a template that leaves them as they are in env.chat.template, or set "
         "env.chat.earlier to keep, for turns as they were sampled"

@@ -223,7 +223,6 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, i
 
 
 def _ambiguous(rows: Iterable[PromptRow]) -> list[str]:
-    """Warn if prompts have several answers."""
     first, several = dict[bytes, PromptRow](), dict[bytes, PromptRow]()
     for row in rows:
         known = first.setdefault(key := _identity(row), row)

@@ -199,11 +199,11 @@ def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> l
             break
         pulls = [choice for choice in choices if choice[0].boxes != boxes]
         position, word = random.choice(pulls if pulls and random.random() < _PULLS else choices)
-        if position.boxes == solved.boxes:  # nothing is left to be done from there
+        if position.boxes == solved.boxes:  # the room would be solved already
             way = [(position, "")]
             continue
         for i, (earlier, _) in enumerate(way):
-            if earlier == position:  # a way round
+            if earlier == position:  # a loop
                 del way[i + 1 :]
                 break
         else:

@@ -104,7 +104,7 @@ class FolderTokenizer:
         self._tokenizer.no_truncation()  # the file may keep those of some training: they would cut or fill every text
         self._tokenizer.no_padding()
         self.origin = f"the tokenizer of {folder}"
-        self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
+        self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may not be contiguous
         self.ends = tuple(i for i in _end_ids(folder, self._tokenizer) if 0 <= i < self.size)
         if not self.ends:
             raise ConfigError(f"{what}: it names no end-of-text token, so no message would end; set {_ENDS}")
@@ -187,7 +187,7 @@ def encodable(tokenizer: Tokenizer, text: str) -> str:
 
     ways: tuple[Callable[[str], str], ...] = (
         lambda part: "".join(map(plain, part)),
-        lambda _: first_of(*_MARKS),  # a word of which each character has an id
+        lambda _: first_of(*_MARKS),  # a word whose characters all have ids
         lambda _: "",
     )
     for replaced in ways:
@@ -294,7 +294,6 @@ def _added_before(tokenizer: Any) -> tuple[int, ...]:
 
 
 def _unknown_token(folder: Path, tokenizer: Any) -> tuple[str, int] | None:
-    """The unknown token and its id; None if the model has none."""
     model = tokenizer.model
     if type(model).__name__ == "Unigram":
         number = read_object(folder / "tokenizer.json").get("model", {}).get("unk_id")

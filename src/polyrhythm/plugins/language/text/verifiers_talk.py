@@ -127,7 +127,6 @@ class _Interaction:
         self.trace.nodes.append(MessageNode(message=message, parent=None if parent < 0 else parent, sampled=sampled))
 
     async def _stop(self) -> bool:
-        """Whether one of the task's stop rules applies."""
         import verifiers.v1 as vf
         from verifiers.v1.session import call_hook
 

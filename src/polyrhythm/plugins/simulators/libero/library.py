@@ -199,7 +199,6 @@ def examine(tried: Tried) -> Iterator[Finding]:
 
 
 def _trial(tried: Tried) -> str:
-    """Create, reset, step and observe one row; return the measured times."""
     began = time.perf_counter()
     batch = tried.build(1)
     start_s = time.perf_counter() - began

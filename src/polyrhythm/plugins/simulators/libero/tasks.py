@@ -219,7 +219,6 @@ class LiberoTask(NamedTuple):
 
 
 def _tasks() -> Iterator[LiberoTask]:
-    """All tasks in LIBERO's order."""
     suites: dict[str, Mapping[str, tuple[str, ...]]] = {
         "libero_spatial": {"": tuple(f"pick up the black bowl {place} and place it on the plate" for place in _PLACES)},
         "libero_object": {"": tuple(f"pick up the {thing} and place it in the basket" for thing in _GROCERIES)},

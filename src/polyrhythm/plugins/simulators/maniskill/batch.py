@@ -182,7 +182,6 @@ class GpuBatch:
 
 
 def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
-    """Concatenate the outcomes of single rows."""
     if len(outcomes) == 1:
         return outcomes[0]
     return StepOutcome(
@@ -194,7 +193,6 @@ def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
 
 
 def _nothing(metrics: Iterable[str]) -> StepOutcome:
-    """The outcome of a row that failed."""
     no = np.zeros(1, np.bool_)
     return StepOutcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
 

@@ -131,7 +131,6 @@ def _no_questions(task: str) -> Iterator[None]:
 
 
 def _explained(settings: ManiSkillFields, task: str, error: BaseException) -> ConfigError:
-    """A ConfigError with the remedy for an error of ManiSkill's constructor."""
     message = " ".join(str(error).split())
     if is_about_driver(message):
         return MissingError(

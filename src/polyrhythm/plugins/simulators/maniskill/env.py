@@ -73,7 +73,6 @@ class ManiSkillSettings(ManiSkillFields):
 
 
 def _tried(settings: ManiSkillSettings) -> dict[str, Any]:
-    """Create a batch of one row; reset, step and observe it."""
     began = time.perf_counter()
     batch = settings.build(1)
     start_s = time.perf_counter() - began

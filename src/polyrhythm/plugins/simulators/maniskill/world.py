@@ -53,7 +53,7 @@ class World:
         self._camera = "" if settings.observation == "state" else self._find_camera()
         self._info: Mapping[str, Any] = {}
         self._own_get_obs = self.env.get_obs if _is_changed(self.env) else None
-        if self._camera:  # its own get_obs, which step and reset call, would draw
+        if self._camera:  # its own get_obs, called by step and reset, would render
             self.env.get_obs = self._observe_numbers
         self._scene = Scene(self.env, self._camera)
         self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
@@ -150,7 +150,7 @@ class World:
         options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self.env.device)}
         if episodes is not None:
             options["episode_id"] = common.to_tensor(episodes, device=self.env.device)
-        # The seed of every row, so that a row's own generator is the same wherever the row is.
+        # The same seed for all rows, so that a row's generator does not depend on its index.
         observation, info = self.env.reset(seed=[seed] * self.rows, options=options)
         self._earned[rows] = 0.0
         numbers = self._to_numbers(observation)
@@ -246,7 +246,6 @@ class World:
 
 
 def _is_changed(env: Any) -> bool:
-    """Whether the task overrides `get_obs`."""
     from mani_skill.envs.sapien_env import BaseEnv
 
     return type(env).get_obs is not BaseEnv.get_obs

@@ -114,7 +114,7 @@ class SceneInstance:
     """One state of a task: physics data and Meta-World's attributes. appearance: of the current episode."""
 
     def __init__(self, scene: TaskScene, env: Any, *, beyond: bool = False) -> None:
-        # Unlimited seeded goals, and a goal that is visible to the expert.
+        # Draw goals from the seed without limit; make them visible to the expert.
         env._set_task_called = True
         env._partially_observable = False
         env._freeze_rand_vec = False

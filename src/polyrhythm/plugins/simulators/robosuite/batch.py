@@ -214,7 +214,7 @@ class RobosuiteBatch:
             if not instance.new_models:  # whose renderers another thread may make meanwhile
                 self._close_idle_renderers()
             found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
-        self.renderers[key] = found  # behind all others
+        self.renderers[key] = found  # last in the order
         return found
 
     def _close_idle_renderers(self) -> None:
@@ -234,7 +234,7 @@ class RobosuiteBatch:
             left = (row, self.row_tasks[row])
             self.row_tasks[row] = task
             if left in self.instances:
-                self.instances[left] = self.instances.pop(left)  # behind all others
+                self.instances[left] = self.instances.pop(left)  # last in the order
             free = [key for key in self.instances if key[1] != self.row_tasks[key[0]]]
             found = self.instances.get((row, task))
             fitting = next((key for key in free if key[1] == task), None)

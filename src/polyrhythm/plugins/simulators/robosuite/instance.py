@@ -65,7 +65,7 @@ class Instance:
             objects, proprio = [], []
             for name, observable in self.env._observables.items():
                 if not (observable.is_enabled() and observable.is_active()):
-                    continue  # of objects that a task of one object leaves out
+                    continue  # objects that a single-object task omits
                 if observable.modality == _OBJECTS:
                     objects.append(np.ravel(observable.obs))
                 elif name.startswith("robot") and not name.endswith(_LEFT_OUT):

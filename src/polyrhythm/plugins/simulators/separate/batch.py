@@ -177,7 +177,7 @@ class EnvProcess:
         try:
             self.request(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
         except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
-            pass  # it is killed
+            pass  # killed below
         finally:
             self._line.close()
             os.close(self.memory)

@@ -198,7 +198,7 @@ class OpenVlaOft(nn.Module):
         """Hidden states [B,H·A,width] -> scores of the action rows, by id [B,H,A,bins]."""
         rows = slice(self.size.vocabulary.first_action, self.size.vocabulary.real)
         head: nn.Module = self.language_model.lm_head
-        # An adapted layer is a module around the linear one, and its weight is not all that it does.
+        # An adapted layer wraps the linear one, so it must be called; its weight alone lacks the adapter.
         linear = functional.linear(hidden, head.weight[rows]) if isinstance(head, nn.Linear) else None
         scores: Tensor = head(hidden)[..., rows] if linear is None else linear
         found: Tensor = scores.unflatten(1, (self.size.horizon, self.size.action_dim))

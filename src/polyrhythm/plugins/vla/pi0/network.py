@@ -121,7 +121,7 @@ class Pi0Network(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         for module in self.modules():
-            if isinstance(module, AdaRMSNorm):  # gates begin open
+            if isinstance(module, AdaRMSNorm):  # gates start open
                 nn.init.normal_(module.dense.weight, std=0.5 * module.dense.in_features**-0.5)
                 nn.init.ones_(module.dense.bias.data[-module.dense.out_features // 3 :])
         nn.init.normal_(self.action_out_proj.weight, std=0.02)
@@ -191,7 +191,7 @@ class Pi0Network(nn.Module):
         """Visibility of prefix and suffix for each suffix token [B,1,T,P+T], and positions [B,T]: the state token
         attends to no action."""
         order = torch.arange(length, device=present.device)
-        own = (order.unsqueeze(1) > 0) | (order == 0)  # the first token sees itself alone
+        own = (order.unsqueeze(1) > 0) | (order == 0)  # the first token attends only to itself
         if self.size.adaptive:
             own = torch.ones_like(own)
         seen = torch.cat((present.unsqueeze(1).expand(-1, length, -1), own.expand(len(present), -1, -1)), dim=2)

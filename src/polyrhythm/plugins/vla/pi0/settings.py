@@ -84,7 +84,6 @@ class _FlowGemmaSettings(FlowVlaSettings):
 
     @property
     def _binned_state(self) -> bool:
-        """Whether the prompt contains the state."""
         return False
 
     def fitted_architecture(self, size: Pi0Size) -> Architecture:

@@ -65,7 +65,7 @@ class Line:
 
 
 def _shut(connected: socket.socket) -> None:
-    with suppress(OSError):  # it has ended already
+    with suppress(OSError):  # it is closed already
         socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, whose state belongs to the reader
 
 

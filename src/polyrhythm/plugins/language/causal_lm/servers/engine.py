@@ -64,7 +64,7 @@ def write_model(network: CausalNetwork, folder: Path) -> None:
     from safetensors.torch import save_model
 
     config: Any = network.model.config
-    config.architectures = [type(network.model).__name__]  # which servers start by
+    config.architectures = [type(network.model).__name__]  # servers select the model class by it
     config.save_pretrained(folder)
     save_model(network.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
@@ -121,7 +121,7 @@ class ServerEngine:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         done = request.prefix
         if done is not None and len(done.tokens) and self._complete(request, done):
-            self._ended[request.request_id] = done._replace(finished=True)  # it ended while it was cut
+            self._ended[request.request_id] = done._replace(finished=True)  # it was complete when it was cut
             return
         refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
         self._begin(request)
@@ -130,7 +130,7 @@ class ServerEngine:
         return int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
 
     def _begin(self, request: EngineRequest, failures: int = 0) -> None:
-        # The server aborts by prefix of the name, so none is that of another.
+        # The server aborts by name prefix, so no name may be a prefix of another.
         stream = ServerStream(request, uuid.uuid4().hex, self._version, failures=failures)
         self._streams[request.request_id] = stream
         self._reader.begin(stream)
@@ -165,7 +165,7 @@ class ServerEngine:
                 ended.append(stream.generated(finished=True))
             else:
                 self._resume(stream)
-        if not ended:  # what has ended is told first
+        if not ended:  # return finished requests before raising
             self._recover([stream for stream in over if stream.error is not None])
         return ended
 
@@ -190,7 +190,7 @@ class ServerEngine:
                 raise stream.error
         log.warning("%d streams go on: %s", len(failed), failed[0].error)
         self._client.pause(1 + max(failures, default=0))
-        if self._client.again(self._protocol.weights) != str(self._version):  # it started anew
+        if self._client.again(self._protocol.weights) != str(self._version):  # it has restarted
             self.weights_changed(self._version)
             return
         for stream in failed:
@@ -210,7 +210,7 @@ class ServerEngine:
             )
         self._version = version
         if version < 0:
-            return  # there are none yet
+            return  # no weights yet
         running = list(self._streams.values())
         if self._protocol.fixed:
             self._reader.end(running, lambda: None)

@@ -111,7 +111,7 @@ class OpenAiProtocol:
     def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
         """Parts of an answer. The weight version is queried after the answer has begun: a server that restarts later
         ends the answer."""
-        last: AnswerPart | None = None  # held back until the counts, which come behind it, or the end
+        last: AnswerPart | None = None  # held until the usage event after it, or the end
         shared, first = 0, True
         with closing(self.client.stream(self.path, self._body(stream), stream.line)) as events:
             for event in events:

@@ -35,7 +35,7 @@ class StreamReader:
                 for part in parts:
                     with self.news:
                         if stream.over:
-                            return  # it was cut here before the server knew it, and aborts it when the line is closed
+                            return  # cut here; the server aborts it when the connection closes
                         self._take(stream, part)
                         self.news.notify_all()
             if not stream.over:
@@ -44,7 +44,7 @@ class StreamReader:
                 )
         except RunHalted as error:
             with self.news:
-                if not stream.reason:  # a line that was cut here ends so
+                if not stream.reason:  # a connection that was cut here raises, too
                     stream.error = error
                 self.news.notify_all()
 

@@ -59,7 +59,7 @@ class SglangProtocol:
                 "max_new_tokens": request.max_new_tokens - len(before),
                 "temperature": 0.0 if request.greedy else self._temperature,
                 "stop_token_ids": self._stops,
-                "ignore_eos": False,  # else the stops above end nothing
+                "ignore_eos": False,  # else stop_token_ids have no effect
                 "sampling_seed": request.noise_key % _SEEDS,
                 **({"logit_bias": self._bias} if self._bias else {}),
             },
