@@ -21,23 +21,23 @@ from polyrhythm.specs.weights import weight_specs
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One published architecture. All patterns are of `fnmatch` and match whole names of the network's tensors.
+    """One published architecture. All patterns are `fnmatch` patterns of complete names of the network's tensors.
 
     name: the policy's type.
-    size: (config.json, tensors of the folder by the network's names) -> the size of the network. ValueError: they do
-    not fit each other. Shapes come from the tensors wherever these tell them; config tells the rest.
-    network: size -> the network, an `nn.Module` whose state_dict has the released names; it must be constructible on
-    torch's meta device. If it has `initialise()`, that draws its parameters where there is no checkpoint.
-    aliases: name in some folders -> the name that the network has for the same tensor (tied embeddings). If a folder
-    has both, the network's own name is read, and saving writes both.
-    optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used);
-    they must be of torch's own layers.
-    unused: tensors of a folder that the network does not have and need not be told as unexpected, such as the value and
-    noise heads that RLinf's PPO leaves in its checkpoints; saving copies them.
-    parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
-    dead: tensors that no output depends on; they are never trained.
+    size: maps (config.json, the folder's tensors by the network's names) to the size of the network; tensor shapes take
+    precedence over config.json. ValueError: they are inconsistent.
+    network: maps a size to an `nn.Module` whose state_dict has the released names and which can be built on the meta
+    device. Its `initialise()`, if any, draws the parameters of a network without a checkpoint.
+    aliases: name in some folders -> the network's name of the same tensor (tied embeddings). If a folder has both, the
+    network's name is read, and saving writes both.
+    optional: tensors of torch's own layers that a folder may lack; they are drawn from the seed (an unused released
+    head).
+    unused: tensors of a folder that the network lacks and that are not reported as unexpected, such as the value and
+    noise heads of RLinf's PPO checkpoints; saving copies them.
+    parts: `train` -> patterns of the tensors that it trains; `lora` -> patterns of adapted matrices.
+    dead: tensors that do not affect any output; never trained.
     float32: tensors that the release keeps in float32 whatever the backbone's dtype.
-    config: size -> the content of config.json that `size` reads back, for a network that was in no folder before.
+    config: maps a size to a config.json that `size` reads back, for a network without a folder.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Settings of GR00T N1.5 policies, and what is built from them."""
+"""Settings of GR00T N1.5 policies, and their construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of OpenVLA-OFT policies, and what is built from them."""
+"""Settings of OpenVLA-OFT policies, and their construction."""
 
 from __future__ import annotations
 

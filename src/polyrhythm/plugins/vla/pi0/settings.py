@@ -1,4 +1,4 @@
-"""Settings of π0 and π0.5 policies, and what is built from them."""
+"""Settings of π0 and π0.5 policies, and their construction."""
 
 from __future__ import annotations
 
