@@ -149,11 +149,11 @@ def _check_distinct(rows: Sequence[Ids], tasks: Sequence[Task], origin: str) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePrompts:
-    """π0.5's prompts in parts that a device assembles: the head of each task, numbers of the bins, the tail.
+    """π0.5's prompts in parts that a device assembles.
 
-    heads: of each task up to "State:"; numbers: [257 bins] of " B"; tail: of ";\\nAction: ". present: valid ids of the
-    two padded tables. entries: of the state, zero-padded. whole: encodes a prompt in one piece, for tokenizers whose
-    parts cannot be joined; else None.
+    heads: prompt of each task up to "State:"; numbers: [257 bins], ids of " B"; tail: ids of ";\\nAction: "; entries:
+    of the state, zero-padded; whole: encodes a prompt in one piece, for tokenizers whose parts cannot be joined, else
+    None.
     """
 
     heads: PromptTable
